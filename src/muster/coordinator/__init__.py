@@ -1,0 +1,1 @@
+"""The roll-call service and its wire protocol. Standard library only."""

@@ -1,0 +1,97 @@
+"""`python -m muster.coordinator`: a coordinator that serves any number of runs. Also `muster coordinator`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+from muster.coordinator import wire
+from muster.coordinator.desk import Happening
+from muster.coordinator.service import Coordinator, check_listen, default_state_path, serve
+from muster.coordinator.statefile import StateFile, StateFileBusy
+from muster.types.world import RunId
+
+
+def muster_home() -> Path:
+    return Path(os.environ.get("MUSTER_HOME") or Path.home() / ".muster")
+
+
+def run(
+    listen: str,
+    *,
+    state: Path | None = None,
+    idle_s: float | None = None,
+    outcome_ttl_s: float = 600.0,
+    leave_when_ended: bool = False,
+    ready_fd: int | None = None,
+    quiet: bool = False,
+) -> int:
+    """Serve until stopped; returns an exit code. One clear line on bad input."""
+    token = os.environ.get("MUSTER_RUN_TOKEN") or None
+    try:
+        host, port = wire.parse_address(listen)
+        check_listen(host, token)
+    except ValueError as error:
+        return _refuse(str(error), 2)
+    own_state = state is None and port != 0
+    try:
+        path = state or (default_state_path(muster_home(), host, port) if own_state else None)
+        kept = StateFile(path, keep_s=outcome_ttl_s) if path else None
+    except (StateFileBusy, OSError) as error:
+        return _refuse(f"cannot use the state file: {error}; is a coordinator already running there?", 1)
+
+    def tell(run_id: RunId, line: Happening) -> None:
+        if not quiet:
+            print(f"{time.strftime('%H:%M:%S')} {run_id} {line.kind}: {line.text}", flush=True)
+
+    def ready(host: str, port: int) -> None:
+        address = wire.show_address(host, port)
+        if ready_fd is not None:
+            os.write(ready_fd, f"{address}\n".encode())
+            os.close(ready_fd)
+        if not quiet:
+            print(f"coordinator listens on {address}", flush=True)
+
+    coordinator = Coordinator(token=token, state=kept, outcome_ttl_s=outcome_ttl_s, on_story=tell)
+    try:
+        asyncio.run(serve(coordinator, host, port, idle_s=idle_s, leave_when_ended=leave_when_ended, on_ready=ready))
+    except OSError as error:
+        if kept is not None:
+            kept.close(remove=False)
+        return _refuse(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen", 1)
+    if kept is not None:
+        kept.close(remove=own_state or leave_when_ended or idle_s is not None)
+    return 0
+
+
+def _refuse(message: str, code: int) -> int:
+    print(f"muster coordinator: {message}", file=sys.stderr)
+    return code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="muster coordinator", description=__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:29400", metavar="HOST:PORT")
+    parser.add_argument("--state", type=Path, default=None)
+    parser.add_argument("--idle-s", type=float, default=None)
+    parser.add_argument("--outcome-ttl-s", type=float, default=600.0)
+    parser.add_argument("--ready-fd", type=int, default=None)
+    parser.add_argument("--leave-when-ended", action="store_true")
+    given = parser.parse_args()
+    return run(
+        given.listen,
+        state=given.state,
+        idle_s=given.idle_s,
+        outcome_ttl_s=given.outcome_ttl_s,
+        leave_when_ended=given.leave_when_ended,
+        ready_fd=given.ready_fd,
+        quiet=given.ready_fd is not None,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,655 @@
+"""The coordinator's side of one run, without sockets and without a clock.
+
+Frames come in through `greet`, `hear` and `part`; `settle` lets `core.roll` decide until it has nothing more to
+do. What has to be sent gathers in `outbox`; when `unsaved` is set, the record must be kept before it is sent.
+The service drives this with real connections and time, the simulator with virtual ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from muster.coordinator.wire import VERSION, Frame, encode, show
+from muster.core import register
+from muster.core import roll as rolls
+from muster.core.seating import natural
+from muster.types.world import (
+    Cause,
+    Member,
+    MemberId,
+    Outcome,
+    OutcomeState,
+    Progress,
+    RankExit,
+    Role,
+    Round,
+    RunId,
+    Settings,
+)
+
+
+class Peer(Protocol):
+    """What a desk needs of a connection."""
+
+    def send_raw(self, data: bytes) -> None: ...
+    def refuse(self, code: str, message: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One line of a run's story."""
+
+    at: float
+    kind: str
+    text: str
+    round: int | None
+
+
+@dataclass
+class _Visitor:
+    """A connection that has said hello."""
+
+    kind: str
+    member_id: MemberId | None = None
+    epoch: int = 0
+    told_reason: str = ""
+
+
+@dataclass
+class _Waiting:
+    """A hello whose name is still borne by an older member."""
+
+    peer: Peer
+    hello: Frame
+    member: Member
+
+
+class Desk:
+    def __init__(self, run_id: RunId, *, epoch: int = 1, settings: Settings | None = None) -> None:
+        self.run_id = run_id
+        self.epoch = epoch
+        self.roll: rolls.Roll | None = register.open_roll(settings) if settings else None
+        self.fixed_from_outside = settings is not None
+        self.outbox: list[tuple[Peer, bytes]] = []
+        self.unsaved = False
+        self.wake_at = math.inf
+        self.reason = "nobody has joined yet"
+        self.story: deque[Happening] = deque(maxlen=500)
+        self.on_story: Callable[[Happening], None] | None = None
+        self.ended_at: float | None = None
+        self._agents: dict[MemberId, Peer] = {}
+        self._guards: dict[MemberId, Peer] = {}
+        self._visitors: dict[int, _Visitor] = {}
+        self._heard: dict[MemberId, float] = {}
+        self._held: list[_Waiting] = []
+        self._renewed: bytes | None = None
+
+    @classmethod
+    def from_record(cls, run_id: RunId, record: Mapping[str, Any], now: float) -> Desk:
+        """A desk for a run whose coordinator died: same round, next epoch."""
+        desk = cls(run_id, epoch=int(record.get("epoch", 0)) + 1)
+        desk._restore(record, now)
+        return desk
+
+    # Who is there
+
+    @property
+    def connected(self) -> int:
+        """Members, guards and those that wait for a name; control connections do not keep a run alive."""
+        return len(self._agents) + len(self._guards) + len(self._held)
+
+    def greet(self, peer: Peer, hello: Frame, now: float) -> None:
+        """A connection whose token and version are in order says who it is."""
+        kind = str(hello.get("kind"))
+        if kind == "control":
+            self._visitors[id(peer)] = _Visitor("control")
+            self._send(peer, "welcome")
+            return
+        member = _member(hello)
+        if member is None:
+            peer.refuse("invalid", "a hello must name its member_id and name")
+            return
+        if kind == "guard":
+            self._visitors[id(peer)] = _Visitor("guard", member.member_id)
+            self._guards[member.member_id] = peer
+            self._send(peer, "welcome")
+        elif kind == "agent":
+            self._greet_agent(peer, hello, replace(member, joined_at=now), now)
+        else:
+            peer.refuse("invalid", f"unknown kind of connection {kind!r}")
+
+    def part(self, peer: Peer, now: float) -> None:
+        """A connection ended: for an agent that is its death."""
+        self._held = [waiting for waiting in self._held if waiting.peer is not peer]
+        visitor = self._visitors.pop(id(peer), None)
+        if visitor is None or visitor.member_id is None:
+            return
+        if visitor.kind == "guard" and self._guards.get(visitor.member_id) is peer:
+            del self._guards[visitor.member_id]
+        if visitor.kind == "agent" and self._agents.get(visitor.member_id) is peer:
+            del self._agents[visitor.member_id]
+            if self.roll is not None and visitor.member_id in self.roll.members:
+                self._tell("lost", f"{self._name(visitor.member_id)}: its connection closed", now)
+                self.roll = register.disconnected(self.roll, visitor.member_id, now)
+                self._probe(visitor.member_id)
+
+    def _greet_agent(self, peer: Peer, hello: Frame, member: Member, now: float) -> None:
+        present = hello.get("present") or {}
+        if not self._open(peer, hello, present, now):
+            return
+        assert self.roll is not None
+        if self.roll.outcome is not None and (self.roll.farewell_said or not present.get("running")):
+            self._visitors[id(peer)] = _Visitor("agent", None, self.epoch)
+            self._send(peer, "welcome", settings=dataclasses.asdict(self.roll.settings))
+            self._push_outcome([peer])
+            self._send(peer, "farewell")
+            return
+        entered = register.join(self._renewed_roll(), member, now)
+        match entered:
+            case register.Refused(code=code, message=message):
+                peer.refuse(code, message)
+                self._tell("refused", message, now)
+            case register.Held():
+                if not any(one.peer is peer for one in self._held):
+                    self._send(peer, "hold", reason=entered.message)
+                self._held.append(_Waiting(peer, hello, member))
+                self.reason = entered.message
+            case rolls.Roll():
+                self._welcome(peer, member, entered, present, now)
+
+    def _open(self, peer: Peer, hello: Frame, present: Mapping[str, Any], now: float) -> bool:
+        """Make sure that there is a roll, the right one, and that this member asks for nothing else."""
+        if int(present.get("epoch") or 0) >= self.epoch:
+            self.epoch = int(present["epoch"]) + 1
+        record = present.get("record")
+        if record and (self.roll is None or record["round"] >= self.roll.next_round):
+            self._restore(record, now)
+        given = {key: value for key, value in (hello.get("settings") or {}).items() if value is not None}
+        try:
+            if self.roll is None:
+                settings = Settings.parse(given)
+                if problems := settings.problems():
+                    raise ValueError("; ".join(problems))
+                self.roll = register.open_roll(settings)
+            elif given and not self.fixed_from_outside and (odd := register.settings_differ(self.roll.settings, given)):
+                peer.refuse("settings_differ", f"run {self.run_id} was opened with other settings: {'; '.join(odd)}")
+                return False
+        except ValueError as error:
+            peer.refuse("invalid", f"bad settings: {error}")
+            return False
+        if self.roll.outcome is None and (outcome := present.get("outcome")):
+            self.roll = register.adopt(self.roll, Outcome.from_wire(outcome))
+            self._ended(now)
+        return True
+
+    def _restore(self, record: Mapping[str, Any], now: float) -> None:
+        """Take over the round that a record shows; members that are already here enter it again."""
+        old = self.roll.members if self.roll is not None else {}
+        last = Round.from_wire(record) if record.get("seats") else None
+        settings = Settings.parse(record["settings"])
+        self.roll = register.restored(settings, int(record["target"]), int(record["restarts_used"]), last, now)
+        self.roll = replace(self.roll, best_step=record.get("best_step"), stale_rounds=record.get("stale_rounds", 0))
+        if outcome := record.get("outcome"):
+            self.roll = register.adopt(self.roll, Outcome.from_wire(outcome))
+            self.ended_at = now
+        for member in old.values():
+            entered = register.join(self.roll, member, now)
+            if isinstance(entered, rolls.Roll):
+                self.roll = entered
+        if last is not None:
+            self._tell("recovered", f"took over round {last.number} in epoch {self.epoch}", now)
+
+    def _welcome(self, peer: Peer, member: Member, entered: rolls.Roll, present: Mapping[str, Any], now: float) -> None:
+        returning = self._agents.get(member.member_id)
+        if returning is not None:
+            self._visitors.pop(id(returning), None)
+        self.roll = entered
+        self._visitors[id(peer)] = _Visitor("agent", member.member_id, self.epoch)
+        self._agents[member.member_id] = peer
+        self._send(peer, "welcome", settings=dataclasses.asdict(entered.settings))
+        self._enter_presented(member.member_id, present, now)
+        self._tell("joined", f"{member.name} from {member.host or member.addr}", now)
+        self._bring_up_to_date(peer, member.member_id, present)
+
+    def _enter_presented(self, member_id: MemberId, present: Mapping[str, Any], now: float) -> None:
+        """What a member brings from before its connection broke: exits, success, a stop."""
+        assert self.roll is not None
+        number = present.get("round")
+        if number is None:
+            return
+        self.roll = register.exited(self.roll, member_id, number, _exits(present.get("exits"), now))
+        if present.get("finished"):
+            self.roll = register.finished(self.roll, member_id, number)
+        if not present.get("running"):
+            port, why = int(present.get("store_port") or 0), str(present.get("why") or "")
+            self.roll = register.stopped(self.roll, member_id, number, port, now, why)
+
+    def _bring_up_to_date(self, peer: Peer, member_id: MemberId, present: Mapping[str, Any]) -> None:
+        assert self.roll is not None
+        if self.roll.outcome is not None:
+            self._push_outcome([peer])
+            return
+        current = self.roll.round
+        held = present.get("round") if present.get("running") else None
+        member = self.roll.members[member_id]
+        mine = current is not None and member.role is Role.ACTIVE and current.seat_of(member_id) is not None
+        if held is not None and not (mine and current is not None and current.number == held):
+            self._send(peer, "recall", round=held, grace_s=0.0, cause="loss", reason="the world went on without it")
+        if current is None:
+            return
+        if mine and current.recall is None:
+            self._queue(peer, self._record_frame("release"))
+        elif mine and member_id not in current.gone:
+            self._send_recall(member_id, current)
+        else:
+            self._queue(peer, self._record_frame("record"))
+
+    # What they say
+
+    def hear(self, peer: Peer, frame: Frame, now: float) -> None:
+        visitor = self._visitors.get(id(peer))
+        if visitor is None or self.roll is None:
+            if frame["type"] == "ask" and visitor is not None:
+                self._answer(peer, frame, now)
+            return
+        if visitor.kind == "control":
+            self._answer(peer, frame, now)
+            return
+        if visitor.member_id is None:
+            return
+        if visitor.kind == "guard":
+            self._hear_guard(visitor.member_id, frame, now)
+        else:
+            self._heard[visitor.member_id] = now
+            self._hear_agent(peer, visitor, visitor.member_id, frame, now)
+
+    def _hear_guard(self, member_id: MemberId, frame: Frame, now: float) -> None:
+        assert self.roll is not None
+        if frame["type"] == "gone":
+            self._tell("gone", f"the guard of {self._name(member_id)} ended its ranks", now)
+            self.roll = register.gone(self.roll, member_id, _int(frame, "round"))
+        elif frame["type"] == "alive":
+            self.roll = register.guard_alive(self.roll, member_id, now)
+
+    def _hear_agent(self, peer: Peer, visitor: _Visitor, member_id: MemberId, frame: Frame, now: float) -> None:
+        assert self.roll is not None
+        kind, number = frame["type"], _int(frame, "round")
+        current = self.roll.round.number if self.roll.round else -1
+        if kind == "renew":
+            self._renew(peer, visitor, member_id, frame, now)
+            return
+        if kind in ("started", "exits", "finished", "stopped") and (
+            number < current or _int(frame, "epoch") < visitor.epoch
+        ):
+            self._send(peer, "stale", round=current, seq=frame.get("seq"))
+            return
+        match kind:
+            case "started":
+                self.roll = register.started(self.roll, member_id, number)
+            case "exits":
+                ends = _exits(frame.get("exits"), now)
+                for end, _ in ends:
+                    if end.failed:
+                        self._tell("exit", f"rank {end.rank} on {end.worker}: {end.reason}", now)
+                self.roll = register.exited(self.roll, member_id, number, ends)
+                self._send(peer, "got", seq=frame.get("seq"))
+            case "finished":
+                self.roll = register.finished(self.roll, member_id, number)
+            case "stopped":
+                port, why = _int(frame, "store_port"), str(frame.get("why") or "")
+                self.roll = register.stopped(self.roll, member_id, number, port, now, why)
+            case "leaving":
+                why = str(frame.get("why") or "it leaves")
+                self._tell("leaving", f"{self._name(member_id)}: {why}", now)
+                self.roll = register.leaving(self.roll, member_id, why, now)
+            case "failed":
+                self._fail(member_id, frame, now)
+            case "unfit":
+                self._tell("unfit", f"{self._name(member_id)}: {frame.get('why')}", now)
+                self.roll = register.unfit(self.roll, member_id, str(frame.get("why")))
+            case "fit":
+                self.roll = register.fit(self.roll, member_id)
+            case "ack":
+                self.roll = register.exited(self.roll, member_id, number, _exits(frame.get("exits"), now))
+                self.roll = register.acknowledge(self.roll, member_id)
+
+    def _renew(self, peer: Peer, visitor: _Visitor, member_id: MemberId, frame: Frame, now: float) -> None:
+        assert self.roll is not None
+        if steps := frame.get("steps"):
+            marks = [(int(rank), Progress(int(step), now - float(age))) for rank, step, age in steps]
+            self.roll = register.advanced(self.roll, member_id, _int(frame, "round"), marks)
+        if visitor.told_reason != self.reason:
+            visitor.told_reason = self.reason
+            self._send(peer, "renewed", reason=self.reason)
+            return
+        if self._renewed is None:
+            self._renewed = encode(self._frame("renewed"))
+        self._queue(peer, self._renewed)
+
+    def _fail(self, member_id: MemberId, frame: Frame, now: float) -> None:
+        """A launcher with a budget of its own (torchrun) has given up."""
+        assert self.roll is not None
+        if self.roll.outcome is None:
+            number = self.roll.round.number if self.roll.round else None
+            ends = [end for end, _ in _exits(frame.get("exits"), now)]
+            message = f"{self._name(member_id)}: {frame.get('message') or 'its launcher gave up'}"
+            first = ends[0] if ends else None
+            outcome = Outcome(OutcomeState.FAILED, "rank_failed", message, number, first)
+            self.roll = rolls.carry_out(self.roll, rolls.End(outcome), now)
+            self._ended(now)
+
+    # Orders and questions from outside
+
+    def _answer(self, peer: Peer, frame: Frame, now: float) -> None:
+        question = frame.get("ask")
+        if self.roll is None:
+            self._send(peer, "error", code="not_found", message=f"no run {self.run_id!r} here", seq=frame.get("seq"))
+            return
+        refusal: register.Refused | None = None
+        if question == "set-target":
+            refusal = self.set_target(_int(frame, "target"), [str(name) for name in frame.get("remove") or ()], now)
+        elif question == "cancel":
+            self.cancel(str(frame.get("why") or "cancelled on request"), now)
+        elif question != "show":
+            refusal = register.Refused("invalid", f"unknown request {question!r}")
+        if refusal is not None:
+            self._send(peer, "error", code=refusal.code, message=refusal.message, seq=frame.get("seq"))
+            return
+        self.settle(now)
+        self._send(peer, "answer", seq=frame.get("seq"), view=self.view(now))
+
+    def set_target(self, target: int, remove: list[str], now: float) -> register.Refused | None:
+        assert self.roll is not None
+        changed = register.set_target(self.roll, target, remove, now)
+        if isinstance(changed, register.Refused):
+            return changed
+        self._tell("target", f"target {self.roll.target} → {target}", now)
+        self.roll, self.unsaved = changed, True
+        return None
+
+    def cancel(self, why: str, now: float) -> None:
+        assert self.roll is not None
+        self.roll = register.cancel(self.roll, why)
+
+    def view(self, now: float) -> dict[str, Any]:
+        """What `muster world show` prints."""
+        assert self.roll is not None
+        roll = self.roll
+        current = roll.round
+        return {
+            "run_id": self.run_id,
+            "epoch": self.epoch,
+            "state": self._state(),
+            "reason": self.reason,
+            "round": current.number if current else None,
+            "world": current.world_size if roll.running and current else 0,
+            "min": roll.settings.min,
+            "target": roll.target,
+            "max": roll.settings.max,
+            "spares": sum(member.role is Role.SPARE for member in roll.members.values()),
+            "restarts_used": roll.restarts_used,
+            "max_restarts": roll.settings.max_restarts,
+            "members": [_member_view(member, now) for member in _in_order(roll)],
+            "steps": {str(rank): mark.step for rank, mark in sorted(current.progress.items())} if current else {},
+            "outcome": roll.outcome.to_wire() if roll.outcome else None,
+            "story": [dataclasses.asdict(line) | {"ago_s": round(now - line.at, 3)} for line in self.story],
+        }
+
+    def _state(self) -> str:
+        assert self.roll is not None
+        if self.roll.outcome is not None:
+            return str(self.roll.outcome.state)
+        if self.roll.recovery_until is not None:
+            return "recovering"
+        return "training" if self.roll.running else "forming"
+
+    # Deciding
+
+    def settle(self, now: float) -> float:
+        """Carry out decisions until there is only waiting left; returns when to ask again."""
+        if self.roll is None:
+            return math.inf
+        self._try_held(now)
+        while True:
+            self.roll = register.tell_time(self._renewed_roll(), now)
+            decision = rolls.decide(self.roll, now)
+            self.reason = decision.reason
+            if isinstance(decision.action, rolls.Wait):
+                self.wake_at = min([decision.wake_at, *(self._held_until() if self._held else ())])
+                return self.wake_at
+            before = self.roll
+            self.roll = rolls.carry_out(self.roll, decision.action, now)
+            self._effects(before, decision, now)
+
+    def stood_still(self, by_s: float) -> None:
+        """The coordinator's own process was stopped or starved: that silence is not the members'."""
+        if self.roll is not None:
+            self.roll = register.extend_leases(self._renewed_roll(), by_s)
+
+    def _effects(self, before: rolls.Roll, decision: rolls.Decision, now: float) -> None:
+        match decision.action:
+            case rolls.Lose(members=ids):
+                for member_id in ids:
+                    self._tell("lost", f"{before.members[member_id].name}: silent for a lease", now)
+                    if peer := self._agents.pop(member_id, None):
+                        self._visitors.pop(id(peer), None)
+                        peer.refuse("lost", "nothing was heard for a lease; say hello again")
+                    self._probe(member_id)
+            case rolls.CallBack():
+                self._recall(decision.reason, now)
+            case rolls.CheckHealth(members=ids):
+                for member_id in ids:
+                    self._send_to(member_id, "check")
+            case rolls.Release(round=formed):
+                self._release(before, formed, now)
+            case rolls.Dismiss(members=ids):
+                self._tell("dismissed", decision.reason, now)
+                for member_id in ids:
+                    self._send_to(member_id, "dismiss", reason=decision.reason)
+            case rolls.End():
+                self._ended(now)
+            case rolls.Farewell():
+                self._tell("farewell", decision.reason, now)
+                for peer in self._agents.values():
+                    self._send(peer, "farewell")
+            case rolls.GiveUpOn():
+                self._tell("recovered", decision.reason, now)
+
+    def _recall(self, reason: str, now: float) -> None:
+        assert self.roll is not None and self.roll.round is not None
+        current = self.roll.round
+        self._tell("recall", reason, now)
+        for seat in current.seats:
+            if seat.member_id not in current.gone:
+                self._send_recall(seat.member_id, current)
+
+    def _send_recall(self, member_id: MemberId, current: Round) -> None:
+        recall = current.recall
+        assert recall is not None
+        grace = recall.leaver_grace_s if member_id in recall.leavers else recall.grace_s
+        self._send_to(
+            member_id,
+            "recall",
+            round=current.number,
+            grace_s=grace,
+            cause=str(recall.cause),
+            reason=recall.reason,
+            dump=recall.cause is Cause.HANG,
+        )
+
+    def _release(self, before: rolls.Roll, formed: Round, now: float) -> None:
+        assert self.roll is not None
+        self.unsaved = True
+        self._tell("release", formed.why, now)
+        release, record = self._record_frame("release"), self._record_frame("record")
+        for member_id, member in self.roll.members.items():
+            if peer := self._agents.get(member_id):
+                self._queue(peer, release if member.role is Role.ACTIVE else record)
+            if member.role is Role.PARKED and before.members[member_id].role is not Role.PARKED:
+                self._tell("parked", f"{member.name}: {member.note}", now)
+
+    def _ended(self, now: float) -> None:
+        assert self.roll is not None and self.roll.outcome is not None
+        self.ended_at = now
+        self.unsaved = True
+        self._tell(str(self.roll.outcome.state), self.roll.outcome.message, now)
+        self._push_outcome(list(self._agents.values()))
+        for waiting in self._held:
+            self._push_outcome([waiting.peer])
+            self._send(waiting.peer, "farewell")
+
+    def _push_outcome(self, peers: list[Peer]) -> None:
+        assert self.roll is not None and self.roll.outcome is not None
+        outcome, settings = self.roll.outcome, self.roll.settings
+        cancelled = outcome.state is OutcomeState.CANCELLED
+        grace = settings.stop_grace_s if cancelled else settings.fail_grace_s
+        for peer in peers:
+            self._send(peer, "outcome", outcome=outcome.to_wire(), grace_s=grace, farewell_s=settings.farewell_s)
+
+    def stamp_outcome(self, wall: float) -> None:
+        """The moment at which the outcome is stored is the moment at which it became true."""
+        if self.roll is not None and self.roll.outcome is not None and not self.roll.outcome.finished_at:
+            self.roll = replace(self.roll, outcome=replace(self.roll.outcome, finished_at=wall))
+
+    # Held names, leases, probes
+
+    def _try_held(self, now: float) -> None:
+        waiting, self._held = self._held, []
+        for one in waiting:
+            self._greet_agent(one.peer, one.hello, one.member, now)
+
+    def _held_until(self) -> list[float]:
+        assert self.roll is not None
+        names = {one.member.name for one in self._held}
+        return [member.lease_until for member in self.roll.members.values() if member.name in names]
+
+    def _renewed_roll(self) -> rolls.Roll:
+        """The roll with all leases that were renewed since it was last looked at."""
+        assert self.roll is not None
+        if self._heard:
+            self.roll = register.renew(self.roll, self._heard)
+            self._heard = {}
+        return self.roll
+
+    def _probe(self, member_id: MemberId) -> None:
+        """Ask the guard of a lost member whether it is there; its word comes before the clock's."""
+        if guard := self._guards.get(member_id):
+            self._send(guard, "probe")
+
+    def probe_lost(self) -> None:
+        """Keep asking while a guard is busy ending ranks."""
+        if self.roll is None or self.roll.round is None:
+            return
+        for member_id in self.roll.round.fences:
+            if member_id not in self.roll.round.gone:
+                self._probe(member_id)
+
+    # Sending
+
+    def record(self) -> dict[str, Any]:
+        """All that another coordinator needs to go on with this run."""
+        assert self.roll is not None
+        roll = self.roll
+        round_part = roll.round.to_wire() if roll.round else {"round": -1}
+        return {
+            **round_part,
+            "run_id": self.run_id,
+            "epoch": self.epoch,
+            "settings": dataclasses.asdict(roll.settings),
+            "target": roll.target,
+            "restarts_used": roll.restarts_used,
+            "best_step": roll.best_step,
+            "stale_rounds": roll.stale_rounds,
+            "outcome": roll.outcome.to_wire() if roll.outcome else None,
+        }
+
+    def _record_frame(self, kind: str) -> bytes:
+        return encode(self._frame(kind, record=self.record()))
+
+    def _frame(self, kind: str, **fields: Any) -> Frame:
+        number = self.roll.round.number if self.roll is not None and self.roll.round else None
+        return {"v": show(VERSION), "type": kind, "epoch": self.epoch, "round": number, **fields}
+
+    def _send(self, peer: Peer, kind: str, **fields: Any) -> None:
+        self._queue(peer, encode(self._frame(kind, **fields)))
+
+    def _send_to(self, member_id: MemberId, kind: str, **fields: Any) -> None:
+        if peer := self._agents.get(member_id):
+            self._send(peer, kind, **fields)
+
+    def _queue(self, peer: Peer, data: bytes) -> None:
+        self.outbox.append((peer, data))
+
+    def _tell(self, kind: str, text: str, now: float) -> None:
+        number = self.roll.round.number if self.roll is not None and self.roll.round else None
+        line = Happening(now, kind, text, number)
+        self.story.append(line)
+        if self.on_story is not None:
+            self.on_story(line)
+        self._renewed = None
+
+    def _name(self, member_id: MemberId) -> str:
+        member = self.roll.members.get(member_id) if self.roll is not None else None
+        if member is not None:
+            return member.name
+        seat = self.roll.round.seat_of(member_id) if self.roll is not None and self.roll.round else None
+        return seat.name if seat else str(member_id)
+
+
+_MEMBER_FIELDS = {
+    "name": str,
+    "addr": str,
+    "procs": int,
+    "infra_rank": int,
+    "domain": str,
+    "version": str,
+    "store_port": int,
+    "host": str,
+    "pid": int,
+    "launcher": str,
+    "checks_health": bool,
+}
+
+
+def _member(hello: Frame) -> Member | None:
+    """The member that a hello describes, or None if it does not say enough."""
+    data = hello.get("member")
+    if not isinstance(data, dict) or not data.get("member_id") or not data.get("name"):
+        return None
+    fields: dict[str, Any] = {}
+    for name, kind in _MEMBER_FIELDS.items():
+        if isinstance(data.get(name), kind):
+            fields[name] = data[name]
+    if "name" not in fields or fields.get("procs", 1) < 1:
+        return None
+    return Member(member_id=MemberId(str(data["member_id"])), **fields)
+
+
+def _exits(data: object, now: float) -> list[tuple[RankExit, float]]:
+    """Exits as told, with the time on our clock at which each happened (they travel with their age)."""
+    ends = []
+    for item in data if isinstance(data, list) else []:
+        ends.append((RankExit.from_wire(item), now - float(item.get("age_s") or 0.0)))
+    return ends
+
+
+def _int(frame: Frame, key: str) -> int:
+    value = frame.get(key)
+    return value if isinstance(value, int) else -1
+
+
+def _in_order(roll: rolls.Roll) -> list[Member]:
+    return sorted(
+        roll.members.values(), key=lambda member: (member.rank is None, member.rank or 0, natural(member.name))
+    )
+
+
+def _member_view(member: Member, now: float) -> dict[str, Any]:
+    shown = ("name", "member_id", "role", "rank", "procs", "addr", "host", "pid", "domain", "infra_rank", "note")
+    view = {name: getattr(member, name) for name in shown}
+    return view | {"ranks_state": str(member.ranks_state), "lease_s": round(member.lease_until - now, 3)}

@@ -1,0 +1,272 @@
+"""The coordinator as a process: connections and time on one side, one desk per run on the other.
+
+It decides nothing. Reports that arrive together are settled together, once per turn of the event loop, so a
+thousand members that join at once cost one decision. A record is kept before anything that follows from it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from muster.coordinator import wire
+from muster.coordinator.desk import Desk, Happening
+from muster.coordinator.statefile import StateFile
+from muster.coordinator.wire import Channel, Frame
+from muster.types.world import RunId, Settings
+
+log = logging.getLogger("muster.coordinator")
+
+HELLO_TIMEOUT_S = 5.0
+BEAT_S = 0.25
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
+
+
+class Coordinator:
+    """Serves any number of runs on one address."""
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        state: StateFile | None = None,
+        outcome_ttl_s: float = 600.0,
+        on_story: Callable[[RunId, Happening], None] | None = None,
+    ) -> None:
+        self._token = token
+        self._state = state
+        self._outcome_ttl_s = outcome_ttl_s
+        self._on_story = on_story
+        self._desks: dict[RunId, Desk] = {}
+        self._desk_of: dict[Channel, Desk] = {}
+        self._strangers: dict[Channel, tuple[str, asyncio.TimerHandle]] = {}
+        self._dirty: dict[RunId, Desk] = {}
+        self._timers: dict[RunId, asyncio.TimerHandle] = {}
+        self._pass_due = False
+        self._servers: list[asyncio.Server] = []
+        self._beat: asyncio.Task[None] | None = None
+        self.busy_at = 0.0
+        self.someone_left = asyncio.Event()
+
+    async def start(self, host: str, port: int, *, sock: socket.socket | None = None) -> tuple[str, int]:
+        """Listen, take over what the state file holds, and return the address that members should use."""
+        loop = asyncio.get_running_loop()
+        self.busy_at = loop.time()
+        if self._state is not None:
+            for run_id, record in self._state.records().items():
+                self._desks[run_id] = self._listened(Desk.from_record(run_id, record, loop.time()))
+        if sock is not None:
+            server = await loop.create_server(self._channel, sock=sock, backlog=4096)
+        else:
+            server = await loop.create_server(self._channel, host, port, backlog=4096, reuse_address=True)
+        self._servers.append(server)
+        self._beat = loop.create_task(self._keep_time())
+        for desk in self._desks.values():
+            self._touch(desk)
+        name = server.sockets[0].getsockname()
+        return str(name[0]), int(name[1])
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        if self._beat is not None:
+            self._beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._beat
+        for timer in self._timers.values():
+            timer.cancel()
+        for channel in [*self._desk_of, *self._strangers]:
+            channel.close()
+
+    def open_run(self, run_id: RunId, settings: Settings) -> Desk:
+        """A run whose settings come from outside; agents carry none."""
+        desk = self._desks.setdefault(run_id, self._listened(Desk(run_id, settings=settings)))
+        self._touch(desk)
+        return desk
+
+    @property
+    def connected(self) -> int:
+        return sum(desk.connected for desk in self._desks.values())
+
+    @property
+    def all_ended(self) -> bool:
+        return bool(self._desks) and all(desk.ended_at is not None for desk in self._desks.values())
+
+    def _listened(self, desk: Desk) -> Desk:
+        if (listen := self._on_story) is not None:
+            desk.on_story = lambda line: listen(desk.run_id, line)
+        return desk
+
+    # Connections
+
+    def _channel(self) -> Channel:
+        return Channel(self._stranger_says, self._ended, self._challenge)
+
+    def _challenge(self, channel: Channel) -> None:
+        nonce = secrets.token_hex(16)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(HELLO_TIMEOUT_S, channel.refuse, "timeout", "no hello in time")
+        self._strangers[channel] = (nonce, timer)
+        span = {"low": wire.show((wire.VERSION[0], 0)), "high": wire.show(wire.VERSION)}
+        channel.send({"v": wire.show(wire.VERSION), "type": "challenge", "nonce": nonce, **span})
+
+    def _stranger_says(self, channel: Channel, frame: Frame) -> None:
+        """The first frame must be a hello in a version that we speak, with a proof of the token."""
+        try:
+            if (desk := self._desk_of.get(channel)) is not None:
+                desk.hear(channel, frame, asyncio.get_running_loop().time())
+                if frame["type"] != "renew":
+                    self._touch(desk)
+                elif desk.outbox:
+                    self._flush(desk)
+                return
+            self._hello(channel, frame)
+        except _MALFORMED as error:
+            log.warning("malformed frame from %s: %s", channel.peer, error)
+            channel.refuse("garbage", f"a frame could not be understood: {error}")
+
+    def _hello(self, channel: Channel, frame: Frame) -> None:
+        nonce, timer = self._strangers[channel]
+        if frame["type"] != "hello":
+            raise wire.WireError("garbage", f"expected a hello, not {frame['type']!r}")
+        wire.agree(frame.get("low", frame.get("v")), frame.get("high", frame.get("v")))
+        run_id, kind = RunId(str(frame.get("run_id") or "")), str(frame.get("kind"))
+        if not run_id:
+            raise wire.WireError("invalid", "a hello must name its run")
+        if self._token is not None:
+            want = wire.proof(self._token, nonce, run_id, kind)
+            if not secrets.compare_digest(want, str(frame.get("proof") or "")):
+                raise wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
+        timer.cancel()
+        del self._strangers[channel]
+        desk = self._desks.get(run_id)
+        if desk is None and kind == "control":
+            raise wire.WireError("not_found", f"no run {run_id!r} here{self._known_runs()}")
+        if desk is None:
+            desk = self._desks[run_id] = self._listened(Desk(run_id))
+        self._desk_of[channel] = desk
+        desk.greet(channel, frame, asyncio.get_running_loop().time())
+        if desk.roll is None and not desk.connected:
+            del self._desks[run_id]
+        self._touch(desk)
+
+    def _known_runs(self) -> str:
+        return f"; known runs: {', '.join(sorted(self._desks)[:8])}" if self._desks else ""
+
+    def _ended(self, channel: Channel, why: str) -> None:
+        if (stranger := self._strangers.pop(channel, None)) is not None:
+            stranger[1].cancel()
+        desk = self._desk_of.pop(channel, None)
+        if desk is not None:
+            desk.part(channel, asyncio.get_running_loop().time())
+            self._touch(desk)
+            self.someone_left.set()
+
+    # Settling
+
+    def _touch(self, desk: Desk) -> None:
+        self._dirty[desk.run_id] = desk
+        if not self._pass_due:
+            self._pass_due = True
+            asyncio.get_running_loop().call_soon(self._settle_all)
+
+    def _settle_all(self) -> None:
+        self._pass_due = False
+        dirty, self._dirty = self._dirty, {}
+        for desk in dirty.values():
+            self._settle(desk)
+
+    def _settle(self, desk: Desk) -> None:
+        loop = asyncio.get_running_loop()
+        wake_at = desk.settle(loop.time())
+        self._flush(desk)
+        if (timer := self._timers.pop(desk.run_id, None)) is not None:
+            timer.cancel()
+        if wake_at < math.inf:
+            self._timers[desk.run_id] = loop.call_at(wake_at, self._touch, desk)
+
+    def _flush(self, desk: Desk) -> None:
+        if desk.unsaved:
+            desk.unsaved = False
+            desk.stamp_outcome(time.time())
+            if self._state is not None:
+                self._state.save(desk.run_id, desk.record())
+        outbox, desk.outbox = desk.outbox, []
+        for peer, data in outbox:
+            peer.send_raw(data)
+
+    async def _keep_time(self) -> None:
+        """Notice when this process itself stood still, keep probing guards, and forget what is old."""
+        loop = asyncio.get_running_loop()
+        expected = loop.time() + BEAT_S
+        while True:
+            await asyncio.sleep(max(0.0, expected - loop.time()))
+            late = loop.time() - expected
+            expected = loop.time() + BEAT_S
+            for desk in list(self._desks.values()):
+                if late > BEAT_S:
+                    desk.stood_still(late)
+                desk.probe_lost()
+                self._flush(desk)
+                self._forget_old(desk, loop.time())
+            if self.connected:
+                self.busy_at = loop.time()
+
+    def _forget_old(self, desk: Desk, now: float) -> None:
+        if desk.ended_at is None or now - desk.ended_at < self._outcome_ttl_s or desk.connected:
+            return
+        del self._desks[desk.run_id]
+        if (timer := self._timers.pop(desk.run_id, None)) is not None:
+            timer.cancel()
+        if self._state is not None:
+            self._state.forget(desk.run_id)
+
+
+async def serve(
+    coordinator: Coordinator,
+    host: str,
+    port: int,
+    *,
+    idle_s: float | None,
+    leave_when_ended: bool = False,
+    on_ready: Callable[[str, int], None],
+) -> None:
+    """Run until told to stop or, with `idle_s`, until nobody has been connected for that long."""
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        coordinator.someone_left.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    on_ready(*await coordinator.start(host, port))
+    while not stopped:
+        coordinator.someone_left.clear()
+        if idle_s is not None and not coordinator.connected:
+            idle = loop.time() - coordinator.busy_at
+            if idle >= idle_s or (leave_when_ended and coordinator.all_ended):
+                break
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(coordinator.someone_left.wait(), None if idle_s is None else BEAT_S)
+    await coordinator.stop()
+
+
+def check_listen(host: str, token: str | None) -> None:
+    """Beyond loopback a token is required; ValueError says so."""
+    if not token and not wire.is_loopback(host):
+        raise ValueError(f"listening on {host} needs a run token: set MUSTER_RUN_TOKEN here and on every node")
+
+
+def default_state_path(home: Path, host: str, port: int) -> Path:
+    return home / "coordinators" / f"{host.replace(':', '_')}-{port}.json"

@@ -1,0 +1,72 @@
+"""What a stand-alone coordinator keeps on disk: the last record of each run, so that its own death loses nothing.
+
+A record is replaced as a whole. Outcomes are forced to the disk before anyone is told; the rest only has to
+outlive the process, because agents bring it back too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from muster.types.world import RunId
+
+
+class StateFileBusy(Exception):
+    """Another coordinator holds this file."""
+
+
+class StateFile:
+    def __init__(self, path: Path, *, keep_s: float) -> None:
+        self.path = path
+        self._keep_s = keep_s
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise StateFileBusy(f"{path} is in use by another coordinator") from None
+        self._runs: dict[str, dict[str, Any]] = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            runs = json.loads(self.path.read_text())["runs"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        oldest = time.time() - self._keep_s
+        return {run_id: kept for run_id, kept in runs.items() if kept["at"] > oldest or not kept["record"]["outcome"]}
+
+    def records(self) -> dict[RunId, dict[str, Any]]:
+        return {RunId(run_id): kept["record"] for run_id, kept in self._runs.items()}
+
+    def save(self, run_id: RunId, record: dict[str, Any]) -> None:
+        self._runs[run_id] = {"at": time.time(), "record": record}
+        self._write(durable=record["outcome"] is not None)
+
+    def forget(self, run_id: RunId) -> None:
+        if self._runs.pop(run_id, None) is not None:
+            self._write(durable=False)
+
+    def _write(self, *, durable: bool) -> None:
+        draft = self.path.with_suffix(".new")
+        with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            json.dump({"version": 1, "runs": self._runs}, file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, self.path)
+        if durable:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+
+    def close(self, *, remove: bool) -> None:
+        if remove:
+            self.path.unlink(missing_ok=True)
+            Path(f"{self.path}.lock").unlink(missing_ok=True)
+        os.close(self._lock)

@@ -1,0 +1,198 @@
+"""How do coordinator and members talk? Length-prefixed JSON frames, a version range, a proof of the run token.
+
+A frame is four bytes of length (big-endian) and one JSON object with `v`, `type`, `epoch`, `round` and what the
+type needs. Unknown fields and unknown types are ignored, so a newer minor version may add both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Frame = dict[str, Any]
+Version = tuple[int, int]
+
+VERSION: Version = (1, 0)
+MAX_FRAME = 1 << 20
+MAX_UNSENT = 32 << 20  # a peer that lets this much pile up is not reading
+_LENGTH = struct.Struct(">I")
+
+
+class WireError(Exception):
+    """The peer broke the protocol; `code` is what it is told."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def show(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def agree(low: object, high: object, mine: Version = VERSION) -> Version:
+    """The highest version that both sides speak; any minor of the same major will do."""
+    try:
+        theirs_low, theirs_high = _version(low), _version(high)
+    except (TypeError, ValueError):
+        raise WireError("version_mismatch", f"unreadable protocol versions {low!r} to {high!r}") from None
+    if not theirs_low[0] <= mine[0] <= theirs_high[0]:
+        span = f"{show(theirs_low)} to {show(theirs_high)}"
+        raise WireError("version_mismatch", f"the peer speaks protocol {span}, this side speaks {show(mine)}")
+    return min(mine, theirs_high) if theirs_high[0] == mine[0] else mine
+
+
+def _version(text: object) -> Version:
+    major, minor = str(text).split(".")
+    return int(major), int(minor)
+
+
+def encode(frame: Frame) -> bytes:
+    body = json.dumps(frame, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME:
+        raise WireError("frame_too_large", f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Bytes in, frames out. Anything that is not a frame raises WireError."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterable[Frame]:
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME:
+                raise WireError("frame_too_large", f"a frame of {length} bytes is over the limit of {MAX_FRAME}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield _parse(body)
+
+
+def _parse(body: bytes) -> Frame:
+    try:
+        frame = json.loads(body)
+    except (ValueError, RecursionError):
+        raise WireError("garbage", "a frame is not JSON") from None
+    if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
+        raise WireError("garbage", "a frame is not an object with a type")
+    return frame
+
+
+def proof(token: str, nonce: str, *parts: str) -> str:
+    """Shows knowledge of the run token without sending it; the nonce makes it good for one connection."""
+    text = "\0".join((nonce, *parts))
+    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def parse_address(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]:
+    """`HOST:PORT`, `[v6]:PORT` or `:PORT`; ValueError says what is wrong."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    host = host.removeprefix("[").removesuffix("]")
+    return host or default_host, int(port)
+
+
+def show_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(info[4][0].split("%")[0]).is_loopback for info in infos)  # type: ignore[union-attr]
+
+
+class Channel(asyncio.Protocol):
+    """One connection as frames. `on_frame` gets each; `on_end` gets the reason once, also for our own close."""
+
+    def __init__(
+        self,
+        on_frame: Callable[[Channel, Frame], None],
+        on_end: Callable[[Channel, str], None],
+        on_open: Callable[[Channel], None] = lambda channel: None,
+    ) -> None:
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._on_open = on_open
+        self._decoder = Decoder()
+        self._transport: asyncio.Transport | None = None
+        self._why = "the connection closed"
+        self._ended = False
+        self._ours = False
+        self.peer_died = False  # it ended because somebody over there ended it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._on_open(self)
+
+    @property
+    def local_host(self) -> str:
+        name = self._transport.get_extra_info("sockname") if self._transport else None
+        return str(name[0]) if name else "127.0.0.1"
+
+    @property
+    def peer(self) -> str:
+        name = self._transport.get_extra_info("peername") if self._transport else None
+        return show_address(str(name[0]), int(name[1])) if name else "?"
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._on_frame(self, frame)
+                if self._transport is None or self._transport.is_closing():
+                    return
+        except WireError as error:
+            self.refuse(error.code, str(error))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self.peer_died = not self._ours and (exc is None or isinstance(exc, ConnectionError))
+            self._on_end(self, str(exc) if exc else self._why)
+
+    def send(self, frame: Frame) -> None:
+        self.send_raw(encode(frame))
+
+    def send_raw(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > MAX_UNSENT:
+            self.abort("it does not read what it is sent")
+
+    def refuse(self, code: str, message: str) -> None:
+        """Tell the peer what is wrong, then end this connection and nothing else."""
+        self.send({"v": show(VERSION), "type": "error", "code": code, "message": message})
+        self._why = message
+        if self._transport is not None:
+            self._transport.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, why: str) -> None:
+        self._why = why
+        self._ours = True
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,303 @@
+"""What a report does to the roll: one function per kind of event, each returning the roll after it.
+
+Nothing is decided here; `core.roll.decide` looks at the result. An event that may not be entered gives
+`Refused` (with the reason to send back) or `Held` (ask again at that time) instead of a roll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from muster.core.roll import Roll, available, lose, with_loss
+from muster.types.world import (
+    Loss,
+    Member,
+    MemberId,
+    Outcome,
+    Progress,
+    RankExit,
+    RanksState,
+    Role,
+    Round,
+    Settings,
+)
+
+
+@dataclass(frozen=True)
+class Refused:
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """Not yet: the old bearer of this name may still be alive until then."""
+
+    until: float
+    message: str
+
+
+def open_roll(settings: Settings) -> Roll:
+    return Roll(settings=settings, target=settings.first_target)
+
+
+def restored(settings: Settings, target: int, restarts_used: int, last: Round | None, now: float) -> Roll:
+    """A roll from a record that outlived its coordinator; the members of `last` are awaited."""
+    wait = max(settings.recovery_s, settings.lease_s + settings.kill_margin_s)
+    return Roll(
+        settings=settings,
+        target=target,
+        restarts_used=restarts_used,
+        round=None if last is None else replace(last, released_at=now),
+        next_round=0 if last is None else last.number + 1,
+        recovery_until=None if last is None else now + wait,
+    )
+
+
+def tell_time(roll: Roll, now: float) -> Roll:
+    """Note since when there are enough members, or too few; `decide` measures its patience from it."""
+    if roll.running is not None or roll.outcome is not None or roll.recovery_until is not None:
+        return roll
+    enough = available(roll, now) >= roll.settings.min
+    since_enough = (now if roll.min_reached_at is None else roll.min_reached_at) if enough else None
+    since_short = None if enough else (now if roll.below_min_since is None else roll.below_min_since)
+    if (since_enough, since_short) == (roll.min_reached_at, roll.below_min_since):
+        return roll
+    return replace(roll, min_reached_at=since_enough, below_min_since=since_short)
+
+
+# Coming and going --------------------------------------------------------------------------------
+
+
+def join(roll: Roll, member: Member, now: float) -> Roll | Refused | Held:
+    """A member says hello, or the same process says it again after its connection broke."""
+    if roll.settings.segment is not None and member.domain is None:
+        return Refused("no_domain", f"{member.name} has no --domain, and segment={roll.settings.segment} needs one")
+    for other in roll.members.values():
+        if other.member_id == member.member_id:
+            continue
+        if other.name == member.name:
+            return _same_name(roll, member, other, now)
+        if member.infra_rank is not None and other.infra_rank == member.infra_rank:
+            both = f"{_who(other)} and {_who(member)}"
+            return Refused("duplicate_infra_rank", f"infra rank {member.infra_rank} is claimed by {both}")
+    back = replace(
+        member, joined_at=now, lease_until=now + roll.settings.lease_s, role=_role_on_return(roll, member.member_id)
+    )
+    if back.role is Role.ACTIVE and roll.round is not None:
+        seat = roll.round.seat_of(back.member_id)
+        back = replace(back, rank=seat.rank if seat else None, ranks_state=RanksState.RUNNING)
+    if not back.fit_for:
+        back = replace(back, fit_for=roll.next_round)
+    return replace(roll, members={**roll.members, back.member_id: back})
+
+
+def _role_on_return(roll: Roll, member_id: MemberId) -> Role:
+    """Only a coordinator that is itself recovering gives a place back; a lost member parks as a spare."""
+    if roll.round is None or roll.recovery_until is None or roll.round.seat_of(member_id) is None:
+        return Role.SPARE
+    return Role.ACTIVE
+
+
+def _same_name(roll: Roll, new: Member, old: Member, now: float) -> Refused | Held:
+    heard = old.lease_until - roll.settings.lease_s
+    if heard > new.joined_at:
+        return Refused(
+            "duplicate_name", f"the name {new.name!r} is taken: {_who(old)} is alive, {_who(new)} may not use it"
+        )
+    return Held(old.lease_until, f"waiting until the lease of {_who(old)} ends")
+
+
+def _who(member: Member) -> str:
+    return f"{member.name} ({member.host or member.addr}, pid {member.pid})"
+
+
+def renew(roll: Roll, heard: Mapping[MemberId, float]) -> Roll:
+    """Leases of everyone heard from, entered together."""
+    members = dict(roll.members)
+    for member_id, at in heard.items():
+        if member_id in members:
+            members[member_id] = replace(members[member_id], lease_until=at + roll.settings.lease_s)
+    return replace(roll, members=members)
+
+
+def extend_leases(roll: Roll, by_s: float) -> Roll:
+    """The coordinator itself stood still for that long: nobody's silence in it counts."""
+    members = {key: replace(member, lease_until=member.lease_until + by_s) for key, member in roll.members.items()}
+    return replace(roll, members=members)
+
+
+def disconnected(roll: Roll, member_id: MemberId, now: float) -> Roll:
+    return lose(roll, member_id, now, "its connection closed")
+
+
+def leaving(roll: Roll, member_id: MemberId, why: str, now: float) -> Roll:
+    """It will stop its ranks and go; the world should not wait for that to know."""
+    member = roll.members.get(member_id)
+    if member is None:
+        return roll
+    roll = _with_member(roll, replace(member, role=Role.LEAVING, note=why))
+    if roll.round is None or roll.round.seat_of(member_id) is None:
+        return roll
+    return replace(roll, round=with_loss(roll.round, Loss(member_id, member.name, now, why)))
+
+
+def unfit(roll: Roll, member_id: MemberId, why: str) -> Roll:
+    """Its health check failed: connected, but never chosen."""
+    member = roll.members.get(member_id)
+    if member is None:
+        return roll
+    roll = replace(roll, checking=roll.checking - {member_id})
+    return _with_member(roll, replace(member, role=Role.PARKED, note=why, fit_for=-1))
+
+
+def fit(roll: Roll, member_id: MemberId) -> Roll:
+    member = roll.members.get(member_id)
+    if member is None:
+        return roll
+    role = Role.SPARE if member.role is Role.PARKED and member.fit_for == -1 else member.role
+    roll = replace(roll, checking=roll.checking - {member_id})
+    return _with_member(roll, replace(member, role=role, fit_for=roll.next_round, note=""))
+
+
+# Ranks -------------------------------------------------------------------------------------------
+
+
+def started(roll: Roll, member_id: MemberId, number: int) -> Roll:
+    current = _current(roll, member_id, number)
+    if current is None:
+        return roll
+    return replace(roll, round=replace(current, started=current.started | {member_id}))
+
+
+def exited(roll: Roll, member_id: MemberId, number: int, ends: Iterable[tuple[RankExit, float]]) -> Roll:
+    """Ranks of the current round ended, each at its time on the roll's clock. Told twice, it counts once."""
+    current = _current(roll, member_id, number)
+    if current is None:
+        return roll
+    exits = dict(current.exits)
+    first_at, first_rank = current.first_failed_at, current.first_failed_rank
+    failed = False
+    for end, at in ends:
+        if end.rank in exits:
+            continue
+        exits[end.rank] = end
+        if end.failed and not end.hung:
+            failed = True
+            if first_at is None or at < first_at:
+                first_at, first_rank = at, end.rank
+    current = replace(current, exits=exits, first_failed_at=first_at, first_failed_rank=first_rank)
+    member = roll.members.get(member_id)
+    if failed and member is not None:
+        roll = _with_member(roll, replace(member, ranks_state=RanksState.FAILED))
+    return replace(roll, round=current)
+
+
+def finished(roll: Roll, member_id: MemberId, number: int) -> Roll:
+    """All its ranks exited 0. It stays, in case the round has to run again."""
+    current = _current(roll, member_id, number)
+    if current is None:
+        return roll
+    member = roll.members.get(member_id)
+    if member is not None and member.role is not Role.ACTIVE:
+        return roll  # a leaver's 0 is never success
+    if member is not None:
+        roll = _with_member(roll, replace(member, ranks_state=RanksState.SUCCEEDED))
+    return replace(roll, round=replace(current, finished=current.finished | {member_id}))
+
+
+def stopped(roll: Roll, member_id: MemberId, number: int, store_port: int, now: float, why: str = "") -> Roll:
+    """The agent confirms that no rank of that round runs on it. Without a recall, the round is broken there."""
+    member = roll.members.get(member_id)
+    if member is not None and store_port:
+        state = member.ranks_state if member.ranks_state is RanksState.FAILED else RanksState.STOPPED
+        roll = _with_member(roll, replace(member, store_port=store_port, ranks_state=state))
+    roll = gone(roll, member_id, number)
+    current = _current(roll, member_id, number)
+    if current is None or current.recall is not None:
+        return roll
+    name = member.name if member else member_id
+    loss = Loss(member_id, name, now, why or "its ranks were stopped on its side")
+    return replace(roll, round=with_loss(current, loss))
+
+
+def gone(roll: Roll, member_id: MemberId, number: int) -> Roll:
+    """The guard, or the agent itself, confirms that no rank of that round is left."""
+    current = _current(roll, member_id, number)
+    if current is None:
+        return roll
+    return replace(roll, round=replace(current, gone=current.gone | {member_id}))
+
+
+def guard_alive(roll: Roll, member_id: MemberId, now: float) -> Roll:
+    """The guard of a lost member answers: wait for its word, not for the clock."""
+    current = roll.round
+    if current is None or member_id not in current.fences:
+        return roll
+    until = now + roll.settings.lease_s + roll.settings.kill_margin_s
+    return replace(roll, round=replace(current, fences={**current.fences, member_id: until}))
+
+
+def advanced(roll: Roll, member_id: MemberId, number: int, marks: Iterable[tuple[int, Progress]]) -> Roll:
+    current = _current(roll, member_id, number)
+    if current is None:
+        return roll
+    return replace(roll, round=replace(current, progress={**current.progress, **dict(marks)}))
+
+
+# Orders from outside -----------------------------------------------------------------------------
+
+
+def set_target(roll: Roll, target: int, remove: Iterable[str], now: float) -> Roll | Refused:
+    settings = roll.settings
+    if roll.outcome is not None:
+        return Refused("terminal_state", f"the run has ended ({roll.outcome.state}): its target cannot change")
+    if not settings.min <= target <= settings.max:
+        return Refused("out_of_bounds", f"target {target} is not between min {settings.min} and max {settings.max}")
+    if settings.segment and target % settings.segment:
+        return Refused("out_of_bounds", f"target {target} is not a multiple of segment {settings.segment}")
+    names = tuple(remove)
+    unknown = sorted(set(names) - {member.name for member in roll.members.values()})
+    if unknown:
+        return Refused("not_found", f"no member is called {', '.join(unknown)}")
+    return replace(roll, target=target, removals=names, target_set_at=now)
+
+
+def cancel(roll: Roll, why: str) -> Roll:
+    return roll if roll.outcome is not None else replace(roll, cancelled=why)
+
+
+def adopt(roll: Roll, outcome: Outcome) -> Roll:
+    """An outcome that a member already holds was decided once, by a coordinator that is no more."""
+    return roll if roll.outcome is not None else replace(roll, outcome=outcome, recovery_until=None)
+
+
+def acknowledge(roll: Roll, member_id: MemberId) -> Roll:
+    member = roll.members.get(member_id)
+    return roll if member is None else _with_member(roll, replace(member, acknowledged=True))
+
+
+def settings_differ(fixed: Settings, given: Mapping[str, object]) -> list[str]:
+    """What a member asks for and the run has otherwise, each with both values."""
+    asked = Settings.parse({**{"min": fixed.min, "max": fixed.max}, **given})
+    differences = []
+    for name in given:
+        have, want = getattr(fixed, name), getattr(asked, name)
+        if name == "target":
+            have, want = fixed.first_target, asked.first_target
+        if have != want:
+            differences.append(f"{name} is {have}, this member has {want}")
+    return differences
+
+
+def _with_member(roll: Roll, member: Member) -> Roll:
+    return replace(roll, members={**roll.members, member.member_id: member})
+
+
+def _current(roll: Roll, member_id: MemberId, number: int) -> Round | None:
+    """The round, if it is the one spoken of and the speaker has a seat in it."""
+    current = roll.round
+    if current is None or current.number != number or current.seat_of(member_id) is None:
+        return None
+    return current

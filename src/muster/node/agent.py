@@ -1,0 +1,620 @@
+"""The worker's agent: keeps its place in the world and runs the ranks that the place gives it.
+
+It obeys the coordinator (`release`, `recall`, `outcome`, …), reports what its ranks do, and presents all of it
+again whenever the connection had to be made anew. It decides one thing alone: when nothing has been heard from the
+coordinator for a lease, its ranks must end, because the world may be going on without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.coordinator import wire
+from muster.coordinator.client import Address, Link, Refused
+from muster.coordinator.wire import Frame
+from muster.node import logs, places, progress, stacks, system
+from muster.node.crew import Crew, Program, Start
+from muster.node.places import Place
+from muster.node.standalone import Standalone
+from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, RunId, Settings
+
+EXIT_FAILED = 1
+EXIT_COORDINATOR_LOST = 75
+DUMP_WAIT_S = 3.0
+HEALTH_TIMEOUT_S = 60.0
+HEALTH_RETRY_S = 30.0
+ECHO_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    program: Program
+    addresses: Callable[[], list[Address]]
+    run_id: RunId
+    name: str
+    procs: int
+    log_dir: Path
+    settings: dict[str, object]  # only what the user gave
+    token: str | None = None
+    infra_rank: int | None = None
+    domain: str | None = None
+    local_addr: str | None = None
+    health_check: str | None = None
+    join_timeout_s: float = 60.0
+    no_requeue_code: int = 93
+    echo: bool = True
+    standalone: Standalone | None = None
+
+
+@dataclass
+class _InRound:
+    """The round that this worker has, or last had, a place in."""
+
+    place: Place
+    log_starts: dict[int, int] = field(default_factory=dict)
+    progress_files: dict[int, str] = field(default_factory=dict)
+    exits: dict[int, tuple[RankExit, float]] = field(default_factory=dict)
+    told_steps: dict[int, int] = field(default_factory=dict)
+    running: bool = True  # its ranks, or what they left behind, may still be there
+    stopping: bool = False
+    hung: bool = False
+    finished: bool = False
+    why_stopped: str = ""
+
+    @property
+    def number(self) -> int:
+        return self.place.number
+
+
+class Agent:
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._member_id = MemberId(uuid.uuid4().hex[:12])
+        self._settings = Settings.parse(config.settings)
+        self._joined = False
+        self._record: dict[str, Any] | None = None
+        self._round: _InRound | None = None
+        self._outcome: Outcome | None = None
+        self._listener: socket.socket | None = None
+        self._addr = config.local_addr or ""
+        self._unfit: str | None = None
+        self._scratch = tempfile.mkdtemp(prefix="muster-")
+        self._echo = logs.Echo(enabled=config.echo)
+        self._rank_ended = asyncio.Event()
+        self._farewell = asyncio.Event()
+        self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving = False
+        self._reason = ""
+        self._seq = 0
+        self._lease_from = time.monotonic()
+        self._renew_sent: float | None = None
+        self._hello_sent = 0.0
+        self._stop_lock = asyncio.Lock()
+        self._link = Link(
+            config.addresses,
+            config.run_id,
+            "agent",
+            token=config.token,
+            hello=self._hello,
+            on_frame=self._on_frame,
+            on_down=self._on_down,
+        )
+        self._crew = self._hire()
+
+    def _say(self, text: str) -> None:
+        self._echo.say(f"muster-node[{self._config.name}] {text}")
+
+    # Life
+
+    async def run(self) -> int:
+        """Take part in the run until it ends or this worker leaves; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        system.adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        if self._config.health_check:
+            self._unfit = await self._check_health()
+        self._spawn_task(self._stay_linked())
+        self._spawn_task(self._renew())
+        self._spawn_task(self._watch_silence())
+        try:
+            return await self._code
+        finally:
+            await self._depart()
+
+    async def _depart(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._crew.lost:
+            await self._crew.release()
+        if self._config.standalone is not None and self._outcome is not None:
+            self._config.standalone.leave()
+        if not self._echo.finish(ECHO_TIMEOUT_S):
+            os.write(2, b"muster-node: output was not read in time; the log files have all of it\n")
+        if self._listener is not None:
+            self._listener.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._code.done():
+            self._code.set_exception(error)
+
+    def _end(self, code: int, why: str) -> None:
+        if not self._code.done():
+            if why:
+                self._say(why)
+            self._code.set_result(code)
+
+    # The connection
+
+    def _hello(self, local_host: str) -> dict[str, Any]:
+        self._addr = self._config.local_addr or local_host
+        config = self._config
+        self._hello_sent = time.monotonic()
+        member = {
+            "member_id": self._member_id,
+            "name": config.name,
+            "addr": self._addr,
+            "procs": config.procs,
+            "infra_rank": config.infra_rank,
+            "domain": config.domain,
+            "version": wire.show(wire.VERSION),
+            "store_port": self._store_port(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "launcher": "node",
+            "checks_health": config.health_check is not None,
+        }
+        return {"member": member, "settings": config.settings, "present": self._present()}
+
+    def _present(self) -> dict[str, Any]:
+        """Everything that a coordinator which knows nothing of us needs to know."""
+        shown: dict[str, Any] = {"epoch": self._link.epoch, "record": self._record}
+        if self._outcome is not None:
+            shown["outcome"] = self._outcome.to_wire()
+        if (current := self._round) is not None:
+            shown |= {
+                "round": current.number,
+                "running": current.running,
+                "finished": current.finished,
+                "exits": self._exits_to_wire(current),
+                "why": current.why_stopped,
+                "store_port": self._store_port(),
+            }
+        return shown
+
+    async def _stay_linked(self) -> None:
+        loop = asyncio.get_running_loop()
+        trying = loop.create_task(self._link.run())
+        patience = loop.create_task(self._lose_patience())
+        try:
+            await asyncio.wait({trying, patience}, return_when=asyncio.FIRST_COMPLETED)
+            if trying.done():
+                trying.result()
+        except Refused as refused:
+            self._end(EXIT_FAILED, f"refused by the coordinator: {refused} [{refused.code}]")
+        finally:
+            trying.cancel()
+            patience.cancel()
+
+    async def _lose_patience(self) -> None:
+        """Before the first welcome wait `join_timeout_s`, after it `orphan_s`."""
+        loop = asyncio.get_running_loop()
+        started, warned = loop.time(), False
+        while True:
+            await asyncio.sleep(0.05)
+            if self._link.up:
+                continue
+            if self._config.standalone is not None:
+                self._config.standalone.revive(self._say)
+            limit = self._settings.orphan_s if self._joined else self._config.join_timeout_s
+            waited = self._link.down_s if self._joined else loop.time() - started
+            if not warned and not self._joined and waited > 1.0:
+                warned = True
+                self._say(f"cannot reach the coordinator ({self._link.why_down}); trying for {limit:g} s")
+            if waited > limit:
+                what = "the coordinator was lost" if self._joined else "no coordinator"
+                self._end(EXIT_COORDINATOR_LOST, f"{what}: {self._link.why_down}; gave up after {limit:g} s")
+                return
+
+    def _on_down(self, why: str) -> None:
+        if not self._code.done() and self._outcome is None and not self._leaving:
+            self._say(f"lost the coordinator ({why}); ranks go on, reconnecting")
+
+    def _on_frame(self, frame: Frame) -> None:
+        match frame["type"]:
+            case "welcome":
+                self._welcomed(frame)
+            case "renewed":
+                self._renewed(frame)
+            case "release":
+                self._released(frame["record"])
+            case "record":
+                self._record = frame["record"]
+            case "recall":
+                self._spawn_task(self._recalled(frame))
+            case "check":
+                self._spawn_task(self._recheck())
+            case "dismiss":
+                self._end(0, f"leaving: {frame.get('reason')}")
+            case "outcome":
+                self._spawn_task(self._ended(frame))
+            case "farewell":
+                self._farewell.set()
+
+    def _welcomed(self, frame: Frame) -> None:
+        if settings := frame.get("settings"):
+            self._settings = Settings.parse(settings)
+        self._lease_from = max(self._lease_from, self._hello_sent)
+        self._renew_sent = None
+        if not self._joined:
+            self._joined = True
+            self._say(f"joined run {self._config.run_id}")
+        self._crew.beat(lease_s=self._settings.lease_s, addresses=self._config.addresses())
+        if self._unfit:
+            self._link.send("unfit", why=self._unfit)
+
+    def _renewed(self, frame: Frame) -> None:
+        if self._renew_sent is not None:
+            self._lease_from = max(self._lease_from, self._renew_sent)
+            self._renew_sent = None
+        reason = frame.get("reason")
+        if reason and reason != self._reason:
+            self._reason = reason
+            if self._round is None or not self._round.running:
+                self._say(f"waiting: {reason}")
+
+    async def _renew(self) -> None:
+        while True:
+            self._crew.beat()
+            if self._link.up:
+                if self._renew_sent is None:
+                    self._renew_sent = time.monotonic()
+                number = self._round.number if self._round else None
+                self._link.send("renew", round=number, steps=self._fresh_steps())
+            await asyncio.sleep(self._settings.lease_s / 3)
+
+    async def _watch_silence(self) -> None:
+        """Our lease counts from when we sent the renewal that was answered; a dead coordinator gives no rank away."""
+        while True:
+            now = time.monotonic()
+            deadline = max(self._lease_from, self._link.dead_at) + self._settings.lease_s
+            if now < deadline:
+                await asyncio.sleep(deadline - now)
+                continue
+            if (current := self._round) is not None and current.running and self._outcome is None:
+                self._say("the coordinator is silent: ending ranks, the world may go on without them")
+                await self._stop(current, 0.0, why="the coordinator was silent for a lease")
+            self._link.drop("silent for a lease")
+            await asyncio.sleep(self._settings.lease_s / 3)
+
+    # Rounds
+
+    def _released(self, record: dict[str, Any]) -> None:
+        """A round is out, or is told again after a reconnect."""
+        self._record = record
+        place = places.find(record, self._member_id)
+        if place is None or self._outcome is not None or self._leaving:
+            return
+        current = self._round
+        if current is not None and place.number <= current.number:
+            if place.number == current.number and not current.running:
+                self._confirm_stop(current)
+            return
+        if current is not None and current.running:
+            self._spawn_task(self._catch_up(current, place))
+        else:
+            self._start(place)
+
+    async def _catch_up(self, current: _InRound, place: Place) -> None:
+        await self._stop(current, 0.0, why="a newer round was released")
+        if self._round is current:
+            self._start(place)
+
+    def _start(self, place: Place) -> None:
+        self._round = current = _InRound(place)
+        ranks = place.ranks
+        span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        self._say(f"{span} of {place.round.rank_count}; {place.round.why}")
+        folder = self._config.log_dir / f"round-{place.number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._crew.beat(round=place.number)
+        starts = []
+        for local_rank, rank in enumerate(ranks):
+            out, err = (str(folder / f"rank-{rank}.{end}") for end in ("out", "err"))
+            current.log_starts[rank] = logs.size(err)
+            current.progress_files[rank] = os.path.join(self._scratch, f"progress-{place.number}-{rank}")
+            progress.create(current.progress_files[rank])
+            for path in (out, err):
+                open(path, "ab").close()
+                self._echo.follow(path, f"[{rank}] ", error=path == err)
+            env = places.environment(place, local_rank, self._config.run_id)
+            env |= {progress.FILE_VARIABLE: current.progress_files[rank]}
+            starts.append(Start(_key(place.number, rank), env, out, err))
+        if place.hosts_store:
+            self._serve_store(current)
+        self._crew.spawn(starts)
+        self._link.send("started", round=place.number)
+
+    def _serve_store(self, current: _InRound) -> None:
+        """Start the round's store: at once where torch is loaded, else when the first rank asks for it."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        host, port = current.place.round.store_addr, current.place.round.store_port
+        loop, crew = asyncio.get_running_loop(), self._crew
+
+        def serve() -> None:
+            if listener.fileno() < 0:
+                return
+            loop.remove_reader(listener)
+            if self._round is current and not current.stopping and not crew.lost:
+                crew.serve_store(listener, host, port)
+            else:
+                listener.close()
+
+        if crew.torch_loaded:
+            serve()
+            return
+        loop.add_reader(listener, serve)
+        crew.warm_ready.add_done_callback(lambda _: serve() if crew.torch_loaded else None)
+
+    async def _recalled(self, frame: Frame) -> None:
+        number = int(frame["round"])
+        current = self._round
+        if current is None or current.number < number:
+            self._link.send("stopped", round=number, store_port=self._store_port())
+        elif current.number == number:
+            if current.running:
+                self._say(f"round {number} is called back: {frame.get('reason')}")
+                await self._stop(current, float(frame.get("grace_s") or 0.0), dump=bool(frame.get("dump")))
+            self._confirm_stop(current)
+
+    def _confirm_stop(self, current: _InRound) -> None:
+        self._link.send("stopped", round=current.number, store_port=self._store_port(), why=current.why_stopped)
+
+    async def _stop(self, current: _InRound, grace_s: float, *, why: str = "", dump: bool = False) -> None:
+        """End the ranks of a round and all that they left; returns when nothing is left."""
+        async with self._stop_lock:
+            if not current.running:
+                return
+            current.stopping, current.hung = True, dump
+            if dump:
+                self._crew.signal(signal.SIGABRT, self._crew.alive, group=False)
+                await self._ranks_end(DUMP_WAIT_S)
+            elif grace_s > 0:
+                self._crew.signal(signal.SIGTERM, self._crew.alive, group=False)
+                await self._ranks_end(grace_s)
+            self._crew.signal(signal.SIGKILL, self._crew.alive)
+            await self._ranks_end(None)
+            self._crew.kill_store()
+            await self._crew.sweep()
+            current.why_stopped = why
+            current.running = False
+            if self._crew.lost:
+                await self._rehire()
+
+    async def _ranks_end(self, timeout_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._crew.alive:
+                    self._rank_ended.clear()
+                    await self._rank_ended.wait()
+
+    def _rank_exited(self, key: str, status: int) -> None:
+        self._rank_ended.set()
+        number, rank = (int(part) for part in key.split("."))
+        current = self._round
+        if current is None or current.number != number:
+            return
+        end = self._describe(current, rank, status)
+        current.exits[rank] = (end, time.monotonic())
+        folder = self._config.log_dir / f"round-{number}"
+        for ending in ("out", "err"):
+            self._echo.let_go(str(folder / f"rank-{rank}.{ending}"))
+        if end.failed and not end.hung:
+            self._say(f"rank {rank}: {end.reason}")
+        self._seq += 1
+        self._link.send("exits", round=number, seq=self._seq, exits=self._exits_to_wire(current, [rank]))
+        every = [exit for exit, _ in current.exits.values()]
+        if not current.stopping and len(every) == current.place.seat.procs and all(e.exit_code == 0 for e in every):
+            current.finished = True
+            self._link.send("finished", round=number)
+
+    def _describe(self, current: _InRound, rank: int, status: int) -> RankExit:
+        known: dict[str, Any] = {"worker": self._config.name, "round": current.number, "finished_at": time.time()}
+        mark = progress.read(current.progress_files[rank])
+        if mark is not None:
+            known |= {"step": mark[0], "idle_s": round(time.monotonic() - mark[1], 3)}
+        if status != 0:
+            err = self._config.log_dir / f"round-{current.number}" / f"rank-{rank}.err"
+            lines = logs.tail(str(err), current.log_starts[rank])
+            known["stderr_tail"] = lines
+            if current.hung:
+                stand = stacks.read(logs.whole(str(err), current.log_starts[rank]))
+                known |= {"hung": True, "stack": stand.frame, "waiting": stand.waiting}
+            elif current.stopping:
+                known["stopped"] = True
+        return RankExit.from_status(rank, status, **known)
+
+    def _exits_to_wire(self, current: _InRound, ranks: list[int] | None = None) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        return [
+            {**end.to_wire(), "age_s": round(now - at, 4)}
+            for rank, (end, at) in current.exits.items()
+            if ranks is None or rank in ranks
+        ]
+
+    def _fresh_steps(self) -> list[list[float]]:
+        current = self._round
+        if current is None or not current.running:
+            return []
+        now, fresh = time.monotonic(), []
+        for rank, path in current.progress_files.items():
+            mark = progress.read(path)
+            if mark is not None and current.told_steps.get(rank) != mark[0]:
+                current.told_steps[rank] = mark[0]
+                fresh.append([rank, mark[0], round(now - mark[1], 4)])
+        return fresh
+
+    # Ending
+
+    async def _ended(self, frame: Frame) -> None:
+        """The outcome is known: stop what runs, say so, and stay until everyone knows."""
+        if self._outcome is not None:
+            self._acknowledge()
+            return
+        self._outcome = outcome = Outcome.from_wire(frame["outcome"])
+        if self._round is not None:
+            await self._stop(self._round, float(frame.get("grace_s") or 0.0))
+        self._acknowledge()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(float(frame.get("farewell_s") or self._settings.farewell_s)):
+                await self._farewell.wait()
+        self._end(self._exit_code(outcome), f"{outcome.state}: {outcome.message}")
+
+    def _acknowledge(self) -> None:
+        exits = self._exits_to_wire(self._round) if self._round else []
+        number = self._round.number if self._round else None
+        self._link.send("ack", round=number, exits=exits)
+
+    def _exit_code(self, outcome: Outcome) -> int:
+        if outcome.state is OutcomeState.SUCCEEDED:
+            return 0
+        return self._config.no_requeue_code if outcome.reason == "no_progress" else EXIT_FAILED
+
+    def _signalled(self, number: signal.Signals) -> None:
+        code = 128 + number
+        if self._leaving:
+            self._crew.signal(signal.SIGKILL, self._crew.alive)
+            return
+        self._leaving = True
+        self._say(f"{number.name}: leaving")
+        self._spawn_task(self._leave(code, number.name))
+
+    async def _leave(self, code: int, name: str) -> None:
+        self._link.send("leaving", why=f"it was told to leave ({name})")
+        if self._round is not None and self._round.running:
+            await self._stop(self._round, self._settings.stop_grace_s, why=f"it left ({name})")
+            self._confirm_stop(self._round)
+        await asyncio.sleep(0)
+        self._end(code, "")
+
+    # Below us
+
+    def _hire(self) -> Crew:
+        config = {
+            "addresses": self._config.addresses(),
+            "run_id": self._config.run_id,
+            "member_id": self._member_id,
+            "name": self._config.name,
+            "lease_s": self._settings.lease_s,
+        }
+        return Crew(self._config.program, config, on_exit=self._rank_exited, on_lost=self._crew_lost, on_note=self._say)
+
+    def _crew_lost(self, why: str) -> None:
+        self._say(f"{why}: its ranks are gone, starting another")
+        if self._round is None or not self._round.running:
+            self._spawn_task(self._rehire())
+
+    async def _rehire(self) -> None:
+        """Whatever the old crew left comes to us as an orphan; end it, then start anew."""
+        self._crew.dismiss()
+        keep = {self._config.standalone.pid} if self._config.standalone else set()
+        while not system.kill_children({pid for pid in keep if pid}):
+            await asyncio.sleep(0.005)
+        self._crew = self._hire()
+
+    def _store_port(self) -> int:
+        """The port that we already listen on, in case the next round's store is ours."""
+        if self._listener is None and self._addr:
+            self._listener = _listen(self._addr)
+        return int(self._listener.getsockname()[1]) if self._listener is not None else 0
+
+    # Health
+
+    async def _check_health(self) -> str | None:
+        """None if well, else what is wrong."""
+        assert self._config.health_check is not None
+        try:
+            done = await asyncio.create_subprocess_exec(
+                *shlex.split(self._config.health_check),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            return f"health check cannot run: {error}"
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                output, _ = await done.communicate()
+        except TimeoutError:
+            done.kill()
+            return f"health check took longer than {HEALTH_TIMEOUT_S:g} s"
+        if done.returncode == 0:
+            return None
+        last = output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        return f"health check failed with {done.returncode}: {last[0]}"
+
+    async def _recheck(self) -> None:
+        """Asked before a promotion; a failed check is repeated until it passes."""
+        while True:
+            self._unfit = await self._check_health()
+            if self._unfit is None:
+                self._link.send("fit")
+                return
+            self._say(f"parked: {self._unfit}")
+            self._link.send("unfit", why=self._unfit)
+            await asyncio.sleep(HEALTH_RETRY_S)
+
+
+def _key(number: int, rank: int) -> str:
+    return f"{number}.{rank}"
+
+
+def _listen(addr: str) -> socket.socket:
+    """A socket on a port that the kernel picks; only loopback addresses are bound as such, others may be mapped."""
+    host = addr if wire.is_loopback(addr) else ("::" if ":" in addr else "0.0.0.0")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind((host, 0))
+    except OSError:
+        listener.bind(("", 0))
+    listener.listen(4096)
+    return listener
+
+
+async def take_part(config: NodeConfig) -> int:
+    return await Agent(config).run()
+
+
+def main(config: NodeConfig) -> int:
+    try:
+        return asyncio.run(take_part(config))
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_FAILED

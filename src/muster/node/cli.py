@@ -1,0 +1,289 @@
+"""`muster-node`: reads the command line and MUSTER_* variables, then becomes the agent. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from muster import __version__
+from muster.coordinator import wire
+from muster.coordinator.client import Address
+from muster.node.crew import Program
+from muster.node.standalone import CannotStart, Standalone
+from muster.types.world import RunId, Settings
+
+DEFAULT_PORT = 29400
+IDLE_S = 30.0
+PRIVATE_IDLE_S = 2.0
+
+_EXAMPLES = """\
+examples:
+  muster-node --standalone --nproc 2 train.py --epochs 3
+  muster-node --standalone --listen 127.0.0.1:29400 --run-id demo --nnodes 2:3 --spares 1 train.py
+  muster-node --coordinator 127.0.0.1:29400 --run-id demo --nnodes 2:3 --spares 1 train.py
+
+Every option can also be given as a MUSTER_ variable (MUSTER_RUN_ID, MUSTER_NNODES, …).
+exit codes: 0 success or a graceful leave, 1 failed, 2 usage, 75 coordinator lost, 93 no progress, 130/143 signals
+"""
+
+# Settings of the roll whose option is not simply their name.
+_SPECIAL = {"min", "max", "hang_timeout_s"}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="muster-node",
+        description="Run this machine's part of a distributed training, with hot spares.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"muster-node {__version__}")
+    where = parser.add_argument_group("which run")
+    where.add_argument("--standalone", action="store_true", help="start a coordinator for this run here")
+    where.add_argument("--listen", metavar="HOST:PORT", help="where the --standalone coordinator listens")
+    where.add_argument("--coordinator", "--rdzv-endpoint", metavar="HOST:PORT", help="join the coordinator there")
+    where.add_argument("--run-id", "--rdzv-id", metavar="ID")
+    where.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="how long to try to reach it (60)")
+    world = parser.add_argument_group("the world (fixed by the first member of a run)")
+    world.add_argument("--nnodes", metavar="MIN[:MAX]", help="how many workers train together")
+    world.add_argument("--hang-timeout", dest="hang_timeout_s", metavar="S", help="restart when no rank advances for S")
+    for item in dataclasses.fields(Settings):
+        if item.name not in _SPECIAL:
+            default = "" if item.default is None else f" ({item.default})"
+            world.add_argument(f"--{item.name.replace('_', '-')}", metavar="N", help=f"{_HELP[item.name]}{default}")
+    worker = parser.add_argument_group("this worker")
+    worker.add_argument("--nproc", "--nproc-per-node", default="1", metavar="N|auto|gpu", help="ranks here (1)")
+    worker.add_argument("--name", help="unique in the run (host name and process id)")
+    worker.add_argument("--infra-rank", type=int, metavar="I", help="orders the first round")
+    worker.add_argument("--domain", metavar="D", help="rack or switch; segments stay inside one")
+    worker.add_argument("--local-addr", metavar="A", help="the address that others are told")
+    worker.add_argument("--health-check", metavar="CMD", help="run before joining and before promotion")
+    worker.add_argument("--log-dir", metavar="DIR", help="LOG_DIR/round-N/rank-R.{out,err}")
+    worker.add_argument("--no-echo", action="store_true", help="no copy of rank output on the terminal")
+    worker.add_argument("--no-requeue-code", type=int, default=93, metavar="N", help="exit code for no_progress (93)")
+    ranks = parser.add_argument_group("ranks")
+    ranks.add_argument(
+        "--warm", choices=["auto", "always", "never"], default="auto", help="fork ranks from a warm parent"
+    )
+    ranks.add_argument(
+        "--preload", action="append", default=[], metavar="MOD", help="also import this in the warm parent"
+    )
+    ranks.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
+    ranks.add_argument("--no-python", action="store_true", help="the program is a command, run as it is")
+    ranks.add_argument("program", metavar="script.py", help="what each rank runs")
+    ranks.add_argument("args", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
+    return parser
+
+
+_HELP = {
+    "target": "workers wanted; MAX minus spares by default",
+    "spares": "hot spares wanted",
+    "segment": "only whole groups of N workers from one domain train",
+    "max_restarts": "failures that the run survives",
+    "last_call_s": "seconds to wait for more workers",
+    "scale_debounce_s": "seconds in which newcomers are gathered",
+    "lease_s": "seconds of silence after which a worker is lost",
+    "kill_margin_s": "seconds beyond a lease before a lost worker's rank is given away",
+    "blame_s": "seconds in which a failure may turn out to be a lost worker's doing",
+    "below_min_timeout_s": "seconds below MIN after which the run fails",
+    "recovery_s": "seconds that a new coordinator waits for the members of a round",
+    "stop_grace_s": "seconds between SIGTERM and SIGKILL when leaving",
+    "restart_grace_s": "the same when the world forms anew",
+    "fail_grace_s": "the same when the run has failed",
+    "farewell_s": "seconds to wait for the others at the end",
+    "orphan_s": "seconds that ranks go on without a coordinator",
+    "no_progress_rounds": "fail after N rounds in a row without a new highest step",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    given = parser.parse_args(_with_environment(parser, sys.argv[1:] if argv is None else argv))
+    try:
+        settings = _settings(given)
+        program = _program(given)
+        procs = _procs(given.nproc)
+        standalone, address = _coordinator(given, settings)
+    except ValueError as error:
+        _usage(str(error))
+    # The agent is imported late so that a mistake on the command line is answered at once.
+    from muster.node import agent
+
+    run_id = given.run_id or (secrets.token_hex(4) if standalone else None)
+    if run_id is None:
+        _usage("--coordinator needs --run-id (or MUSTER_RUN_ID)")
+    if standalone is not None:
+        try:
+            standalone.start()
+        except CannotStart as error:
+            print(f"muster-node: {error}", file=sys.stderr)
+            return 1
+        address = [(standalone.host, standalone.port)]
+        _tell_how_to_join(given, run_id, address[0])
+    if procs > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    config = agent.NodeConfig(
+        program=program,
+        addresses=lambda: address,
+        run_id=RunId(run_id),
+        name=given.name or f"{socket.gethostname()}-{os.getpid()}",
+        procs=procs,
+        log_dir=Path(given.log_dir).absolute() if given.log_dir else _default_log_dir(run_id),
+        settings=settings,
+        token=os.environ.get("MUSTER_RUN_TOKEN") or None,
+        infra_rank=given.infra_rank,
+        domain=given.domain,
+        local_addr=given.local_addr,
+        health_check=given.health_check,
+        join_timeout_s=given.join_timeout,
+        no_requeue_code=given.no_requeue_code,
+        echo=not given.no_echo,
+        standalone=standalone,
+    )
+    return agent.main(config)
+
+
+def _with_environment(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
+    """Options from MUSTER_* variables, placed first so that the command line wins."""
+    extra = []
+    for action in parser._actions:
+        names = [name for name in action.option_strings if name.startswith("--")]
+        if not names or action.dest in ("help", "version"):
+            continue
+        value = os.environ.get(f"MUSTER_{action.dest.upper()}")
+        if value is None and action.dest.endswith("_s"):
+            value = os.environ.get(f"MUSTER_{action.dest.removesuffix('_s').upper()}")
+        if not value:
+            continue
+        if action.nargs == 0:
+            extra += [names[0]] if value.lower() in ("1", "true", "yes") else []
+        else:
+            extra += [f"{names[0]}={value}"]
+    return extra + argv
+
+
+def _settings(given: argparse.Namespace) -> dict[str, object]:
+    """Only what the user gave: the first member fixes the rest by default."""
+    settings: dict[str, object] = {}
+    if given.nnodes is not None:
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", given.nnodes)
+        if match is None:
+            raise ValueError(f"--nnodes {given.nnodes!r} is not MIN or MIN:MAX")
+        settings |= {"min": int(match[1]), "max": int(match[2] or match[1])}
+    for item in dataclasses.fields(Settings):
+        value = getattr(given, item.name, None)
+        if value is not None and item.name not in ("min", "max"):
+            settings[item.name] = value
+    parsed = Settings.parse(settings)
+    if problems := parsed.problems():
+        raise ValueError("; ".join(problems))
+    return {name: getattr(parsed, name) for name in settings}
+
+
+def _program(given: argparse.Namespace) -> Program:
+    if given.module and given.no_python:
+        raise ValueError("-m and --no-python exclude each other")
+    mode = "module" if given.module else "command" if given.no_python else "script"
+    if mode == "script" and not os.path.exists(given.program):
+        raise ValueError(f"no such script: {given.program}")
+    if mode == "command" and shutil.which(given.program) is None:
+        raise ValueError(f"no such command: {given.program}")
+    if mode == "module":
+        _check_module(given.program)
+    warm = given.warm != "never" and mode != "command"
+    preload = tuple(given.preload) if warm else ()
+    if warm and given.warm == "always":
+        preload = ("torch", *(name for name in preload if name != "torch"))
+    detect = warm and given.warm == "auto"
+    return Program(mode, given.program, tuple(given.args), warm, preload, detect)
+
+
+def _check_module(name: str) -> None:
+    import importlib.util
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        found = False
+    finally:
+        sys.path.pop(0)
+    if not found:
+        raise ValueError(f"no such module: {name}")
+
+
+def _procs(text: str) -> int:
+    gpus = _gpus()
+    if text == "gpu":
+        if not gpus:
+            raise ValueError("--nproc gpu: this machine shows no GPU")
+        return gpus
+    if text == "auto":
+        return gpus or os.cpu_count() or 1
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"--nproc must be a positive number, auto or gpu, not {text!r}")
+    return int(text)
+
+
+def _gpus() -> int:
+    """GPUs that ranks may use, counted without a driver library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([item for item in visible.split(",") if item.strip() and item.strip() != "-1"])
+    try:
+        return sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir("/dev"))
+    except OSError:
+        return 0
+
+
+def _coordinator(given: argparse.Namespace, settings: dict[str, object]) -> tuple[Standalone | None, list[Address]]:
+    if given.standalone and given.coordinator:
+        raise ValueError("--standalone starts a coordinator, --coordinator joins one: give one of them")
+    if given.coordinator:
+        return None, [wire.parse_address(part) for part in given.coordinator.split(",")]
+    if not given.standalone:
+        raise ValueError("give --standalone, or --coordinator HOST:PORT and --run-id ID")
+    host, port = wire.parse_address(given.listen) if given.listen else ("127.0.0.1", 0)
+    from muster.coordinator.service import check_listen
+
+    check_listen(host, os.environ.get("MUSTER_RUN_TOKEN"))
+    private = given.listen is None
+    idle_s = float(os.environ.get("MUSTER_IDLE_S") or (PRIVATE_IDLE_S if private else IDLE_S))
+    state = _scratch_root() / f"coordinator-{os.getpid()}-{secrets.token_hex(4)}.json"
+    return Standalone(host, port, state=state, idle_s=idle_s, private=private), []
+
+
+def _tell_how_to_join(given: argparse.Namespace, run_id: str, address: Address) -> None:
+    shown = wire.show_address(*address)
+    print(
+        f"muster-node: coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}",
+        file=sys.stderr,
+    )
+
+
+def _scratch_root() -> Path:
+    return Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
+
+
+def _default_log_dir(run_id: str) -> Path:
+    return _scratch_root() / "logs" / re.sub(r"[^\w.-]", "_", run_id)
+
+
+def _usage(message: str) -> NoReturn:
+    print(f"muster-node: {message}\nmuster-node: see muster-node --help", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

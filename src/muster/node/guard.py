@@ -1,0 +1,152 @@
+"""The guard: a small process beside each agent that outlives it by just long enough.
+
+It is the parent of the warm parent and inherits every orphan below it, so it can say for certain when no rank and
+no grandchild is left. When the agent dies, or is silent for a lease, the guard kills them all and tells the
+coordinator `gone(round)` over a connection of its own.
+
+Runs as `python -m muster.node.guard CONTROL_FD WARM_FD PLAN_FD ROOM`; the agent's first line says the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from muster.coordinator.client import Address, Link, Refused
+from muster.coordinator.wire import Frame
+from muster.node import system
+from muster.node.warm import interpreter_flags
+from muster.types.world import RunId
+
+REPORT_TIMEOUT_S = 10.0
+
+
+class Guard:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, warm: subprocess.Popen[bytes]
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._warm = warm
+        self._beat_at = asyncio.get_running_loop().time()
+        self._lease_s = 2.0
+        self._round: int | None = None
+        self._cleared = False
+        self._reported = asyncio.Event()
+        self._link: Link | None = None
+        self._addresses: list[Address] = []
+        self._child_ended = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._child_ended.set)
+        config = json.loads(await self._reader.readline())
+        self._lease_s = config["lease_s"]
+        self._watch(config)
+        linked = loop.create_task(self._stay_connected())
+        why = await self._stand_by()
+        await self._clear(set())
+        self._cleared = True
+        if why == "released" or self._round is None:
+            return
+        self._report()
+        done = loop.create_task(self._reported.wait())
+        await asyncio.wait({done, linked}, timeout=REPORT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+
+    def _watch(self, config: dict[str, Any]) -> None:
+        self._addresses = [(host, port) for host, port in config["addresses"]]
+        member = {"member_id": config["member_id"], "name": config["name"]}
+        self._link = Link(
+            lambda: self._addresses,
+            RunId(config["run_id"]),
+            "guard",
+            token=os.environ.get("MUSTER_RUN_TOKEN") or None,
+            hello=lambda local: {"member": member},
+            on_frame=self._hear,
+        )
+
+    async def _stay_connected(self) -> None:
+        assert self._link is not None
+        try:
+            await self._link.run()
+        except Refused:
+            return  # the coordinator will go by the clock instead
+
+    async def _stand_by(self) -> str:
+        """Follow the agent's orders until it lets go, dies, or falls silent for a lease."""
+        loop = asyncio.get_running_loop()
+        while True:
+            left = self._beat_at + self._lease_s - loop.time()
+            try:
+                async with asyncio.timeout(max(0.0, left)):
+                    line = await self._reader.readline()
+            except TimeoutError:
+                return "silent"
+            except ConnectionError:
+                return "dead"
+            if not line:
+                return "dead"
+            self._beat_at = loop.time()
+            order = json.loads(line)
+            if "round" in order:
+                self._round = order["round"]
+            if "lease_s" in order:
+                self._lease_s = order["lease_s"]
+            if "addresses" in order:
+                self._addresses = [(host, port) for host, port in order["addresses"]]
+            if "release" in order:
+                return "released"
+            if "sweep" in order:
+                await self._clear({self._warm.pid})
+                self._writer.write(json.dumps({"swept": order["sweep"]}).encode() + b"\n")
+
+    async def _clear(self, spare: set[int]) -> None:
+        """Kill everything below but `spare`, generation after generation, until nothing is left."""
+        while not system.kill_children(spare):
+            self._child_ended.clear()
+            try:
+                async with asyncio.timeout(0.05):
+                    await self._child_ended.wait()
+            except TimeoutError:
+                continue
+
+    def _hear(self, frame: Frame) -> None:
+        if frame["type"] == "welcome" and self._cleared:
+            self._report()
+        elif frame["type"] == "probe" and self._link is not None:
+            if self._cleared:
+                self._report()
+            else:
+                self._link.send("alive")
+
+    def _report(self) -> None:
+        if self._link is not None and self._link.send("gone", round=self._round):
+            # Let the frame leave before the process does.
+            asyncio.get_running_loop().call_later(0.02, self._reported.set)
+
+
+async def _main(control_fd: int, warm_fd: int, plan_fd: int, room: int) -> None:
+    import socket
+
+    system.adopt_orphans()
+    command = [sys.executable, *interpreter_flags(), "-m", "muster.node.warm"]
+    warm = subprocess.Popen(
+        [*command, str(warm_fd), str(plan_fd), str(os.getpid()), "." * room],
+        pass_fds=(warm_fd, plan_fd),
+        stdout=subprocess.DEVNULL,
+        close_fds=True,
+    )
+    os.close(warm_fd)
+    os.close(plan_fd)
+    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
+    await Guard(reader, writer, warm).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*(int(argument) for argument in sys.argv[1:5])))
+    os._exit(0)

@@ -1,0 +1,67 @@
+"""What a rank is told about its place: the variables that torch and users read. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from muster.types.world import MemberId, Round, Seat
+
+DEFAULT_FLAGS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """This worker's part in a round."""
+
+    round: Round
+    seat: Seat
+    restarts_used: int
+    max_restarts: int
+
+    @property
+    def number(self) -> int:
+        return self.round.number
+
+    @property
+    def ranks(self) -> range:
+        first = self.round.first_rank_of(self.seat.rank)
+        return range(first, first + self.seat.procs)
+
+    @property
+    def hosts_store(self) -> bool:
+        return self.seat.rank == 0
+
+
+def find(record: dict[str, Any], member_id: MemberId) -> Place | None:
+    """The place that a release gives to this member, if any."""
+    formed = Round.from_wire(record)
+    seat = formed.seat_of(member_id)
+    if seat is None:
+        return None
+    return Place(formed, seat, int(record["restarts_used"]), int(record["settings"]["max_restarts"]))
+
+
+def environment(place: Place, local_rank: int, run_id: str) -> dict[str, str]:
+    rank = place.ranks[local_rank]
+    world = place.round.rank_count
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(place.seat.procs),
+        "GROUP_RANK": str(place.seat.rank),
+        "GROUP_WORLD_SIZE": str(place.round.world_size),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": place.round.store_addr,
+        "MASTER_PORT": str(place.round.store_port),
+        "TORCHELASTIC_RESTART_COUNT": str(place.restarts_used),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MUSTER_ROUND": str(place.number),
+        "MUSTER_RUN_ID": run_id,
+        "MUSTER_WORKER": place.seat.name,
+    }

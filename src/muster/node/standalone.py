@@ -1,0 +1,76 @@
+"""`--standalone`: a coordinator for this run, started beside the first agent and outliving it.
+
+It runs in a session of its own with a state file. If it dies while the agent that started it lives, that agent
+starts it again on the same address, and members find it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from muster.coordinator import wire
+
+READY_TIMEOUT_S = 10.0
+
+
+class CannotStart(Exception):
+    pass
+
+
+class Standalone:
+    def __init__(self, host: str, port: int, *, state: Path, idle_s: float, private: bool) -> None:
+        self.host = host
+        self.port = port
+        self._state = state
+        self._idle_s = idle_s
+        self._private = private
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start it and wait until it listens; CannotStart says why not."""
+        ready_r, ready_w = os.pipe()
+        command = [
+            sys.executable,
+            "-m",
+            "muster.coordinator",
+            *("--listen", wire.show_address(self.host, self.port)),
+            *("--state", str(self._state)),
+            *("--idle-s", str(self._idle_s)),
+            *("--ready-fd", str(ready_w)),
+            *(["--leave-when-ended"] if self._private else []),
+        ]
+        self._process = subprocess.Popen(
+            command, pass_fds=(ready_w,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        os.close(ready_w)
+        with open(ready_r) as answer:
+            line = answer.readline().strip()
+        if not line:
+            self._process.wait()
+            raise CannotStart(f"no coordinator on {wire.show_address(self.host, self.port)}")
+        self.host, self.port = wire.parse_address(line)
+
+    def leave(self, timeout_s: float = 1.0) -> None:
+        """A coordinator that nobody else was told of ends with the run; do not leave before it."""
+        if self._private and self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def revive(self, say: Callable[[str], None]) -> None:
+        """Start it again if it has died."""
+        if self._process is None or self._process.poll() is None:
+            return
+        say(f"the coordinator died ({self._process.returncode}); starting it again")
+        try:
+            self.start()
+        except CannotStart as error:
+            say(str(error))

@@ -1,0 +1,1 @@
+"""Values: frozen records that every other layer speaks in. Nothing here acts or decides."""

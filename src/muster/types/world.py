@@ -1,0 +1,341 @@
+"""What is a world made of: settings, members, seats, rounds, exits and the outcome.
+
+Records only. How they change is `core.roll`'s business, how they travel is `coordinator.wire`'s.
+Times are seconds: `*_at` of a roll are on its clock (monotonic), `finished_at` is wall-clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal as signals
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NewType, Self
+
+MemberId = NewType("MemberId", str)
+RunId = NewType("RunId", str)
+
+
+class Role(StrEnum):
+    ACTIVE = "active"
+    SPARE = "spare"
+    PARKED = "parked"  # connected, but not fit to be given a rank; `Member.note` says why
+    LEAVING = "leaving"  # asked to go: it stops its ranks and disconnects
+
+
+class RanksState(StrEnum):
+    NONE = "none"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class OutcomeState(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Cause(StrEnum):
+    """Why a round was called back."""
+
+    LOSS = "loss"
+    FAILURE = "failure"
+    HANG = "hang"
+    GROW = "grow"
+    SHRINK = "shrink"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the first member of a run (or a Training's spec) fixes for all of them."""
+
+    min: int = 1
+    max: int = 1
+    target: int | None = None
+    spares: int = 0
+    segment: int | None = None
+    max_restarts: int = 3
+    last_call_s: float = 2.0
+    scale_debounce_s: float = 0.5
+    lease_s: float = 2.0
+    kill_margin_s: float = 0.5
+    blame_s: float = 0.3
+    below_min_timeout_s: float = 300.0
+    recovery_s: float = 5.0
+    stop_grace_s: float = 15.0
+    restart_grace_s: float = 0.2
+    fail_grace_s: float = 0.5
+    farewell_s: float = 3.0
+    orphan_s: float = 3600.0
+    hang_timeout_s: float | None = None
+    no_progress_rounds: int | None = None
+
+    @property
+    def first_target(self) -> int:
+        return self.target if self.target is not None else max(self.min, self.max - self.spares)
+
+    def problems(self) -> list[str]:
+        """Every reason why these settings cannot be used, in words for the user."""
+        found = []
+        if self.min < 1:
+            found.append(f"min must be at least 1, not {self.min}")
+        if self.min > self.max:
+            found.append(f"min ({self.min}) is greater than max ({self.max})")
+        elif not self.min <= self.first_target <= self.max:
+            found.append(f"target ({self.first_target}) is not between min ({self.min}) and max ({self.max})")
+        if self.segment is not None:
+            if self.segment < 1:
+                found.append(f"segment must be at least 1, not {self.segment}")
+            else:
+                found += [
+                    f"{name} ({value}) is not a multiple of segment ({self.segment})"
+                    for name, value in (("min", self.min), ("target", self.first_target))
+                    if value % self.segment
+                ]
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name in ("min", "max", "target", "segment") or value is None:
+                continue
+            if not math.isfinite(value):
+                found.append(f"{item.name} must be a finite number, not {value}")
+            elif value < 0:
+                found.append(f"{item.name} must not be negative, not {value}")
+        if self.lease_s == 0:
+            found.append("lease_s must be greater than 0")
+        if self.no_progress_rounds == 0:
+            found.append("no_progress_rounds must be at least 1")
+        return found
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> Self:
+        """Settings from loosely typed values (a wire frame, an option string); ValueError says what is wrong."""
+        values: dict[str, Any] = {}
+        for item in dataclasses.fields(cls):
+            raw = given.get(item.name)
+            if raw is None:
+                continue
+            want: type[int] | type[float] = float if item.name.endswith("_s") else int
+            if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+                raise ValueError(f"{item.name} must be a number, not {raw!r}")
+            try:
+                values[item.name] = want(raw)
+            except ValueError:
+                raise ValueError(f"{item.name} must be a number, not {raw!r}") from None
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker's agent, as the coordinator knows it. `member_id` is new per process."""
+
+    member_id: MemberId
+    name: str
+    addr: str = "127.0.0.1"
+    procs: int = 1
+    infra_rank: int | None = None
+    domain: str | None = None
+    joined_at: float = 0.0
+    lease_until: float = math.inf
+    role: Role = Role.SPARE
+    rank: int | None = None
+    ranks_state: RanksState = RanksState.NONE
+    version: str = "1.0"
+    store_port: int = 0  # a socket that it already listens on for the next round's store
+    host: str = ""
+    pid: int = 0
+    launcher: str = "node"  # "torchrun": the restart budget is torch's, entering rendezvous confirms a stop
+    checks_health: bool = False
+    fit_for: int = 0  # the round for which its health was last confirmed
+    note: str = ""  # why it is parked
+    acknowledged: bool = False  # it has the outcome and its ranks are gone
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place in a round: which member holds which worker rank."""
+
+    rank: int
+    member_id: MemberId
+    name: str
+    addr: str
+    procs: int
+    domain: str | None = None
+
+    def to_wire(self) -> list[object]:
+        return [self.rank, self.member_id, self.name, self.addr, self.procs, self.domain]
+
+    @classmethod
+    def from_wire(cls, data: list[Any]) -> Seat:
+        return cls(*data)
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How one rank ended. `signal` is the name of a signal, `exit_code` is then 128 + its number."""
+
+    rank: int
+    exit_code: int
+    worker: str = ""
+    signal: str | None = None
+    round: int = 0
+    stopped: bool = False  # muster itself asked it to stop
+    hung: bool = False
+    step: int | None = None
+    idle_s: float | None = None  # how long before its end it last advanced
+    waiting: bool = False  # its stack ended inside torch: it was waiting for others
+    stack: str = ""  # innermost frame of its main thread, after a hang
+    finished_at: float = 0.0
+    stderr_tail: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        return self.exit_code != 0 and not self.stopped
+
+    @property
+    def reason(self) -> str:
+        if self.hung:
+            return "HangDetected"
+        if self.stopped:
+            return "Stopped"
+        return f"Signal {self.signal}" if self.signal else f"Exit {self.exit_code}"
+
+    def to_wire(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "reason": self.reason}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> RankExit:
+        return cls(**{**_known(cls, data), "stderr_tail": tuple(data.get("stderr_tail", ()))})
+
+    @classmethod
+    def from_status(cls, rank: int, status: int, **known: Any) -> RankExit:
+        """From what `waitpid` gave: negative means a signal, as in `subprocess`."""
+        if status < 0:
+            try:
+                name = signals.Signals(-status).name
+            except ValueError:
+                name = f"SIG{-status}"
+            return cls(rank=rank, exit_code=128 - status, signal=name, **known)
+        return cls(rank=rank, exit_code=status, **known)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The one terminal record of a run."""
+
+    state: OutcomeState
+    reason: str
+    message: str
+    round: int | None = None
+    first_failure: RankExit | None = None
+    finished_at: float = 0.0  # wall-clock, stamped where it is stored
+
+    def to_wire(self) -> dict[str, Any]:
+        first = self.first_failure.to_wire() if self.first_failure else None
+        return {**dataclasses.asdict(self), "state": str(self.state), "first_failure": first}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Outcome:
+        first = data.get("first_failure")
+        known = _known(cls, data)
+        known["state"] = OutcomeState(known["state"])
+        known["first_failure"] = RankExit.from_wire(first) if first else None
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A member that left its round before the round ended, and why."""
+
+    member_id: MemberId
+    name: str
+    at: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The order to end a round's ranks so that another can form."""
+
+    cause: Cause
+    reason: str
+    at: float
+    grace_s: float
+    leavers: frozenset[MemberId] = frozenset()  # those that a smaller target sends away
+    leaver_grace_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """One forming of the world. The first line of fields never changes; the rest is its story."""
+
+    number: int
+    seats: tuple[Seat, ...]
+    store_addr: str = ""
+    store_port: int = 0
+    released_at: float = 0.0
+    why: str = ""
+
+    recall: Recall | None = None
+    gone: frozenset[MemberId] = frozenset()  # confirmed: no rank of theirs runs
+    finished: frozenset[MemberId] = frozenset()  # all their ranks exited 0
+    started: frozenset[MemberId] = frozenset()  # all their ranks are running
+    fences: Mapping[MemberId, float] = field(default_factory=dict)  # lost: when they count as gone anyway
+    losses: tuple[Loss, ...] = ()
+    exits: Mapping[int, RankExit] = field(default_factory=dict)
+    first_failed_at: float | None = None
+    first_failed_rank: int | None = None
+    progress: Mapping[int, Progress] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.seats)
+
+    @property
+    def rank_count(self) -> int:
+        return sum(seat.procs for seat in self.seats)
+
+    def first_rank_of(self, rank: int) -> int:
+        """The global rank of local rank 0 of the worker at `rank`."""
+        return sum(seat.procs for seat in self.seats[:rank])
+
+    def seat_of(self, member_id: MemberId) -> Seat | None:
+        return next((seat for seat in self.seats if seat.member_id == member_id), None)
+
+    def worker_of(self, rank: int) -> Seat | None:
+        """The seat whose worker runs global rank `rank`."""
+        first = 0
+        for seat in self.seats:
+            if first <= rank < first + seat.procs:
+                return seat
+            first += seat.procs
+        return None
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "round": self.number,
+            "seats": [seat.to_wire() for seat in self.seats],
+            "store": [self.store_addr, self.store_port],
+            "why": self.why,
+        }
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Round:
+        addr, port = data["store"]
+        seats = tuple(Seat.from_wire(seat) for seat in data["seats"])
+        return cls(number=data["round"], seats=seats, store_addr=addr, store_port=port, why=data.get("why", ""))
+
+
+def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Only the fields that this version knows: a newer peer may send more."""
+    names = {item.name for item in dataclasses.fields(cls)}
+    return {key: value for key, value in data.items() if key in names}

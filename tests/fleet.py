@@ -1,0 +1,245 @@
+"""Real processes for tests: a coordinator, agents, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from muster.coordinator.client import Refused, ask
+from muster.types.world import RunId
+
+PROGRAMS = Path(__file__).parent / "programs"
+PROBE = str(PROGRAMS / "probe.py")
+PATIENCE_S = 60.0
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """The first true answer; a test that waits for something outside has no event to await."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in {timeout_s:g} s: {what}")
+        time.sleep(0.005)
+
+
+class Process:
+    """A child whose output is read as it comes."""
+
+    def __init__(self, command: list[str], env: dict[str, str], cwd: Path) -> None:
+        self.proc = subprocess.Popen(
+            command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        self._text = ""
+        self.ended_at = 0.0
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.proc.stdout is not None
+        for line in self.proc.stdout:
+            with self._news:
+                self._text += line.decode(errors="replace")
+                self._news.notify_all()
+        self.proc.wait()
+        self.ended_at = time.monotonic()
+        with self._news:
+            self._news.notify_all()
+
+    @property
+    def pid(self) -> int:
+        return self.proc.pid
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def expect(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
+        """Wait until the output matches."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while True:
+                if match := re.search(pattern, self._text):
+                    return match
+                left = deadline - time.monotonic()
+                if left <= 0 or (self.proc.poll() is not None and not self._reader.is_alive()):
+                    raise AssertionError(f"no {pattern!r} in the output of pid {self.pid}:\n{self._text}")
+                self._news.wait(min(left, 0.5))
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        try:
+            code = self.proc.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"pid {self.pid} still runs after {timeout_s:g} s:\n{self._text}") from None
+        self._reader.join(5)
+        return code
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+
+class Fleet:
+    """Starts processes for one test in one folder, and takes them all down again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.marker = f"MUSTER_TEST_MARK={folder}"
+        home = folder / "home"
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")},
+            "MUSTER_TEST_MARK": str(folder),
+            "MUSTER_HOME": str(home),
+            "TMPDIR": str(folder),
+            "PYTHONPATH": "",
+        }
+        self.notes = folder / "notes"
+        self.notes.mkdir()
+        self.processes: list[Process] = []
+        self.run_id = "run"
+        self.port = 0
+        self.host = "127.0.0.1"
+
+    # Starting
+
+    def start(self, *command: str, **env: str) -> Process:
+        process = Process(list(command), self.env | env, self.folder)
+        self.processes.append(process)
+        return process
+
+    def coordinator(self, *options: str, host: str = "127.0.0.1") -> Process:
+        self.port = self.port or free_port(host)
+        self.host = host
+        shown = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        process = self.start(sys.executable, "-m", "muster.coordinator", "--listen", shown, *options)
+        process.expect("listens on")
+        return process
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def node(self, name: str, *options: str, program: tuple[str, ...] = (), join: bool = True, **env: str) -> Process:
+        where = ("--coordinator", self.address, "--run-id", self.run_id) if join else ()
+        program = program or (PROBE, str(self.notes), "wait")
+        logs = ("--log-dir", str(self.folder / "logs"))
+        command = (sys.executable, "-m", "muster.node.cli", *where, "--name", name, *logs, *options, *program)
+        return self.start(*command, **env)
+
+    def probe(self, *words: str) -> tuple[str, ...]:
+        return (PROBE, str(self.notes), *words)
+
+    def go(self) -> None:
+        """Let every waiting probe finish."""
+        (self.notes / "go").touch()
+
+    # Looking
+
+    def view(self, run_id: str | None = None) -> dict[str, Any] | None:
+        """What the coordinator says about the run now, or None while it cannot be asked."""
+        try:
+            return asyncio.run(
+                ask([(self.host, self.port)], RunId(run_id or self.run_id), "show", token=self.token, timeout_s=2.0)
+            )
+        except (TimeoutError, Refused):
+            return None
+
+    @property
+    def token(self) -> str | None:
+        return self.env.get("MUSTER_RUN_TOKEN")
+
+    def order(self, question: str, **fields: Any) -> dict[str, Any]:
+        return asyncio.run(ask([(self.host, self.port)], RunId(self.run_id), question, token=self.token, **fields))
+
+    def until(self, what: str, look: Callable[[dict[str, Any]], Any], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+        last: list[dict[str, Any]] = []
+
+        def seen() -> dict[str, Any] | None:
+            view = self.view()
+            if view is not None:
+                last[:] = [view]
+            return view if view is not None and look(view) else None
+
+        try:
+            return eventually(seen, what, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last seen: {json.dumps(last, indent=1)[:4000]}") from None
+
+    def training(self, number: int, size: int) -> dict[str, Any]:
+        """Wait until that round is out with that many workers."""
+        wanted = f"round {number} with {size} workers"
+        return self.until(wanted, lambda v: v["state"] == "training" and v["round"] == number and v["world"] == size)
+
+    def started(self, number: int, count: int) -> list[dict[str, Any]]:
+        """What the ranks of a round wrote when they started, by rank."""
+
+        def look() -> list[dict[str, Any]] | None:
+            notes = self.told("start", number)
+            return notes if len(notes) >= count else None
+
+        return eventually(look, f"{count} ranks of round {number} started: {sorted(p.name for p in self.notes.iterdir())}")
+
+    def told(self, kind: str, number: int | str = "*") -> list[dict[str, Any]]:
+        notes = [json.loads(path.read_text()) for path in self.notes.glob(f"{kind}-{number}-*.json")]
+        return sorted(notes, key=lambda note: int(note["RANK"]))
+
+    # Ending
+
+    def left_over(self) -> list[str]:
+        """Command lines of processes that carry this test's mark."""
+        mark = self.marker.encode()
+        found = []
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit() or int(entry) == os.getpid():
+                continue
+            try:
+                environ = Path(f"/proc/{entry}/environ").read_bytes()
+                line = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if mark in environ.split(b"\0") and line:
+                found.append(f"{entry}: {line.strip(' .')}")
+        return found
+
+    def assert_nothing_left(self, timeout_s: float = 5.0) -> None:
+        eventually(lambda: not self.left_over(), f"no process left; there are {self.left_over()}", timeout_s)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.proc.poll() is None:
+                process.proc.kill()
+        for line in self.left_over():
+            try:
+                os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self.processes:
+            process.wait()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
