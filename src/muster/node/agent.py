@@ -13,29 +13,28 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.coordinator import wire
-from muster.coordinator.client import Address, Link, Refused
+from muster.coordinator.client import Refused
+from muster.coordinator.membership import Identity, Membership
 from muster.coordinator.wire import Frame
 from muster.node import logs, places, progress, stacks, system
 from muster.node.crew import Crew, Program, Start
 from muster.node.places import Place
 from muster.node.standalone import Standalone
-from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, RunId, Settings
+from muster.types.world import Outcome, OutcomeState, RankExit
 
 EXIT_FAILED = 1
 EXIT_COORDINATOR_LOST = 75
 DUMP_WAIT_S = 3.0
+RECONNECT_LOOK_S = 0.05
 HEALTH_TIMEOUT_S = 60.0
 HEALTH_RETRY_S = 30.0
 ECHO_TIMEOUT_S = 5.0
@@ -44,16 +43,8 @@ ECHO_TIMEOUT_S = 5.0
 @dataclass(frozen=True)
 class NodeConfig:
     program: Program
-    addresses: Callable[[], list[Address]]
-    run_id: RunId
-    name: str
-    procs: int
+    identity: Identity
     log_dir: Path
-    settings: dict[str, object]  # only what the user gave
-    token: str | None = None
-    infra_rank: int | None = None
-    domain: str | None = None
-    local_addr: str | None = None
     health_check: str | None = None
     join_timeout_s: float = 60.0
     no_requeue_code: int = 93
@@ -84,15 +75,10 @@ class _InRound:
 class Agent:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
-        self._member_id = MemberId(uuid.uuid4().hex[:12])
-        self._settings = Settings.parse(config.settings)
-        self._joined = False
-        self._record: dict[str, Any] | None = None
         self._round: _InRound | None = None
         self._outcome: Outcome | None = None
-        self._listener: socket.socket | None = None
-        self._addr = config.local_addr or ""
         self._unfit: str | None = None
+        self._welcomed_once = False
         self._scratch = tempfile.mkdtemp(prefix="muster-")
         self._echo = logs.Echo(enabled=config.echo)
         self._rank_ended = asyncio.Event()
@@ -102,23 +88,20 @@ class Agent:
         self._leaving = False
         self._reason = ""
         self._seq = 0
-        self._lease_from = time.monotonic()
-        self._renew_sent: float | None = None
-        self._hello_sent = 0.0
         self._stop_lock = asyncio.Lock()
-        self._link = Link(
-            config.addresses,
-            config.run_id,
-            "agent",
-            token=config.token,
-            hello=self._hello,
+        self._member = Membership(
+            config.identity,
             on_frame=self._on_frame,
+            on_silent=self._silence,
+            present=self._present,
+            steps=self._fresh_steps,
+            on_beat=lambda: self._crew.beat(),
             on_down=self._on_down,
         )
         self._crew = self._hire()
 
     def _say(self, text: str) -> None:
-        self._echo.say(f"muster-node[{self._config.name}] {text}")
+        self._echo.say(f"muster-node[{self._config.identity.name}] {text}")
 
     # Life
 
@@ -130,9 +113,8 @@ class Agent:
             loop.add_signal_handler(number, self._signalled, number)
         if self._config.health_check:
             self._unfit = await self._check_health()
-        self._spawn_task(self._stay_linked())
-        self._spawn_task(self._renew())
-        self._spawn_task(self._watch_silence())
+        self._spawn_task(self._stay_member())
+        self._spawn_task(self._lose_patience())
         try:
             return await self._code
         finally:
@@ -148,8 +130,7 @@ class Agent:
             self._config.standalone.leave()
         if not self._echo.finish(ECHO_TIMEOUT_S):
             os.write(2, b"muster-node: output was not read in time; the log files have all of it\n")
-        if self._listener is not None:
-            self._listener.close()
+        self._member.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -170,29 +151,9 @@ class Agent:
 
     # The connection
 
-    def _hello(self, local_host: str) -> dict[str, Any]:
-        self._addr = self._config.local_addr or local_host
-        config = self._config
-        self._hello_sent = time.monotonic()
-        member = {
-            "member_id": self._member_id,
-            "name": config.name,
-            "addr": self._addr,
-            "procs": config.procs,
-            "infra_rank": config.infra_rank,
-            "domain": config.domain,
-            "version": wire.show(wire.VERSION),
-            "store_port": self._store_port(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "launcher": "node",
-            "checks_health": config.health_check is not None,
-        }
-        return {"member": member, "settings": config.settings, "present": self._present()}
-
     def _present(self) -> dict[str, Any]:
         """Everything that a coordinator which knows nothing of us needs to know."""
-        shown: dict[str, Any] = {"epoch": self._link.epoch, "record": self._record}
+        shown: dict[str, Any] = {}
         if self._outcome is not None:
             shown["outcome"] = self._outcome.to_wire()
         if (current := self._round) is not None:
@@ -202,42 +163,36 @@ class Agent:
                 "finished": current.finished,
                 "exits": self._exits_to_wire(current),
                 "why": current.why_stopped,
-                "store_port": self._store_port(),
             }
         return shown
 
-    async def _stay_linked(self) -> None:
-        loop = asyncio.get_running_loop()
-        trying = loop.create_task(self._link.run())
-        patience = loop.create_task(self._lose_patience())
+    async def _stay_member(self) -> None:
         try:
-            await asyncio.wait({trying, patience}, return_when=asyncio.FIRST_COMPLETED)
-            if trying.done():
-                trying.result()
-        except Refused as refused:
-            self._end(EXIT_FAILED, f"refused by the coordinator: {refused} [{refused.code}]")
-        finally:
-            trying.cancel()
-            patience.cancel()
+            await self._member.run()
+        except* Refused as refused:
+            first = refused.exceptions[0]
+            self._end(EXIT_FAILED, f"refused by the coordinator: {first}")
 
     async def _lose_patience(self) -> None:
         """Before the first welcome wait `join_timeout_s`, after it `orphan_s`."""
         loop = asyncio.get_running_loop()
         started, warned = loop.time(), False
+        link = self._member.link
         while True:
-            await asyncio.sleep(0.05)
-            if self._link.up:
+            await asyncio.sleep(RECONNECT_LOOK_S)
+            if link.up:
                 continue
             if self._config.standalone is not None:
                 self._config.standalone.revive(self._say)
-            limit = self._settings.orphan_s if self._joined else self._config.join_timeout_s
-            waited = self._link.down_s if self._joined else loop.time() - started
-            if not warned and not self._joined and waited > 1.0:
+            joined = self._member.joined
+            limit = self._member.settings.orphan_s if joined else self._config.join_timeout_s
+            waited = link.down_s if joined else loop.time() - started
+            if not warned and not joined and waited > 1.0:
                 warned = True
-                self._say(f"cannot reach the coordinator ({self._link.why_down}); trying for {limit:g} s")
+                self._say(f"cannot reach the coordinator ({link.why_down}); trying for {limit:g} s")
             if waited > limit:
-                what = "the coordinator was lost" if self._joined else "no coordinator"
-                self._end(EXIT_COORDINATOR_LOST, f"{what}: {self._link.why_down}; gave up after {limit:g} s")
+                what = "the coordinator was lost" if joined else "no coordinator"
+                self._end(EXIT_COORDINATOR_LOST, f"{what} ({link.why_down}); gave up after {limit:g} s")
                 return
 
     def _on_down(self, why: str) -> None:
@@ -247,13 +202,11 @@ class Agent:
     def _on_frame(self, frame: Frame) -> None:
         match frame["type"]:
             case "welcome":
-                self._welcomed(frame)
+                self._welcomed()
             case "renewed":
                 self._renewed(frame)
             case "release":
                 self._released(frame["record"])
-            case "record":
-                self._record = frame["record"]
             case "recall":
                 self._spawn_task(self._recalled(frame))
             case "check":
@@ -265,58 +218,32 @@ class Agent:
             case "farewell":
                 self._farewell.set()
 
-    def _welcomed(self, frame: Frame) -> None:
-        if settings := frame.get("settings"):
-            self._settings = Settings.parse(settings)
-        self._lease_from = max(self._lease_from, self._hello_sent)
-        self._renew_sent = None
-        if not self._joined:
-            self._joined = True
-            self._say(f"joined run {self._config.run_id}")
-        self._crew.beat(lease_s=self._settings.lease_s, addresses=self._config.addresses())
+    def _welcomed(self) -> None:
+        if not self._welcomed_once:
+            self._welcomed_once = True
+            self._say(f"joined run {self._config.identity.run_id}")
+        self._crew.beat(lease_s=self._member.settings.lease_s, addresses=self._config.identity.addresses())
         if self._unfit:
-            self._link.send("unfit", why=self._unfit)
+            self._member.send("unfit", why=self._unfit)
 
     def _renewed(self, frame: Frame) -> None:
-        if self._renew_sent is not None:
-            self._lease_from = max(self._lease_from, self._renew_sent)
-            self._renew_sent = None
         reason = frame.get("reason")
         if reason and reason != self._reason:
             self._reason = reason
             if self._round is None or not self._round.running:
                 self._say(f"waiting: {reason}")
 
-    async def _renew(self) -> None:
-        while True:
-            self._crew.beat()
-            if self._link.up:
-                if self._renew_sent is None:
-                    self._renew_sent = time.monotonic()
-                number = self._round.number if self._round else None
-                self._link.send("renew", round=number, steps=self._fresh_steps())
-            await asyncio.sleep(self._settings.lease_s / 3)
-
-    async def _watch_silence(self) -> None:
-        """Our lease counts from when we sent the renewal that was answered; a dead coordinator gives no rank away."""
-        while True:
-            now = time.monotonic()
-            deadline = max(self._lease_from, self._link.dead_at) + self._settings.lease_s
-            if now < deadline:
-                await asyncio.sleep(deadline - now)
-                continue
-            if (current := self._round) is not None and current.running and self._outcome is None:
-                self._say("the coordinator is silent: ending ranks, the world may go on without them")
-                await self._stop(current, 0.0, why="the coordinator was silent for a lease")
-            self._link.drop("silent for a lease")
-            await asyncio.sleep(self._settings.lease_s / 3)
+    async def _silence(self) -> None:
+        """Nothing from the coordinator for a lease: on the other side of a partition our ranks may be given away."""
+        if (current := self._round) is not None and current.running and self._outcome is None:
+            self._say("the coordinator is silent: ending ranks, the world may go on without them")
+            await self._stop(current, 0.0, why="the coordinator was silent for a lease")
 
     # Rounds
 
     def _released(self, record: dict[str, Any]) -> None:
         """A round is out, or is told again after a reconnect."""
-        self._record = record
-        place = places.find(record, self._member_id)
+        place = places.find(record, self._config.identity.member_id)
         if place is None or self._outcome is not None or self._leaving:
             return
         current = self._round
@@ -351,17 +278,17 @@ class Agent:
             for path in (out, err):
                 open(path, "ab").close()
                 self._echo.follow(path, f"[{rank}] ", error=path == err)
-            env = places.environment(place, local_rank, self._config.run_id)
+            env = places.environment(place, local_rank, self._config.identity.run_id)
             env |= {progress.FILE_VARIABLE: current.progress_files[rank]}
             starts.append(Start(_key(place.number, rank), env, out, err))
         if place.hosts_store:
             self._serve_store(current)
         self._crew.spawn(starts)
-        self._link.send("started", round=place.number)
+        self._member.send("started", round=place.number)
 
     def _serve_store(self, current: _InRound) -> None:
         """Start the round's store: at once where torch is loaded, else when the first rank asks for it."""
-        listener, self._listener = self._listener, None
+        listener = self._member.take_listener()
         if listener is None:
             return
         host, port = current.place.round.store_addr, current.place.round.store_port
@@ -386,7 +313,7 @@ class Agent:
         number = int(frame["round"])
         current = self._round
         if current is None or current.number < number:
-            self._link.send("stopped", round=number, store_port=self._store_port())
+            self._member.send("stopped", round=number, store_port=self._member.store_port())
         elif current.number == number:
             if current.running:
                 self._say(f"round {number} is called back: {frame.get('reason')}")
@@ -394,7 +321,9 @@ class Agent:
             self._confirm_stop(current)
 
     def _confirm_stop(self, current: _InRound) -> None:
-        self._link.send("stopped", round=current.number, store_port=self._store_port(), why=current.why_stopped)
+        self._member.send(
+            "stopped", round=current.number, store_port=self._member.store_port(), why=current.why_stopped
+        )
 
     async def _stop(self, current: _InRound, grace_s: float, *, why: str = "", dump: bool = False) -> None:
         """End the ranks of a round and all that they left; returns when nothing is left."""
@@ -438,14 +367,18 @@ class Agent:
         if end.failed and not end.hung:
             self._say(f"rank {rank}: {end.reason}")
         self._seq += 1
-        self._link.send("exits", round=number, seq=self._seq, exits=self._exits_to_wire(current, [rank]))
+        self._member.send("exits", round=number, seq=self._seq, exits=self._exits_to_wire(current, [rank]))
         every = [exit for exit, _ in current.exits.values()]
         if not current.stopping and len(every) == current.place.seat.procs and all(e.exit_code == 0 for e in every):
             current.finished = True
-            self._link.send("finished", round=number)
+            self._member.send("finished", round=number)
 
     def _describe(self, current: _InRound, rank: int, status: int) -> RankExit:
-        known: dict[str, Any] = {"worker": self._config.name, "round": current.number, "finished_at": time.time()}
+        known: dict[str, Any] = {
+            "worker": self._config.identity.name,
+            "round": current.number,
+            "finished_at": time.time(),
+        }
         mark = progress.read(current.progress_files[rank])
         if mark is not None:
             known |= {"step": mark[0], "idle_s": round(time.monotonic() - mark[1], 3)}
@@ -492,14 +425,14 @@ class Agent:
             await self._stop(self._round, float(frame.get("grace_s") or 0.0))
         self._acknowledge()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(float(frame.get("farewell_s") or self._settings.farewell_s)):
+            async with asyncio.timeout(float(frame.get("farewell_s") or self._member.settings.farewell_s)):
                 await self._farewell.wait()
         self._end(self._exit_code(outcome), f"{outcome.state}: {outcome.message}")
 
     def _acknowledge(self) -> None:
         exits = self._exits_to_wire(self._round) if self._round else []
         number = self._round.number if self._round else None
-        self._link.send("ack", round=number, exits=exits)
+        self._member.send("ack", round=number, exits=exits)
 
     def _exit_code(self, outcome: Outcome) -> int:
         if outcome.state is OutcomeState.SUCCEEDED:
@@ -516,9 +449,9 @@ class Agent:
         self._spawn_task(self._leave(code, number.name))
 
     async def _leave(self, code: int, name: str) -> None:
-        self._link.send("leaving", why=f"it was told to leave ({name})")
+        self._member.send("leaving", why=f"it was told to leave ({name})")
         if self._round is not None and self._round.running:
-            await self._stop(self._round, self._settings.stop_grace_s, why=f"it left ({name})")
+            await self._stop(self._round, self._member.settings.stop_grace_s, why=f"it left ({name})")
             self._confirm_stop(self._round)
         await asyncio.sleep(0)
         self._end(code, "")
@@ -527,11 +460,11 @@ class Agent:
 
     def _hire(self) -> Crew:
         config = {
-            "addresses": self._config.addresses(),
-            "run_id": self._config.run_id,
-            "member_id": self._member_id,
-            "name": self._config.name,
-            "lease_s": self._settings.lease_s,
+            "addresses": self._config.identity.addresses(),
+            "run_id": self._config.identity.run_id,
+            "member_id": self._config.identity.member_id,
+            "name": self._config.identity.name,
+            "lease_s": self._member.settings.lease_s,
         }
         return Crew(self._config.program, config, on_exit=self._rank_exited, on_lost=self._crew_lost, on_note=self._say)
 
@@ -547,12 +480,6 @@ class Agent:
         while not system.kill_children({pid for pid in keep if pid}):
             await asyncio.sleep(0.005)
         self._crew = self._hire()
-
-    def _store_port(self) -> int:
-        """The port that we already listen on, in case the next round's store is ours."""
-        if self._listener is None and self._addr:
-            self._listener = _listen(self._addr)
-        return int(self._listener.getsockname()[1]) if self._listener is not None else 0
 
     # Health
 
@@ -584,28 +511,15 @@ class Agent:
         while True:
             self._unfit = await self._check_health()
             if self._unfit is None:
-                self._link.send("fit")
+                self._member.send("fit")
                 return
             self._say(f"parked: {self._unfit}")
-            self._link.send("unfit", why=self._unfit)
+            self._member.send("unfit", why=self._unfit)
             await asyncio.sleep(HEALTH_RETRY_S)
 
 
 def _key(number: int, rank: int) -> str:
     return f"{number}.{rank}"
-
-
-def _listen(addr: str) -> socket.socket:
-    """A socket on a port that the kernel picks; only loopback addresses are bound as such, others may be mapped."""
-    host = addr if wire.is_loopback(addr) else ("::" if ":" in addr else "0.0.0.0")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.bind((host, 0))
-    except OSError:
-        listener.bind(("", 0))
-    listener.listen(4096)
-    return listener
 
 
 async def take_part(config: NodeConfig) -> int:

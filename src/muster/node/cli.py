@@ -17,9 +17,10 @@ from typing import NoReturn
 from muster import __version__
 from muster.coordinator import wire
 from muster.coordinator.client import Address
+from muster.coordinator.membership import Identity
 from muster.node.crew import Program
 from muster.node.standalone import CannotStart, Standalone
-from muster.types.world import RunId, Settings
+from muster.types.world import MemberId, RunId, Settings
 
 DEFAULT_PORT = 29400
 IDLE_S = 30.0
@@ -133,18 +134,23 @@ def main(argv: list[str] | None = None) -> int:
     if procs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    config = agent.NodeConfig(
-        program=program,
+    identity = Identity(
         addresses=lambda: address,
         run_id=RunId(run_id),
+        member_id=MemberId(secrets.token_hex(6)),
         name=given.name or f"{socket.gethostname()}-{os.getpid()}",
-        procs=procs,
-        log_dir=Path(given.log_dir).absolute() if given.log_dir else _default_log_dir(run_id),
         settings=settings,
+        procs=procs,
         token=os.environ.get("MUSTER_RUN_TOKEN") or None,
         infra_rank=given.infra_rank,
         domain=given.domain,
         local_addr=given.local_addr,
+        checks_health=given.health_check is not None,
+    )
+    config = agent.NodeConfig(
+        program=program,
+        identity=identity,
+        log_dir=Path(given.log_dir).absolute() if given.log_dir else _default_log_dir(run_id),
         health_check=given.health_check,
         join_timeout_s=given.join_timeout,
         no_requeue_code=given.no_requeue_code,

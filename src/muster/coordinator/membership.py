@@ -1,0 +1,176 @@
+"""Being a member: the connection, the lease, and what is presented when the connection has to be made anew.
+
+Used by the agent and by torchrun's backend; each says what it runs through `present` and obeys frames in `on_frame`.
+The lease counts from the moment at which we *sent* the renewal that was answered, so it ends here no later than the
+coordinator believes. When it ends without the coordinator having been found dead, `on_silent` must end the ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from muster.coordinator import wire
+from muster.coordinator.client import Address, Link
+from muster.coordinator.wire import Frame
+from muster.types.world import MemberId, RunId, Settings
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who joins, and with which settings (only those that the user gave)."""
+
+    addresses: Callable[[], list[Address]]
+    run_id: RunId
+    member_id: MemberId
+    name: str
+    settings: dict[str, object]
+    procs: int = 1
+    token: str | None = None
+    infra_rank: int | None = None
+    domain: str | None = None
+    local_addr: str | None = None
+    launcher: str = "node"
+    checks_health: bool = False
+
+
+class Membership:
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        on_frame: Callable[[Frame], None],
+        on_silent: Callable[[], Awaitable[None]],
+        present: Callable[[], dict[str, Any]],
+        steps: Callable[[], list[list[float]]] = list,
+        on_beat: Callable[[], None] = lambda: None,
+        on_down: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._identity = identity
+        self._on_frame = on_frame
+        self._on_silent = on_silent
+        self._present = present
+        self._steps = steps
+        self._on_beat = on_beat
+        self._listener: socket.socket | None = None
+        self._addr = identity.local_addr or ""
+        self._lease_from = time.monotonic()
+        self._hello_sent = 0.0
+        self._renew_sent: float | None = None
+        self.settings = Settings.parse(identity.settings)
+        self.record: dict[str, Any] | None = None
+        self.joined = False
+        self.link = Link(
+            identity.addresses,
+            identity.run_id,
+            "agent",
+            token=identity.token,
+            hello=self._hello,
+            on_frame=self._hear,
+            on_down=on_down,
+        )
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        return self.link.send(kind, **fields)
+
+    async def run(self) -> None:
+        """Stay a member for ever; raises `client.Refused` when the coordinator will not have us."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.link.run())
+            group.create_task(self._renew())
+            group.create_task(self._watch_silence())
+
+    # A place for the next round's store
+
+    def store_port(self) -> int:
+        """The port that we already listen on, in case the next round's store is ours."""
+        if self._listener is None and self._addr:
+            self._listener = _listen(self._addr)
+        return int(self._listener.getsockname()[1]) if self._listener is not None else 0
+
+    def take_listener(self) -> socket.socket | None:
+        """The listening socket, for the store; the next round will get another."""
+        listener, self._listener = self._listener, None
+        return listener
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    # Talking
+
+    def _hello(self, local_host: str) -> dict[str, Any]:
+        mine = self._identity
+        self._addr = mine.local_addr or local_host
+        self._hello_sent = time.monotonic()
+        member = {
+            "member_id": mine.member_id,
+            "name": mine.name,
+            "addr": self._addr,
+            "procs": mine.procs,
+            "infra_rank": mine.infra_rank,
+            "domain": mine.domain,
+            "version": wire.show(wire.VERSION),
+            "store_port": self.store_port(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "launcher": mine.launcher,
+            "checks_health": mine.checks_health,
+        }
+        known = {"epoch": self.link.epoch, "record": self.record, "store_port": self.store_port()}
+        return {"member": member, "settings": mine.settings, "present": known | self._present()}
+
+    def _hear(self, frame: Frame) -> None:
+        match frame["type"]:
+            case "welcome":
+                if settings := frame.get("settings"):
+                    self.settings = Settings.parse(settings)
+                self._lease_from = max(self._lease_from, self._hello_sent)
+                self._renew_sent = None
+                self.joined = True
+            case "renewed":
+                if self._renew_sent is not None:
+                    self._lease_from = max(self._lease_from, self._renew_sent)
+                    self._renew_sent = None
+            case "release" | "record":
+                self.record = frame["record"]
+        self._on_frame(frame)
+
+    async def _renew(self) -> None:
+        while True:
+            self._on_beat()
+            if self.link.up:
+                if self._renew_sent is None:
+                    self._renew_sent = time.monotonic()
+                number = self.record["round"] if self.record else None
+                self.link.send("renew", round=number, steps=self._steps())
+            await asyncio.sleep(self.settings.lease_s / 3)
+
+    async def _watch_silence(self) -> None:
+        while True:
+            now = time.monotonic()
+            deadline = max(self._lease_from, self.link.dead_at) + self.settings.lease_s
+            if now < deadline:
+                await asyncio.sleep(deadline - now)
+                continue
+            await self._on_silent()
+            self.link.drop("silent for a lease")
+            await asyncio.sleep(self.settings.lease_s / 3)
+
+
+def _listen(addr: str) -> socket.socket:
+    """A socket on a port that the kernel picks; only loopback addresses are bound as such, others may be mapped."""
+    host = addr if wire.is_loopback(addr) else ("::" if ":" in addr else "0.0.0.0")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind((host, 0))
+    except OSError:
+        listener.bind(("", 0))
+    listener.listen(4096)
+    return listener
