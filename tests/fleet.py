@@ -218,6 +218,10 @@ class Fleet:
     def assert_nothing_left(self, timeout_s: float = 5.0) -> None:
         eventually(lambda: not self.left_over(), f"no process left; there are {self.left_over()}", timeout_s)
 
+    def assert_nothing_left_but(self, count: int, timeout_s: float = 5.0) -> None:
+        """For tests whose coordinator goes on."""
+        eventually(lambda: len(self.left_over()) <= count, f"{count} left; there are {self.left_over()}", timeout_s)
+
     def close(self) -> None:
         for process in self.processes:
             if process.proc.poll() is None:

@@ -134,7 +134,8 @@ class Desk:
         if visitor.kind == "agent" and self._agents.get(visitor.member_id) is peer:
             del self._agents[visitor.member_id]
             if self.roll is not None and visitor.member_id in self.roll.members:
-                self._tell("lost", f"{self._name(visitor.member_id)}: its connection closed", now)
+                kind = "left" if self.roll.outcome is not None else "lost"
+                self._tell(kind, f"{self._name(visitor.member_id)}: its connection closed", now)
                 self.roll = register.disconnected(self.roll, visitor.member_id, now)
                 self._probe(visitor.member_id)
 

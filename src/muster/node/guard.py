@@ -13,8 +13,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from muster.coordinator.client import Address, Link, Refused
@@ -24,15 +26,21 @@ from muster.node.warm import interpreter_flags
 from muster.types.world import RunId
 
 REPORT_TIMEOUT_S = 10.0
+LOOK_S = 0.05
 
 
 class Guard:
+    """Stands by an agent and, when that ends, clears what was below it. `clear(everything)` returns when it is gone."""
+
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, warm: subprocess.Popen[bytes]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        clear: Callable[[bool], Awaitable[None]],
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._warm = warm
+        self._clear = clear
         self._beat_at = asyncio.get_running_loop().time()
         self._lease_s = 2.0
         self._round: int | None = None
@@ -40,17 +48,15 @@ class Guard:
         self._reported = asyncio.Event()
         self._link: Link | None = None
         self._addresses: list[Address] = []
-        self._child_ended = asyncio.Event()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGCHLD, self._child_ended.set)
         config = json.loads(await self._reader.readline())
         self._lease_s = config["lease_s"]
         self._watch(config)
         linked = loop.create_task(self._stay_connected())
         why = await self._stand_by()
-        await self._clear(set())
+        await self._clear(True)
         self._cleared = True
         if why == "released" or self._round is None:
             return
@@ -102,18 +108,8 @@ class Guard:
             if "release" in order:
                 return "released"
             if "sweep" in order:
-                await self._clear({self._warm.pid})
+                await self._clear(False)
                 self._writer.write(json.dumps({"swept": order["sweep"]}).encode() + b"\n")
-
-    async def _clear(self, spare: set[int]) -> None:
-        """Kill everything below but `spare`, generation after generation, until nothing is left."""
-        while not system.kill_children(spare):
-            self._child_ended.clear()
-            try:
-                async with asyncio.timeout(0.05):
-                    await self._child_ended.wait()
-            except TimeoutError:
-                continue
 
     def _hear(self, frame: Frame) -> None:
         if frame["type"] == "welcome" and self._cleared:
@@ -130,9 +126,29 @@ class Guard:
             asyncio.get_running_loop().call_later(0.02, self._reported.set)
 
 
-async def _main(control_fd: int, warm_fd: int, plan_fd: int, room: int) -> None:
-    import socket
+class Below:
+    """What lives below a guard: the warm parent and, generation after generation, everything that it started."""
 
+    def __init__(self, warm: subprocess.Popen[bytes]) -> None:
+        self._warm = warm
+        self._child_ended = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._child_ended.set)
+
+    async def clear(self, everything: bool) -> None:
+        """Kill all of it, or all but the warm parent, until nothing is left."""
+        spare = set() if everything else {self._warm.pid}
+        while True:
+            self._child_ended.clear()
+            if system.kill_children(spare):
+                return
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._child_ended.wait()
+            except TimeoutError:
+                continue
+
+
+async def _main(control_fd: int, warm_fd: int, plan_fd: int, room: int) -> None:
     system.adopt_orphans()
     command = [sys.executable, *interpreter_flags(), "-m", "muster.node.warm"]
     warm = subprocess.Popen(
@@ -144,7 +160,7 @@ async def _main(control_fd: int, warm_fd: int, plan_fd: int, room: int) -> None:
     os.close(warm_fd)
     os.close(plan_fd)
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
-    await Guard(reader, writer, warm).run()
+    await Guard(reader, writer, Below(warm).clear).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+# The only commands to remember: make (check + test), make demo, make bench. Each does its own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := all
+.PHONY: all venv demo check test soak bench bench-world clean
+
+all: check test
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	touch $@
+
+demo: venv
+	$(BIN)/python examples/demo.py
+
+check: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: venv
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+soak: venv
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m soak tests
+
+bench: bench-world
+
+bench-world: venv
+	$(BIN)/python -m bench.world $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

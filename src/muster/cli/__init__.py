@@ -1,0 +1,1 @@
+"""muster …: the command line."""

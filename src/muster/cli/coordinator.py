@@ -1,0 +1,21 @@
+"""`muster coordinator`: a coordinator on its own, without a control plane."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from muster.coordinator import __main__ as program
+
+EXAMPLE = "Example: muster coordinator --listen 127.0.0.1:29400"
+
+
+def coordinator(
+    listen: str = typer.Option("127.0.0.1:29400", metavar="HOST:PORT", help="Where members connect."),
+    state: Path | None = typer.Option(None, help="Where its record is kept (under MUSTER_HOME by default)."),
+    idle_s: float | None = typer.Option(None, help="End when nobody has been connected for this long."),
+    outcome_ttl_s: float = typer.Option(600.0, help="How long late joiners are told how a run ended."),
+) -> None:
+    """Serve the roll of any number of runs. Beyond loopback, MUSTER_RUN_TOKEN must be set."""
+    raise typer.Exit(program.run(listen, state=state, idle_s=idle_s, outcome_ttl_s=outcome_ttl_s))

@@ -1,0 +1,112 @@
+"""`muster world`: look at a run and change it, through its coordinator alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from muster.coordinator import wire
+from muster.coordinator.client import Refused, ask
+from muster.types.world import RunId
+
+app = typer.Typer(
+    help="Show a run, set its target, or cancel it, by asking its coordinator.",
+    no_args_is_help=True,
+    epilog="Example: muster world --coordinator 127.0.0.1:29400 --run-id demo show",
+)
+
+_EXIT_CODES = {"not_found": 3, "terminal_state": 4, "bad_token": 5, "out_of_bounds": 2, "invalid": 2}
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class _Where:
+    addresses: list[tuple[str, int]]
+    run_id: RunId
+
+
+@app.callback()
+def where(
+    context: typer.Context,
+    coordinator: str = typer.Option(..., envvar="MUSTER_COORDINATOR", metavar="HOST:PORT"),
+    run_id: str = typer.Option(..., envvar="MUSTER_RUN_ID", metavar="ID"),
+) -> None:
+    try:
+        addresses = [wire.parse_address(part) for part in coordinator.split(",")]
+    except ValueError as error:
+        _fail(f"--coordinator: {error}", 2)
+    context.obj = _Where(addresses, RunId(run_id))
+
+
+@app.command()
+def show(context: typer.Context, output: Output = typer.Option(Output.TABLE, "-o", "--output")) -> None:
+    """Members, roles, ranks, and why the run is where it is."""
+    _print(_ask(context.obj, "show"), output)
+
+
+@app.command("set-target", epilog="Example: muster world … set-target 3")
+def set_target(
+    context: typer.Context,
+    target: int = typer.Argument(..., metavar="N"),
+    remove: list[str] = typer.Option([], help="When shrinking, send these workers away first."),
+    output: Output = typer.Option(Output.TABLE, "-o", "--output"),
+) -> None:
+    """Ask for N workers. Up waits for members; down sends the highest ranks away."""
+    _print(_ask(context.obj, "set-target", target=target, remove=remove), output)
+
+
+@app.command()
+def cancel(
+    context: typer.Context,
+    reason: str = typer.Option("cancelled on request", help="Recorded as the outcome's message."),
+    output: Output = typer.Option(Output.TABLE, "-o", "--output"),
+) -> None:
+    """End the run as cancelled."""
+    _print(_ask(context.obj, "cancel", why=reason), output)
+
+
+def _ask(where: _Where, question: str, **fields: Any) -> dict[str, Any]:
+    token = os.environ.get("MUSTER_RUN_TOKEN") or None
+    try:
+        return asyncio.run(ask(where.addresses, where.run_id, question, token=token, **fields))
+    except Refused as refused:
+        _fail(str(refused), _EXIT_CODES.get(refused.code, 1))
+    except TimeoutError as error:
+        _fail(f"{error}; is the coordinator running?", 7)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"muster world: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _print(view: dict[str, Any], output: Output) -> None:
+    if output is Output.JSON:
+        print(json.dumps(view))
+        return
+    console = Console()
+    round_text = "no round yet" if view["round"] is None else f"round {view['round']}"
+    size = f"{view['world']} of {view['target']} workers ({view['min']}…{view['max']})"
+    restarts = f"restarts {view['restarts_used']}/{view['max_restarts']}"
+    console.print(f"[bold]{view['run_id']}[/]  {view['state']}  {round_text}  {size}  {restarts}", highlight=False)
+    console.print(view["reason"], style="dim", highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("NAME", "ROLE", "RANK", "RANKS", "ADDRESS", "DOMAIN", "NOTE"):
+        table.add_column(title)
+    for member in view["members"]:
+        rank = "-" if member["rank"] is None else str(member["rank"])
+        row = (member["name"], member["role"], rank, member["ranks_state"], member["addr"])
+        table.add_row(*row, member["domain"] or "-", member["note"])
+    console.print(table)

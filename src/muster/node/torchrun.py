@@ -1,0 +1,448 @@
+"""A rendezvous handler for stock torchrun: membership in a thread, torch's questions answered from it.
+
+Torch asks three things: `next_rendezvous` (give me a place; entering it confirms that the old ranks are gone),
+`num_nodes_waiting` (must I leave my round?), and `shutdown` (this node is done; the exception in flight says how).
+The restart budget is torch's own, per agent. docs/torchrun.md lists what torchrun cannot be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+)
+
+from muster.coordinator import wire
+from muster.coordinator.client import Refused
+from muster.coordinator.membership import Identity, Membership
+from muster.coordinator.wire import Frame
+from muster.node import places
+from muster.node.marked import MARK
+from muster.node.standalone import CannotStart, Standalone
+from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, RunId, Settings
+
+STORE_LOOK_S = 0.01  # how often a blocked store operation looks whether its round is still on
+STORE_CONNECT_S = 5.0
+JOIN_TIMEOUT_S = 60.0
+_OWN_KEYS = {"name", "infra_rank", "domain", "join_timeout_s", "standalone", "timeout"}
+
+
+class MusterRendezvous(RendezvousHandler):
+    def __init__(self, params: RendezvousParameters) -> None:
+        self._params = params
+        self._identity, self._join_timeout_s = _read(params)
+        self._desk = _Member(self._identity)
+        self._server: TCPStore | None = None
+        self._place: places.Place | None = None
+        self._started = False
+
+    def get_backend(self) -> str:
+        return "muster"
+
+    def get_run_id(self) -> str:
+        return str(self._params.run_id)
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return self._desk.outcome is not None
+
+    def set_closed(self) -> None:
+        """Nothing to do: an outcome is reported by `shutdown`, and only the coordinator ends a run."""
+
+    def num_nodes_waiting(self) -> int:
+        return int(self._desk.must_leave.is_set())
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if not self._started:
+            self._started = True
+            os.environ[MARK] = self._identity.member_id
+            self._desk.start()
+        elif self._place is not None:
+            self._server = None
+            self._desk.confirm_stop(self._place.number)
+        while True:
+            place = self._await_place()
+            store = self._open_store(place)
+            if store is not None:
+                self._place = place
+                return RendezvousInfo(
+                    store,
+                    place.seat.rank,
+                    place.round.world_size,
+                    RendezvousStoreInfo(place.round.store_addr, place.round.store_port),
+                )
+            self._server = None
+            self._desk.confirm_stop(place.number)
+
+    def _await_place(self) -> places.Place:
+        """Block until a round has a place for us. An end of the run ends this process, or raises."""
+        after = self._desk.stopped_for
+        self._desk.wait(lambda: self._desk.news(after), self._join_timeout_s, for_ever_once_joined=True)
+        desk = self._desk
+        if desk.refusal is not None:
+            raise RendezvousStateError(f"refused by the muster coordinator: {desk.refusal}")
+        if desk.dismissed is not None:
+            # torch 2.13 turns RendezvousGracefulExitError into exit code 1, so this is how a spare leaves in peace.
+            raise SystemExit(0)
+        if desk.outcome is not None:
+            if desk.outcome.state is OutcomeState.SUCCEEDED:
+                desk.leave()
+                raise SystemExit(0)
+            raise RendezvousClosedError(f"the run {desk.outcome.state}: {desk.outcome.message}")
+        if desk.place is None or desk.place.number <= after:
+            raise RendezvousConnectionError(
+                f"no muster coordinator ({desk.why_down}); gave up after {self._join_timeout_s:g} s"
+            )
+        return desk.place
+
+    def _open_store(self, place: places.Place) -> Store | None:
+        """The round's store, served here if we have rank 0; None when the round ended before it was open."""
+        addr, port = place.round.store_addr, place.round.store_port
+        if place.hosts_store and (listener := self._desk.take_listener()) is not None:
+            self._server = TCPStore(
+                addr, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+        while not self._desk.must_leave.is_set():
+            try:
+                limit = timedelta(seconds=STORE_CONNECT_S)
+                client = TCPStore(addr, port, is_master=False, wait_for_workers=False, timeout=limit)
+            except DistStoreError:
+                continue
+            except RuntimeError:
+                # Refused: its server died with its node; the recall is on its way.
+                self._desk.must_leave.wait(STORE_LOOK_S)
+                continue
+            return RoundStore(client, self._desk.must_leave)
+        return None
+
+    def shutdown(self) -> bool:
+        """Called when this node is done. No exception in flight: its ranks succeeded."""
+        error = sys.exc_info()[1]
+        desk = self._desk
+        if self._place is not None and error is None and not desk.must_leave.is_set():
+            desk.report("finished", round=self._place.number)
+            desk.wait(lambda: desk.farewell or desk.must_leave.is_set(), desk.farewell_s)
+        elif isinstance(error, ChildFailedError) and desk.outcome is None:
+            ends = _failures(error, self._identity.name)
+            told = "; ".join(f"rank {end.rank}: {end.reason}" for end in ends) or "a rank failed"
+            desk.report("failed", message=f"torchrun gave up: {told}", exits=[end.to_wire() for end in ends])
+            desk.wait(lambda: desk.outcome is not None, desk.farewell_s)
+        desk.leave()
+        self._server = None
+        return True
+
+
+class RoundStore(Store):
+    """A store that does not keep torch waiting for a round that is over.
+
+    Torch has no way to go back from the middle of a rendezvous, so a read of a round that was called back gets a
+    made-up answer: the ranks that torch then starts are stopped at its next look at `num_nodes_waiting`. A wait in
+    the exit barrier raises instead, which torch expects.
+    """
+
+    timeout: timedelta  # of the base class, which torch's type stubs do not show
+
+    def __init__(self, inner: Any, over: threading.Event) -> None:
+        super().__init__()
+        self._inner = inner
+        self._over = over
+
+    def set(self, key: str, value: Any) -> None:
+        self._unless_over(lambda: self._inner.set(key, value))
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        self._unless_over(lambda: self._inner.multi_set(keys, values))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._unless_over(lambda: self._inner.add(key, amount)) or 0)
+
+    def get(self, key: str) -> bytes:
+        found = self._present([key], self.timeout) and self._unless_over(lambda: self._inner.get(key))
+        return found or json.dumps([0, 1, 0, 1]).encode()
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        if self._present(keys, self.timeout):
+            found = self._unless_over(lambda: self._inner.multi_get(keys))
+            if found:
+                return list(found)
+        return [self._made_up_role() for _ in keys]
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._unless_over(lambda: self._inner.check(keys)))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        if not self._present(keys, timeout or self.timeout):
+            raise DistStoreError("this round was called back")
+
+    def _present(self, keys: list[str], timeout: timedelta) -> bool:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            if self._over.wait(STORE_LOOK_S):
+                return False
+            if time.monotonic() > deadline:
+                raise DistStoreError(f"wait timed out after {timeout} for {keys}")
+        return True
+
+    def _unless_over(self, act: Any) -> Any:
+        try:
+            return act()
+        except RuntimeError:
+            # The server went with its node. That is a recall for everyone, and it will be here in a moment.
+            if self._over.wait(STORE_CONNECT_S):
+                return None
+            raise
+
+    def _made_up_role(self) -> bytes:
+        from torch.distributed.elastic.agent.server.api import _RoleInstanceInfo
+
+        return bytes(_RoleInstanceInfo("default", 0, 1).serialize())
+
+
+class _Member:
+    """Membership on a thread of its own; the main thread waits on a condition, which signals can interrupt."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="muster", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._membership: Membership | None = None
+        self._stopping: asyncio.Event | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard_socket: socket.socket | None = None
+        self.must_leave = threading.Event()
+        self.place: places.Place | None = None
+        self.stopped_for = -1
+        self.finished_round: int | None = None
+        self.outcome: Outcome | None = None
+        self.dismissed: str | None = None
+        self.refusal: str | None = None
+        self.farewell = False
+        self.farewell_s = 3.0
+
+    @property
+    def why_down(self) -> str:
+        return self._membership.link.why_down if self._membership else "not started"
+
+    def start(self) -> None:
+        self._start_guard()
+        self._thread.start()
+
+    def wait(self, look: Callable[[], bool], timeout_s: float, *, for_ever_once_joined: bool = False) -> None:
+        """Until `look` is true, or the time is up. A signal's exception comes through."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not look():
+                joined = self._membership is not None and self._membership.joined
+                if time.monotonic() > deadline and not (joined and for_ever_once_joined):
+                    return
+                self._changed.wait(0.2)
+
+    def news(self, after: int) -> bool:
+        placed = self.place is not None and self.place.number > after
+        return bool(placed or self.outcome or self.dismissed or self.refusal)
+
+    # From the main thread
+
+    def confirm_stop(self, number: int) -> None:
+        """Torch has ended the ranks of that round."""
+        with self._changed:
+            self.stopped_for = max(self.stopped_for, number)
+            self.must_leave.clear()
+        membership = self._membership
+        if membership is not None:
+            self._on_loop(lambda: membership.send("stopped", round=number, store_port=membership.store_port()))
+
+    def report(self, kind: str, **fields: Any) -> None:
+        if kind == "finished":
+            self.finished_round = fields["round"]
+        membership = self._membership
+        if membership is not None:
+            self._on_loop(lambda: membership.send(kind, **fields))
+
+    def take_listener(self) -> socket.socket | None:
+        return self._membership.take_listener() if self._membership else None
+
+    def leave(self) -> None:
+        if self._loop is not None and self._stopping is not None:
+            self._on_loop(self._stopping.set)
+            self._thread.join(2.0)
+        if self._guard_socket is not None:
+            self._tell_guard(release=True)
+            self._guard_socket.close()
+
+    def _on_loop(self, act: Any) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(act)
+
+    # On the thread
+
+    def _run(self) -> None:
+        asyncio.run(self._take_part())
+
+    async def _take_part(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._membership = Membership(
+            self._identity,
+            on_frame=self._hear,
+            on_silent=self._silent,
+            present=self._present,
+            on_beat=lambda: self._tell_guard(beat=True),
+        )
+        member = self._loop.create_task(self._membership.run())
+        stop = self._loop.create_task(self._stopping.wait())
+        waits: set[asyncio.Future[Any]] = {member, stop}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if member.done():
+            with self._changed:
+                error = member.exception()
+                refusals = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
+                self.refusal = str(refusals[0])
+                self._changed.notify_all()
+            if not isinstance(refusals[0], Refused):
+                raise RuntimeError("the membership thread failed") from error
+        else:
+            await asyncio.sleep(0.01)  # let what was just sent leave
+            member.cancel()
+
+    def _present(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {"outcome": self.outcome.to_wire()} if self.outcome else {}
+        if self.place is not None:
+            number = self.place.number
+            running = number > self.stopped_for
+            shown |= {"round": number, "running": running, "finished": self.finished_round == number}
+        return shown
+
+    async def _silent(self) -> None:
+        if self.place is not None and self.place.number > self.stopped_for:
+            self.must_leave.set()
+
+    def _hear(self, frame: Frame) -> None:
+        with self._changed:
+            self._take(frame)
+            self._changed.notify_all()
+
+    def _take(self, frame: Frame) -> None:
+        match frame["type"]:
+            case "release":
+                place = places.find(frame["record"], self._identity.member_id)
+                if place is not None and place.number > (self.place.number if self.place else -1):
+                    self.must_leave.clear()
+                    self.place = place
+                    self._tell_guard(round=place.number)
+                    self.report("started", round=place.number)
+            case "recall":
+                number = int(frame["round"])
+                if self.place is None or self.place.number < number or number <= self.stopped_for:
+                    self.confirm_stop(number)
+                elif self.place.number == number:
+                    self.must_leave.set()
+            case "dismiss":
+                self.dismissed = str(frame.get("reason"))
+                self.must_leave.set()
+            case "outcome":
+                self.outcome = Outcome.from_wire(frame["outcome"])
+                self.farewell_s = float(frame.get("farewell_s") or self.farewell_s)
+                if self.outcome.state is not OutcomeState.SUCCEEDED:
+                    self.must_leave.set()
+                self.report("ack", round=self.place.number if self.place else None)
+            case "farewell":
+                self.farewell = True
+
+    # The guard: ranks of torchrun are not below it, so it knows them by a mark in their environment
+
+    def _start_guard(self) -> None:
+        self._guard_socket, end = socket.socketpair()
+        command = [sys.executable, "-m", "muster.node.marked", str(end.fileno()), self._identity.member_id]
+        env = {key: value for key, value in os.environ.items() if key != MARK}
+        self._guard = subprocess.Popen(command, pass_fds=(end.fileno(),), env=env, start_new_session=True)
+        end.close()
+        self._guard_socket.setblocking(False)
+        self._tell_guard(
+            addresses=self._identity.addresses(),
+            run_id=self._identity.run_id,
+            member_id=self._identity.member_id,
+            name=self._identity.name,
+            lease_s=Settings.parse(self._identity.settings).lease_s,
+        )
+
+    def _tell_guard(self, **news: Any) -> None:
+        if self._guard_socket is None:
+            return
+        try:
+            self._guard_socket.send(json.dumps(news).encode() + b"\n")
+        except OSError:
+            return  # without a guard the coordinator goes by the clock
+
+
+def _read(params: RendezvousParameters) -> tuple[Identity, float]:
+    """`--rdzv-conf` takes the settings of the roll and this worker's name, infra_rank and domain."""
+    config = {key: value for key, value in params.config.items() if value is not None}
+    known = set(Settings.__dataclass_fields__) | _OWN_KEYS
+    if unknown := sorted(set(config) - known):
+        raise ValueError(f"--rdzv-conf: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    given = {key: config[key] for key in Settings.__dataclass_fields__ if key in config}
+    parsed = Settings.parse({"min": params.min_nodes, "max": params.max_nodes} | given)
+    if problems := parsed.problems():
+        raise ValueError(f"--nnodes and --rdzv-conf: {'; '.join(problems)}")
+    addresses = [wire.parse_address(part) for part in params.endpoint.split(",")]
+    if str(config.get("standalone", "")).lower() in ("1", "true", "yes"):
+        _start_coordinator(addresses[0])
+    infra = config.get("infra_rank")
+    identity = Identity(
+        addresses=lambda: addresses,
+        run_id=RunId(params.run_id),
+        member_id=MemberId(secrets.token_hex(6)),
+        name=str(config.get("name") or f"{socket.gethostname()}-{os.getpid()}"),
+        settings={key: getattr(parsed, key) for key in ("min", "max", *given)},
+        token=os.environ.get("MUSTER_RUN_TOKEN") or None,
+        infra_rank=int(infra) if infra is not None else None,
+        domain=config.get("domain"),
+        local_addr=params.local_addr,
+        launcher="torchrun",
+    )
+    return identity, float(config.get("join_timeout_s") or JOIN_TIMEOUT_S)
+
+
+def _start_coordinator(address: tuple[str, int]) -> None:
+    """`--rdzv-conf standalone=true`: this node brings the coordinator, unless one is there already."""
+    state = Path(f"/tmp/muster-{os.getuid()}") / f"coordinator-{os.getpid()}-{secrets.token_hex(4)}.json"
+    try:
+        Standalone(*address, state=state, idle_s=30.0, private=False).start()
+    except CannotStart:
+        return  # someone else was first; joining will tell whether it is a coordinator
+
+
+def _failures(error: ChildFailedError, worker: str) -> list[RankExit]:
+    ends = []
+    for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp):
+        name = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else None
+        code = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
+        ends.append(RankExit(rank=int(rank), exit_code=code, signal=name, worker=worker))
+    return ends

@@ -1,0 +1,70 @@
+"""Stock torchrun with `--rdzv-backend=muster`: its agents, our rendezvous."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from tests.fleet import Fleet, Process, gone
+
+
+def launcher(fleet: Fleet, name: str, *program: str, nnodes: str, spares: int = 0, restarts: int = 0) -> Process:
+    conf = f"spares={spares},name={name}"
+    return fleet.start(
+        *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster"),
+        *(f"--rdzv-endpoint={fleet.address}", f"--rdzv-id={fleet.run_id}", f"--nnodes={nnodes}"),
+        *(f"--rdzv-conf={conf}", f"--max-restarts={restarts}", "--nproc-per-node=1", *program),
+        MUSTER_ROUND="0",
+        MUSTER_WORKER=name,
+        MUSTER_RUN_ID=fleet.run_id,
+    )
+
+
+def test_parked_spares_disturb_nothing_and_leave_with_success(fleet: Fleet) -> None:
+    fleet.coordinator()
+    program = fleet.probe("wait")
+    nodes = [launcher(fleet, f"w{i}", *program, nnodes="3:5", spares=2) for i in range(5)]
+    view = fleet.training(0, 3)
+    assert [m["name"] for m in view["members"] if m["role"] == "spare"] == ["w3", "w4"]
+    ranks = fleet.started(0, 3)
+    assert [note["RANK"] for note in ranks] == ["0", "1", "2"]
+    fleet.go()
+    assert [node.wait() for node in nodes] == [0] * 5
+    assert len(fleet.told("start")) == 3
+    last_active = max(node.ended_at for node in nodes[:3])
+    assert max(node.ended_at for node in nodes[3:]) - last_active < 3.0
+
+
+def test_a_killed_launcher_takes_its_rank_along_and_a_spare_gets_its_place(fleet: Fleet) -> None:
+    fleet.coordinator()
+    nodes = [launcher(fleet, f"w{i}", *fleet.probe("wait"), nnodes="2:3", spares=1) for i in range(3)]
+    fleet.training(0, 2)
+    before = fleet.started(0, 2)
+    nodes[1].kill()
+    view = fleet.training(1, 2)
+    assert [(m["name"], m["rank"]) for m in view["members"]] == [("w0", 0), ("w2", 1)]
+    assert gone(before[1]["pid"]), "the guard knows torchrun's ranks by their mark"
+    fleet.started(0, 4)
+    fleet.go()
+    assert nodes[0].wait() == nodes[2].wait() == 0
+
+
+def test_a_failed_rank_with_torch_out_of_restarts_ends_everyone(fleet: Fleet) -> None:
+    fleet.coordinator()
+    nodes = [
+        launcher(fleet, f"w{i}", *fleet.probe("wait", "exit=3@1.0", "sleep"), nnodes="2:3", spares=1) for i in range(3)
+    ]
+    fleet.started(0, 2)
+    fleet.go()
+    assert [node.wait() for node in nodes] == [1, 1, 1]
+    assert "rank 1: Exit 3" in nodes[0].text and "rank 1: Exit 3" in nodes[2].text
+
+
+def test_a_blocked_rendezvous_yields_to_sigterm(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = launcher(fleet, "w0", *fleet.probe("wait"), nnodes="2")
+    fleet.until("it waits", lambda v: v["members"])
+    node.kill(signal.SIGTERM)
+    assert node.wait(20) != 0
+    fleet.until("it is gone", lambda v: not v["members"])
+    fleet.assert_nothing_left_but(1)
