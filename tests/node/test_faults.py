@@ -1,0 +1,186 @@
+"""Partitions, deaths at awkward moments, and processes killed from under the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.fleet import Fleet, eventually, gone
+from tests.proxy import Proxy
+
+
+def children_of(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in listed.stdout.split()]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def below(pid: int, what: str) -> int:
+    """The descendant whose command line has `what` in it."""
+
+    def look() -> int | None:
+        todo = children_of(pid)
+        while todo:
+            one = todo.pop()
+            if what in command_of(one):
+                return one
+            todo += children_of(one)
+        return None
+
+    return eventually(look, f"{what} below {pid}")
+
+
+def test_a_partitioned_worker_ends_its_ranks_before_the_spare_starts_its_own(fleet: Fleet) -> None:
+    fleet.coordinator()
+    proxy = Proxy((fleet.host, fleet.port))
+    options = ("--nnodes", "2", "--spares", "1", "--max-restarts", "0")
+    fleet.node("a", *options)
+    far = fleet.node(
+        "b", *options, "--coordinator", f"127.0.0.1:{proxy.port}", "--run-id", fleet.run_id, join=False
+    )
+    fleet.until("two members", lambda v: len(v["members"]) == 2)
+    fleet.node("c", *options)
+    fleet.training(0, 2)
+    before = fleet.started(0, 2)
+    proxy.cut()
+    after = fleet.started(1, 2)
+    assert gone(before[1]["pid"]), "two rounds never train at once"
+    assert [note["MUSTER_WORKER"] for note in after] == ["a", "c"]
+    far.expect("silent: ending ranks")
+    proxy.heal()
+    view = fleet.until("b is back", lambda v: len(v["members"]) == 3)
+    assert view["round"] == 1 and view["members"][2]["role"] == "spare"
+    fleet.go()
+    assert [node.wait() for node in fleet.processes[1:]] == [0, 0, 0]
+    proxy.close()
+
+
+def test_a_member_killed_before_the_round_forms_is_not_waited_for(fleet: Fleet) -> None:
+    fleet.coordinator()
+    options = ("--nnodes", "2:3", "--last-call-s", "1")
+    first = fleet.node("a", *options)
+    fleet.until("a is here", lambda v: len(v["members"]) == 1)
+    first.kill()
+    fleet.node("b", *options)
+    fleet.node("c", *options)
+    fleet.training(0, 2)
+    assert [note["MUSTER_WORKER"] for note in fleet.started(0, 2)] == ["b", "c"]
+
+
+def test_the_coordinator_may_die_while_the_world_forms(fleet: Fleet) -> None:
+    coordinator = fleet.coordinator()
+    nodes = [fleet.node(f"w{i}", "--nnodes", "3") for i in range(2)]
+    fleet.until("two of three", lambda v: len(v["members"]) == 2)
+    coordinator.kill()
+    coordinator.wait()
+    nodes.append(fleet.node("w2", "--nnodes", "3"))
+    fleet.coordinator()
+    fleet.started(0, 3)
+    fleet.go()
+    assert [node.wait() for node in nodes] == [0, 0, 0]
+
+
+def test_the_coordinator_may_die_after_some_have_the_outcome(fleet: Fleet) -> None:
+    coordinator = fleet.coordinator()
+    proxy = Proxy((fleet.host, fleet.port))
+    options = ("--nnodes", "2", "--spares", "1", "--farewell-s", "20", "--lease-s", "30")
+    near = [fleet.node(name, *options) for name in ("a", "b")]
+    fleet.until("two members", lambda v: len(v["members"]) == 2)
+    far = fleet.node(
+        "c", *options, "--coordinator", f"127.0.0.1:{proxy.port}", "--run-id", fleet.run_id, join=False
+    )
+    fleet.training(0, 2)
+    fleet.until("three members", lambda v: len(v["members"]) == 3)
+    fleet.started(0, 2)
+    proxy.cut()
+    fleet.go()
+    fleet.until("it has ended", lambda v: v["outcome"] is not None)
+    coordinator.kill()
+    coordinator.wait()
+    (fleet.folder / "home" / "coordinators" / f"127.0.0.1-{fleet.port}.json").unlink()
+    fleet.coordinator()
+    assert [node.wait() for node in near] == [0, 0], "they hold the outcome and bring it back"
+    proxy.close()
+    far.kill(signal.SIGTERM)
+    late = fleet.node("d", *options)
+    assert late.wait() == 0, "the adopted outcome is told to late joiners"
+
+
+def test_a_killed_guard_or_warm_parent_costs_a_restart_and_no_more(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = fleet.node("a", program=fleet.probe("fork", "wait"))
+    first = fleet.started(0, 1)[0]
+    os.kill(below(node.pid, "muster.node.guard"), signal.SIGKILL)
+    second = fleet.started(1, 1)[0]
+    assert gone(first["pid"]) and gone(first["child"]), "what the dead guard left is ended by the agent"
+    os.kill(below(node.pid, "muster.node.warm"), signal.SIGKILL)
+    fleet.started(2, 1)
+    assert gone(second["pid"]) and gone(second["child"])
+    fleet.go()
+    assert node.wait() == 0
+    fleet.assert_nothing_left_but(1)
+
+
+def test_the_agent_that_started_the_coordinator_starts_it_again(fleet: Fleet) -> None:
+    node = fleet.node("a", "--standalone", "--run-id", "run", join=False)
+    rank = fleet.started(0, 1)[0]
+    os.kill(below(node.pid, "muster.coordinator"), signal.SIGKILL)
+    node.expect("starting it again")
+    fleet.go()
+    assert node.wait() == 0
+    assert len(fleet.told("start")) == 1 and rank["MUSTER_ROUND"] == "0"
+    fleet.assert_nothing_left()
+
+
+def test_a_coordinator_that_stands_still_breaks_the_round_but_loses_nobody(fleet: Fleet) -> None:
+    coordinator = fleet.coordinator()
+    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--max-restarts", "0") for i in range(2)]
+    fleet.started(0, 2)
+    coordinator.kill(signal.SIGSTOP)
+    for node in nodes:
+        node.expect("silent: ending ranks")
+    coordinator.kill(signal.SIGCONT)
+    after = fleet.started(1, 2)
+    assert [note["MUSTER_WORKER"] for note in after] == ["w0", "w1"]
+    fleet.go()
+    assert [node.wait() for node in nodes] == [0, 0]
+
+
+def test_a_standalone_job_outlives_the_agent_that_started_its_coordinator(fleet: Fleet) -> None:
+    from tests.fleet import free_port
+
+    fleet.port = free_port()
+    options = ("--nnodes", "2", "--spares", "1", "--max-restarts", "0")
+    starter = fleet.node(
+        *("a", "--standalone", "--listen", fleet.address, "--run-id", "run", *options), join=False, MUSTER_IDLE_S="1"
+    )
+    starter.expect("joined run")
+    others = [fleet.node(name, *options) for name in ("b", "c")]
+    fleet.started(0, 2)
+    starter.kill()
+    after = fleet.started(1, 2)
+    assert [note["MUSTER_WORKER"] for note in after] == ["c", "b"]
+    fleet.go()
+    assert [node.wait() for node in others] == [0, 0]
+    fleet.assert_nothing_left()
+
+
+def test_a_lost_coordinator_ends_the_agent_with_75_after_orphan_s(fleet: Fleet) -> None:
+    coordinator = fleet.coordinator()
+    node = fleet.node("a", "--orphan-s", "1")
+    rank = fleet.started(0, 1)[0]
+    coordinator.kill()
+    begun = time.monotonic()
+    assert node.wait() == 75
+    assert time.monotonic() - begun >= 1.0
+    assert gone(rank["pid"])
+    fleet.assert_nothing_left()
