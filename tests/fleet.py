@@ -44,7 +44,7 @@ class Process:
         self.proc = subprocess.Popen(
             command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        self._text = ""
+        self._lines: list[str] = []
         self.ended_at = 0.0
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -54,7 +54,7 @@ class Process:
         assert self.proc.stdout is not None
         for line in self.proc.stdout:
             with self._news:
-                self._text += line.decode(errors="replace")
+                self._lines.append(line.decode(errors="replace"))
                 self._news.notify_all()
         self.proc.wait()
         self.ended_at = time.monotonic()
@@ -67,25 +67,25 @@ class Process:
 
     @property
     def text(self) -> str:
-        return self._text
+        return "".join(self._lines)
 
     def expect(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
         """Wait until the output matches."""
         deadline = time.monotonic() + timeout_s
         with self._news:
             while True:
-                if match := re.search(pattern, self._text):
+                if match := re.search(pattern, self.text):
                     return match
                 left = deadline - time.monotonic()
                 if left <= 0 or (self.proc.poll() is not None and not self._reader.is_alive()):
-                    raise AssertionError(f"no {pattern!r} in the output of pid {self.pid}:\n{self._text}")
+                    raise AssertionError(f"no {pattern!r} in the output of pid {self.pid}:\n{self.text}")
                 self._news.wait(min(left, 0.5))
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         try:
             code = self.proc.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"pid {self.pid} still runs after {timeout_s:g} s:\n{self._text}") from None
+            raise AssertionError(f"pid {self.pid} still runs after {timeout_s:g} s:\n{self.text}") from None
         self._reader.join(5)
         return code
 
@@ -191,7 +191,7 @@ class Fleet:
             notes = self.told("start", number)
             return notes if len(notes) >= count else None
 
-        return eventually(look, f"{count} ranks of round {number} started: {sorted(p.name for p in self.notes.iterdir())}")
+        return eventually(look, f"{count} ranks of round {number} started")
 
     def told(self, kind: str, number: int | str = "*") -> list[dict[str, Any]]:
         notes = [json.loads(path.read_text()) for path in self.notes.glob(f"{kind}-{number}-*.json")]

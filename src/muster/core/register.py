@@ -176,18 +176,20 @@ def exited(roll: Roll, member_id: MemberId, number: int, ends: Iterable[tuple[Ra
     current = _current(roll, member_id, number)
     if current is None:
         return roll
-    exits = dict(current.exits)
+    exits, progress = dict(current.exits), dict(current.progress)
     first_at, first_rank = current.first_failed_at, current.first_failed_rank
     failed = False
     for end, at in ends:
         if end.rank in exits:
             continue
         exits[end.rank] = end
+        if end.step is not None:
+            progress[end.rank] = Progress(end.step, at - (end.idle_s or 0.0))
         if end.failed and not end.hung:
             failed = True
             if first_at is None or at < first_at:
                 first_at, first_rank = at, end.rank
-    current = replace(current, exits=exits, first_failed_at=first_at, first_failed_rank=first_rank)
+    current = replace(current, exits=exits, progress=progress, first_failed_at=first_at, first_failed_rank=first_rank)
     member = roll.members.get(member_id)
     if failed and member is not None:
         roll = _with_member(roll, replace(member, ranks_state=RanksState.FAILED))

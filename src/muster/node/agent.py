@@ -87,6 +87,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
         self._reason = ""
+        self._last_words = ""
         self._seq = 0
         self._stop_lock = asyncio.Lock()
         self._member = Membership(
@@ -128,8 +129,7 @@ class Agent:
             await self._crew.release()
         if self._config.standalone is not None and self._outcome is not None:
             self._config.standalone.leave()
-        if not self._echo.finish(ECHO_TIMEOUT_S):
-            os.write(2, b"muster-node: output was not read in time; the log files have all of it\n")
+        self._echo.finish(self._last_words, ECHO_TIMEOUT_S)
         self._member.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -145,8 +145,7 @@ class Agent:
 
     def _end(self, code: int, why: str) -> None:
         if not self._code.done():
-            if why:
-                self._say(why)
+            self._last_words = f"muster-node[{self._config.identity.name}] {why}" if why else ""
             self._code.set_result(code)
 
     # The connection

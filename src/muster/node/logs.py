@@ -10,16 +10,15 @@ import contextlib
 import ctypes
 import os
 import select
-import sys
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _IN_MODIFY = 0x2
 _POLL_S = 0.1  # where inotify is not to be had
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
+_PATIENCE = 64  # chunks of rank output that go before a line of the agent
 _TAIL_BYTES = 8192
 TAIL_LINES = 20
 
@@ -28,7 +27,7 @@ TAIL_LINES = 20
 class _Followed:
     path: str
     tag: bytes
-    sink: BinaryIO
+    sink: int
     offset: int
     rest: bytes = b""
     closing: bool = False
@@ -44,6 +43,8 @@ class Echo:
     _thread: threading.Thread | None = None
     _stop: bool = False
     _notes: deque[bytes] = field(default_factory=lambda: deque(maxlen=1000))
+    _written: int = 0
+    _last_words: bytes = b""
 
     def say(self, text: str) -> None:
         """A line of the agent itself. Written by the thread too: a terminal that blocks must not stop the agent."""
@@ -53,7 +54,7 @@ class Echo:
     def follow(self, path: str, tag: str, *, error: bool) -> None:
         if not self.enabled:
             return
-        sink = sys.stderr.buffer if error else sys.stdout.buffer
+        sink = 2 if error else 1
         with self._lock:
             self._files[path] = _Followed(path, tag.encode(), sink, size(path))
         self._wake()
@@ -65,14 +66,16 @@ class Echo:
                 self._files[path].closing = True
         self._wake()
 
-    def finish(self, timeout_s: float) -> bool:
-        """Copy what is left; False if the terminal did not take it in time."""
-        if self._thread is None:
-            return True
+    def finish(self, last_words: str, timeout_s: float) -> None:
+        """Copy what is left and end with `last_words`; give up when the terminal takes nothing for that long."""
+        self._last_words = f"{last_words}\n".encode(errors="replace") if last_words else b""
         self._stop = True
         self._wake()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        assert self._thread is not None
+        written = -1
+        while self._thread.is_alive() and written != self._written:
+            written = self._written
+            self._thread.join(timeout_s)
 
     def _wake(self) -> None:
         if self._thread is None:
@@ -89,15 +92,19 @@ class Echo:
         if watch.fd >= 0:
             poll.register(watch.fd, select.POLLIN)
         try:
+            busy = 0
             while True:
                 stopping = self._stop
                 with self._lock:
                     files = list(self._files.values())
                 for followed in files:
                     watch.add(followed.path)
-                self._write_notes()
                 moved = [self._copy(followed) for followed in files]
-                if any(moved):
+                busy = busy + 1 if any(moved) else 0
+                if busy % _PATIENCE:
+                    continue
+                self._write_notes()
+                if busy:
                     continue
                 for followed in files:
                     if followed.closing:
@@ -105,17 +112,25 @@ class Echo:
                 if stopping:
                     for followed in files:
                         self._forget(followed)
+                    self._write_notes()
+                    self._write(2, self._last_words)
                     return
                 poll.poll(None if watch.fd >= 0 else _POLL_S * 1000)
                 _drain(self._wake_r)
                 watch.drain()
-        except BrokenPipeError:
-            return  # nobody reads the copy; the files have everything
+        except OSError:
+            return  # nobody reads the copy any more; the files have everything
 
     def _write_notes(self) -> None:
         while self._notes:
-            sys.stderr.buffer.write(self._notes.popleft())
-        sys.stderr.buffer.flush()
+            self._write(2, self._notes.popleft())
+
+    def _write(self, fd: int, data: bytes) -> None:
+        """Past Python's own buffers: their locks would keep a blocked process from ending."""
+        while data:
+            done = os.write(fd, data)
+            self._written += done
+            data = data[done:]
 
     def _copy(self, followed: _Followed) -> bool:
         """One chunk; True if there may be more."""
@@ -132,14 +147,12 @@ class Echo:
         if len(followed.rest) > _CHUNK:
             lines, followed.rest = [*lines, followed.rest], b""
         if lines:
-            followed.sink.write(b"".join(followed.tag + line + b"\n" for line in lines))
-            followed.sink.flush()
+            self._write(followed.sink, b"".join(followed.tag + line + b"\n" for line in lines))
         return True
 
     def _forget(self, followed: _Followed) -> None:
         if followed.rest:
-            followed.sink.write(followed.tag + followed.rest + b"\n")
-            followed.sink.flush()
+            self._write(followed.sink, followed.tag + followed.rest + b"\n")
             followed.rest = b""
         with self._lock:
             if self._files.get(followed.path) is followed:
