@@ -34,7 +34,12 @@ soak: venv
 
 bench: bench-world
 
-bench-world: venv
+# Peers go into a folder of their own, so that what they bring is seen by them alone.
+$(VENV)/peers: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ nvidia-resiliency-ext==0.4.1 \
+	  nvidia-ml-py pynvml psutil defusedxml pyyaml packaging || echo "ft_launcher does not install here"
+
+bench-world: venv $(VENV)/peers
 	$(BIN)/python -m bench.world $(ARGS)
 
 clean:

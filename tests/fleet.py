@@ -41,6 +41,7 @@ class Process:
     """A child whose output is read as it comes."""
 
     def __init__(self, command: list[str], env: dict[str, str], cwd: Path) -> None:
+        self.command = command
         self.proc = subprocess.Popen(
             command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

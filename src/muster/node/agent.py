@@ -14,13 +14,12 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from muster.coordinator.client import Refused
 from muster.coordinator.membership import Identity, Membership
@@ -79,6 +78,7 @@ class Agent:
         self._outcome: Outcome | None = None
         self._unfit: str | None = None
         self._welcomed_once = False
+        self._trace = _open_trace(os.environ.get("MUSTER_TRACE"))
         self._scratch = tempfile.mkdtemp(prefix="muster-")
         self._echo = logs.Echo(enabled=config.echo)
         self._rank_ended = asyncio.Event()
@@ -199,6 +199,9 @@ class Agent:
             self._say(f"lost the coordinator ({why}); ranks go on, reconnecting")
 
     def _on_frame(self, frame: Frame) -> None:
+        if self._trace >= 0:
+            line = f"{time.monotonic():.6f} {self._config.identity.name} {frame['type']} {frame.get('round')}\n"
+            os.write(self._trace, line.encode())
         match frame["type"]:
             case "welcome":
                 self._welcomed()
@@ -517,17 +520,20 @@ class Agent:
             await asyncio.sleep(HEALTH_RETRY_S)
 
 
+def _open_trace(path: str | None) -> int:
+    """`MUSTER_TRACE=FILE`: one line per frame received, with its monotonic time; agents may share the file."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else -1
+
+
 def _key(number: int, rank: int) -> str:
     return f"{number}.{rank}"
 
 
-async def take_part(config: NodeConfig) -> int:
+async def _take_part(config: NodeConfig) -> int:
     return await Agent(config).run()
 
 
-def main(config: NodeConfig) -> int:
-    try:
-        return asyncio.run(take_part(config))
-    except BrokenPipeError:
-        sys.stderr.close()
-        return EXIT_FAILED
+def main(config: NodeConfig) -> NoReturn:
+    """Run the agent and end the process. A copy of rank output that nobody reads must not keep it from ending."""
+    code = asyncio.run(_take_part(config))
+    os._exit(code)

@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
         echo=not given.no_echo,
         standalone=standalone,
     )
-    return agent.main(config)
+    agent.main(config)
 
 
 def _with_environment(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:

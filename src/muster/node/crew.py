@@ -6,6 +6,7 @@ A crew lives until its guard or its warm parent dies; then every rank is reporte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -164,9 +165,14 @@ class Crew:
         """The agent leaves in good order: end everything below, and report nothing."""
         self._released = True
         self._tell_guard(release=True)
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._guard.poll() is None and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.002)
+        ended = asyncio.Event()
+        watch = os.pidfd_open(self._guard.pid)
+        asyncio.get_running_loop().add_reader(watch, ended.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+        asyncio.get_running_loop().remove_reader(watch)
+        os.close(watch)
         self.dismiss()
 
     def dismiss(self) -> None:

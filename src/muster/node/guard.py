@@ -161,8 +161,8 @@ async def _main(control_fd: int, warm_fd: int, plan_fd: int, room: int) -> None:
     os.close(plan_fd)
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
     await Guard(reader, writer, Below(warm).clear).run()
+    os._exit(0)  # nothing to clean up, and the agent waits for us
 
 
 if __name__ == "__main__":
     asyncio.run(_main(*(int(argument) for argument in sys.argv[1:5])))
-    os._exit(0)
