@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fleet import Fleet, Process
+from tests.fleet import Fleet, Process, eventually
 
 NOOP = ("--no-python", "sleep", "100000")
 OPTIONS = ("--nnodes", "3:4", "--target", "4", "--spares", "2", "--max-restarts", "100000", "--last-call-s", "0.5")
@@ -23,11 +23,11 @@ class Tally:
     story: list[str] = field(default_factory=list)
 
 
-def random_kills(fleet: Fleet, *, seed: int, kills: int) -> Tally:
+def random_kills(fleet: Fleet, *, seed: int, kills: int, coordinator_too: bool = False) -> Tally:
     """Kill something at random again and again; after each, the world must be whole and its ranks alone."""
     rng = random.Random(seed)
     tally = Tally()
-    fleet.coordinator()
+    coordinator = fleet.coordinator()
     nodes: dict[str, Process] = {}
     made = 0
 
@@ -42,8 +42,17 @@ def random_kills(fleet: Fleet, *, seed: int, kills: int) -> Tally:
     for _ in range(kills):
         number = view["round"]
         victim = rng.choice(view["members"])
-        if victim["role"] == "active" and rng.random() < 0.4:
-            pids = ranks_of(fleet, victim["name"], number)
+        if coordinator_too and rng.random() < 0.3:
+            tally.story.append(f"coordinator in round {number}")
+            coordinator.kill()
+            coordinator.wait()
+            coordinator = fleet.coordinator()
+            view = _whole(fleet, number - 1)
+            if view["round"] != number:
+                tally.broken.append(f"the coordinator's death ended round {number}")
+        elif victim["role"] == "active" and rng.random() < 0.4:
+            name = victim["name"]
+            pids = eventually(lambda n=name, r=number: ranks_of(fleet, n, r), f"ranks of {name}")  # type: ignore[misc]
             tally.story.append(f"rank on {victim['name']} in round {number}")
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
@@ -52,24 +61,27 @@ def random_kills(fleet: Fleet, *, seed: int, kills: int) -> Tally:
             tally.story.append(f"{victim['role']} {victim['name']} in round {number}")
             nodes.pop(victim["name"]).kill()
             refill()
-            view = _whole(fleet, number if victim["role"] == "active" else number - 1)
+            view = _whole(fleet, number if victim["role"] == "active" else number - 1, without=victim["name"])
         tally.broken += check(fleet, view)
     tally.rounds = view["round"]
     fleet.order("cancel", why="enough")
     codes = {name: node.wait() for name, node in nodes.items()}
     tally.broken += [f"{name} exited {code} after a cancel" for name, code in codes.items() if code != 1]
-    fleet.processes[0].kill(signal.SIGTERM)
-    fleet.processes[0].wait()
+    coordinator.kill(signal.SIGTERM)
+    coordinator.wait()
     tally.left = fleet.left_over()
     return tally
 
 
-def _whole(fleet: Fleet, after: int) -> dict[str, Any]:
+def _whole(fleet: Fleet, after: int, without: str = "") -> dict[str, Any]:
     """A round later than `after` trains at full size, and everyone is here."""
-    return fleet.until(
-        f"whole after round {after}",
-        lambda v: v["state"] == "training" and v["round"] > after and v["world"] == 4 and len(v["members"]) == FLEET,
-    )
+
+    def whole(view: dict[str, Any]) -> bool:
+        names = {member["name"] for member in view["members"]}
+        trains = view["state"] == "training" and view["round"] > after and view["world"] == 4
+        return trains and len(names) == FLEET and without not in names
+
+    return fleet.until(f"whole after round {after}", whole)
 
 
 def check(fleet: Fleet, view: dict[str, Any]) -> list[str]:

@@ -44,9 +44,7 @@ def test_a_partitioned_worker_ends_its_ranks_before_the_spare_starts_its_own(fle
     proxy = Proxy((fleet.host, fleet.port))
     options = ("--nnodes", "2", "--spares", "1", "--max-restarts", "0")
     fleet.node("a", *options)
-    far = fleet.node(
-        "b", *options, "--coordinator", f"127.0.0.1:{proxy.port}", "--run-id", fleet.run_id, join=False
-    )
+    far = fleet.node("b", *options, "--coordinator", f"127.0.0.1:{proxy.port}", "--run-id", fleet.run_id, join=False)
     fleet.until("two members", lambda v: len(v["members"]) == 2)
     fleet.node("c", *options)
     fleet.training(0, 2)
@@ -95,9 +93,7 @@ def test_the_coordinator_may_die_after_some_have_the_outcome(fleet: Fleet) -> No
     options = ("--nnodes", "2", "--spares", "1", "--farewell-s", "20", "--lease-s", "30")
     near = [fleet.node(name, *options) for name in ("a", "b")]
     fleet.until("two members", lambda v: len(v["members"]) == 2)
-    far = fleet.node(
-        "c", *options, "--coordinator", f"127.0.0.1:{proxy.port}", "--run-id", fleet.run_id, join=False
-    )
+    far = fleet.node("c", *options, "--coordinator", f"127.0.0.1:{proxy.port}", "--run-id", fleet.run_id, join=False)
     fleet.training(0, 2)
     fleet.until("three members", lambda v: len(v["members"]) == 3)
     fleet.started(0, 2)

@@ -146,7 +146,10 @@ def test_rounds_without_progress_end_the_run_with_93(fleet: Fleet) -> None:
 def test_settings_may_come_from_the_environment_and_torchruns_names_work(fleet: Fleet) -> None:
     fleet.coordinator()
     env = {"MUSTER_COORDINATOR": fleet.address, "MUSTER_RUN_ID": "run", "MUSTER_NPROC": "2", "MUSTER_NNODES": "2"}
-    one = fleet.node("a", join=False, **env)
+    fleet.env |= env
+    one = fleet.node("a", join=False)
+    for name in env:
+        del fleet.env[name]
     other = fleet.node(
         *("b", "--rdzv-endpoint", fleet.address, "--rdzv-id", "run", "--nproc-per-node", "1", "--nnodes=2"), join=False
     )

@@ -36,9 +36,7 @@ def test_the_starter_of_the_coordinator_may_be_a_spare(fleet: Fleet) -> None:
 
     fleet.port = free_port()
     options = ("--nnodes", "2", "--spares", "1", "--run-id", "run")
-    spare = fleet.node(
-        "z", "--standalone", "--listen", fleet.address, *options, join=False, MUSTER_IDLE_S="1"
-    )
+    spare = fleet.node("z", "--standalone", "--listen", fleet.address, *options, join=False, MUSTER_IDLE_S="1")
     spare.expect("joined run")
     nodes = [fleet.node(name, "--nnodes", "2", "--spares", "1") for name in ("a", "b")]
     fleet.training(0, 2)

@@ -26,7 +26,9 @@ if checkpoint.exists():
 trained = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
 told = {"RANK": rank, "WORLD_SIZE": world, "MUSTER_ROUND": os.environ["MUSTER_ROUND"], "from_step": step}
-(folder / f"start-{os.environ['MUSTER_ROUND']}-{rank}-{os.getpid()}.json").write_text(json.dumps(told))
+note = folder / f"start-{os.environ['MUSTER_ROUND']}-{rank}-{os.getpid()}.json"
+note.with_suffix(".new").write_text(json.dumps(told))
+note.with_suffix(".new").rename(note)
 while True:
     x = torch.randn(8, 4)
     loss = ((trained(x) - x.sum(dim=1, keepdim=True)) ** 2).mean()
@@ -43,7 +45,7 @@ while True:
     if stop.item():
         break
     time.sleep(0.01)
-total = sum(parameter.sum() for parameter in model.parameters())
+total = torch.stack([parameter.sum() for parameter in model.parameters()]).sum()
 same = [torch.zeros(()) for _ in range(world)]
 dist.all_gather(same, total.detach())
 assert all(torch.equal(same[0], other) for other in same), "replicas differ"

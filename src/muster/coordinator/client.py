@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import random
 import socket
 from collections.abc import Callable
@@ -23,6 +24,7 @@ Address = tuple[str, int]
 
 CONNECT_TIMEOUT_S = 1.0
 WELCOME_TIMEOUT_S = 5.0
+ASK_LOOK_S = 0.25
 
 # Errors after which saying hello again can help.
 _PASSING = frozenset({"lost", "timeout", "closing"})
@@ -138,7 +140,7 @@ class Link:
         except OSError as error:
             if isinstance(error, ConnectionError) or getattr(error, "errno", None) == socket.EAI_NONAME:
                 self.dead_at = loop.time()
-            return error.strerror or str(error)
+            return _why(error)
         self._channel = channel
         try:
             waits: set[asyncio.Future[Any]] = {over, greeting}
@@ -177,10 +179,17 @@ class Link:
         self._on_frame(frame)
 
 
+def _why(error: OSError) -> str:
+    """asyncio puts the address into the text; the caller knows it already."""
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno).lower()
+
+
 async def ask(
     addresses: list[Address], run_id: RunId, question: str, *, token: str | None, timeout_s: float = 5.0, **fields: Any
 ) -> dict[str, Any]:
-    """One question to a run's desk, as `muster world` does it. Raises Refused or TimeoutError."""
+    """One question to a run's desk, as `muster world` does it. Raises Refused, or TimeoutError when there is nobody."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[dict[str, Any]] = loop.create_future()
 
@@ -192,13 +201,15 @@ async def ask(
 
     link = Link(lambda: addresses, run_id, "control", token=token, hello=lambda local: {}, on_frame=heard)
     task = loop.create_task(link.run())
+    waits: set[asyncio.Future[Any]] = {task, answer}
+    deadline = loop.time() + timeout_s
     try:
-        waits: set[asyncio.Future[Any]] = {task, answer}
-        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
-            task.result()
-        if not answer.done():
-            raise TimeoutError(f"no answer from {link.why_down} in {timeout_s:g} s")
+        while not answer.done():
+            await asyncio.wait(waits, timeout=ASK_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            if not answer.done() and (link.dead_at > 0 or loop.time() > deadline):
+                raise TimeoutError(f"no answer from {link.why_down}")
         return answer.result()
     finally:
         task.cancel()

@@ -81,6 +81,7 @@ class Desk:
         self.reason = "nobody has joined yet"
         self.story: deque[Happening] = deque(maxlen=500)
         self.on_story: Callable[[Happening], None] | None = None
+        self.on_decision: Callable[[rolls.Roll, rolls.Decision, rolls.Roll], None] | None = None
         self.ended_at: float | None = None
         self._agents: dict[MemberId, Peer] = {}
         self._guards: dict[MemberId, Peer] = {}
@@ -88,12 +89,15 @@ class Desk:
         self._heard: dict[MemberId, float] = {}
         self._held: list[_Waiting] = []
         self._renewed: bytes | None = None
+        self._led = False  # it has released a round of its own
+        self._asked: dict[MemberId, float] = {}  # since when each member that is held has asked for its name
+        self._greeted: set[MemberId] = set()
 
     @classmethod
     def from_record(cls, run_id: RunId, record: Mapping[str, Any], now: float) -> Desk:
         """A desk for a run whose coordinator died: same round, next epoch."""
         desk = cls(run_id, epoch=int(record.get("epoch", 0)) + 1)
-        desk._restore(record, now)
+        desk._restore(record, now, certain=True)
         return desk
 
     # Who is there
@@ -119,7 +123,8 @@ class Desk:
             self._guards[member.member_id] = peer
             self._send(peer, "welcome")
         elif kind == "agent":
-            self._greet_agent(peer, hello, replace(member, joined_at=now), now)
+            asked_at = self._asked.get(member.member_id, now)
+            self._greet_agent(peer, hello, replace(member, joined_at=asked_at), now)
         else:
             peer.refuse("invalid", f"unknown kind of connection {kind!r}")
 
@@ -136,17 +141,18 @@ class Desk:
             if self.roll is not None and visitor.member_id in self.roll.members:
                 kind = "left" if self.roll.outcome is not None else "lost"
                 self._tell(kind, f"{self._name(visitor.member_id)}: its connection closed", now)
-                self.roll = register.disconnected(self.roll, visitor.member_id, now)
+                self.roll = register.disconnected(self._renewed_roll(), visitor.member_id, now)
                 self._probe(visitor.member_id)
 
-    def _greet_agent(self, peer: Peer, hello: Frame, member: Member, now: float) -> None:
+    def _greet_agent(self, peer: Peer, hello: Frame, member: Member, now: float, *, held: bool = False) -> None:
         present = hello.get("present") or {}
+        self._outrank(member.member_id, int(present.get("epoch") or 0))
         if not self._open(peer, hello, present, now):
             return
         assert self.roll is not None
         if self.roll.outcome is not None and (self.roll.farewell_said or not present.get("running")):
             self._visitors[id(peer)] = _Visitor("agent", None, self.epoch)
-            self._send(peer, "welcome", settings=dataclasses.asdict(self.roll.settings))
+            self._send(peer, "welcome", settings=self.roll.settings.to_wire())
             self._push_outcome([peer])
             self._send(peer, "farewell")
             return
@@ -155,21 +161,27 @@ class Desk:
             case register.Refused(code=code, message=message):
                 peer.refuse(code, message)
                 self._tell("refused", message, now)
+                self._out_of_round(member.member_id, present)
             case register.Held():
-                if not any(one.peer is peer for one in self._held):
+                if not held:
                     self._send(peer, "hold", reason=entered.message)
+                    self._out_of_round(member.member_id, present)
+                self._asked[member.member_id] = member.joined_at
                 self._held.append(_Waiting(peer, hello, member))
                 self.reason = entered.message
             case rolls.Roll():
                 self._welcome(peer, member, entered, present, now)
 
+    def _outrank(self, member_id: MemberId, epoch: int) -> None:
+        """Speak in a later epoch than any coordinator that this member knew before us."""
+        if epoch > self.epoch or (epoch == self.epoch and member_id not in self._greeted):
+            self.epoch = epoch + 1
+        self._greeted.add(member_id)
+
     def _open(self, peer: Peer, hello: Frame, present: Mapping[str, Any], now: float) -> bool:
         """Make sure that there is a roll, the right one, and that this member asks for nothing else."""
-        if int(present.get("epoch") or 0) >= self.epoch:
-            self.epoch = int(present["epoch"]) + 1
-        record = present.get("record")
-        if record and (self.roll is None or record["round"] >= self.roll.next_round):
-            self._restore(record, now)
+        if record := present.get("record"):
+            self._follow(record, now)
         given = {key: value for key, value in (hello.get("settings") or {}).items() if value is not None}
         try:
             if self.roll is None:
@@ -188,12 +200,37 @@ class Desk:
             self._ended(now)
         return True
 
-    def _restore(self, record: Mapping[str, Any], now: float) -> None:
+    def _follow(self, record: Mapping[str, Any], now: float) -> None:
+        """The highest round presented is the one to go on with, until this coordinator leads a round of its own."""
+        if record["round"] >= 0:
+            Round.from_wire(record)  # one that cannot be read is refused, whatever it is needed for
+        before = self.roll
+        if before is not None and self._led:
+            self.roll = register.skip_past(before, record["round"])
+        elif before is None or record["round"] >= before.next_round:
+            self._restore(record, now, certain=False)
+            if before is not None:
+                self._retell(before)
+
+    def _retell(self, before: rolls.Roll) -> None:
+        """Members that were here before a higher round was presented have to hear of it."""
+        assert self.roll is not None
+        release, record = self._record_frame("release"), self._record_frame("record")
+        for member_id, peer in self._agents.items():
+            member = self.roll.members.get(member_id)
+            active = member is not None and member.role is Role.ACTIVE
+            if not active and before.round is not None:
+                self._send(peer, "recall", round=before.round.number, grace_s=0.0, reason="a later round was presented")
+            self._queue(peer, release if active else record)
+
+    def _restore(self, record: Mapping[str, Any], now: float, *, certain: bool) -> None:
         """Take over the round that a record shows; members that are already here enter it again."""
         old = self.roll.members if self.roll is not None else {}
         last = Round.from_wire(record) if record.get("seats") else None
         settings = Settings.parse(record["settings"])
-        self.roll = register.restored(settings, int(record["target"]), int(record["restarts_used"]), last, now)
+        target, used = int(record["target"]), int(record["restarts_used"])
+        self.roll = register.restored(settings, target, used, last, now, certain=certain)
+        self.unsaved = True
         self.roll = replace(self.roll, best_step=record.get("best_step"), stale_rounds=record.get("stale_rounds", 0))
         if outcome := record.get("outcome"):
             self.roll = register.adopt(self.roll, Outcome.from_wire(outcome))
@@ -210,9 +247,10 @@ class Desk:
         if returning is not None:
             self._visitors.pop(id(returning), None)
         self.roll = entered
+        self._asked.pop(member.member_id, None)
         self._visitors[id(peer)] = _Visitor("agent", member.member_id, self.epoch)
         self._agents[member.member_id] = peer
-        self._send(peer, "welcome", settings=dataclasses.asdict(entered.settings))
+        self._send(peer, "welcome", settings=entered.settings.to_wire())
         self._enter_presented(member.member_id, present, now)
         self._tell("joined", f"{member.name} from {member.host or member.addr}", now)
         self._bring_up_to_date(peer, member.member_id, present)
@@ -221,14 +259,22 @@ class Desk:
         """What a member brings from before its connection broke: exits, success, a stop."""
         assert self.roll is not None
         number = present.get("round")
-        if number is None:
-            return
-        self.roll = register.exited(self.roll, member_id, number, _exits(present.get("exits"), now))
-        if present.get("finished"):
-            self.roll = register.finished(self.roll, member_id, number)
-        if not present.get("running"):
-            port, why = int(present.get("store_port") or 0), str(present.get("why") or "")
-            self.roll = register.stopped(self.roll, member_id, number, port, now, why)
+        if number is not None:
+            self.roll = register.exited(self.roll, member_id, number, _exits(present.get("exits"), now))
+            if present.get("finished"):
+                self.roll = register.finished(self.roll, member_id, number)
+            if not present.get("running"):
+                port, why = int(present.get("store_port") or 0), str(present.get("why") or "")
+                self.roll = register.stopped(self.roll, member_id, number, port, now, why)
+        self._out_of_round(member_id, present)
+
+    def _out_of_round(self, member_id: MemberId, present: Mapping[str, Any]) -> None:
+        """It lost its place before the release reached it, or is not let in again: nobody else would say so."""
+        assert self.roll is not None
+        member = self.roll.members.get(member_id)
+        returns = self.roll.recovery_until is not None or (member is not None and member.role is Role.ACTIVE)
+        if self.roll.round is not None and not returns and not present.get("running"):
+            self.roll = register.gone(self.roll, member_id, self.roll.round.number)
 
     def _bring_up_to_date(self, peer: Peer, member_id: MemberId, present: Mapping[str, Any]) -> None:
         assert self.roll is not None
@@ -246,7 +292,7 @@ class Desk:
         if mine and current.recall is None:
             self._queue(peer, self._record_frame("release"))
         elif mine and member_id not in current.gone:
-            self._send_recall(member_id, current)
+            self._queue(peer, self._recall_frame(current, _grace(current, member_id)))
         else:
             self._queue(peer, self._record_frame("record"))
 
@@ -273,7 +319,8 @@ class Desk:
         assert self.roll is not None
         if frame["type"] == "gone":
             self._tell("gone", f"the guard of {self._name(member_id)} ended its ranks", now)
-            self.roll = register.gone(self.roll, member_id, _int(frame, "round"))
+            self.roll = register.guard_cleared(self._renewed_roll(), member_id, _int(frame, "round"), now)
+            self._drop(member_id)
         elif frame["type"] == "alive":
             self.roll = register.guard_alive(self.roll, member_id, now)
 
@@ -303,6 +350,7 @@ class Desk:
                 self.roll = register.finished(self.roll, member_id, number)
             case "stopped":
                 port, why = _int(frame, "store_port"), str(frame.get("why") or "")
+                self.roll = register.exited(self.roll, member_id, number, _exits(frame.get("exits"), now))
                 self.roll = register.stopped(self.roll, member_id, number, port, now, why)
             case "leaving":
                 why = str(frame.get("why") or "it leaves")
@@ -312,7 +360,7 @@ class Desk:
                 self._fail(member_id, frame, now)
             case "unfit":
                 self._tell("unfit", f"{self._name(member_id)}: {frame.get('why')}", now)
-                self.roll = register.unfit(self.roll, member_id, str(frame.get("why")))
+                self.roll = register.unfit(self.roll, member_id, str(frame.get("why")), now)
             case "fit":
                 self.roll = register.fit(self.roll, member_id)
             case "ack":
@@ -371,6 +419,9 @@ class Desk:
             return changed
         self._tell("target", f"target {self.roll.target} → {target}", now)
         self.roll, self.unsaved = changed, True
+        record = self._record_frame("record")
+        for peer in self._agents.values():
+            self._queue(peer, record)
         return None
 
     def cancel(self, why: str, now: float) -> None:
@@ -420,11 +471,13 @@ class Desk:
             self.roll = register.tell_time(self._renewed_roll(), now)
             decision = rolls.decide(self.roll, now)
             self.reason = decision.reason
+            before = self.roll
+            self.roll = rolls.carry_out(before, decision.action, now)
+            if self.on_decision is not None:
+                self.on_decision(before, decision, self.roll)
             if isinstance(decision.action, rolls.Wait):
                 self.wake_at = min([decision.wake_at, *(self._held_until() if self._held else ())])
                 return self.wake_at
-            before = self.roll
-            self.roll = rolls.carry_out(self.roll, decision.action, now)
             self._effects(before, decision, now)
 
     def stood_still(self, by_s: float) -> None:
@@ -437,9 +490,7 @@ class Desk:
             case rolls.Lose(members=ids):
                 for member_id in ids:
                     self._tell("lost", f"{before.members[member_id].name}: silent for a lease", now)
-                    if peer := self._agents.pop(member_id, None):
-                        self._visitors.pop(id(peer), None)
-                        peer.refuse("lost", "nothing was heard for a lease; say hello again")
+                    self._drop(member_id)
                     self._probe(member_id)
             case rolls.CallBack():
                 self._recall(decision.reason, now)
@@ -461,31 +512,32 @@ class Desk:
             case rolls.GiveUpOn():
                 self._tell("recovered", decision.reason, now)
 
+    def _drop(self, member_id: MemberId) -> None:
+        if peer := self._agents.pop(member_id, None):
+            self._visitors.pop(id(peer), None)
+            peer.refuse("lost", "nothing was heard for a lease; say hello again")
+
     def _recall(self, reason: str, now: float) -> None:
         assert self.roll is not None and self.roll.round is not None
         current = self.roll.round
         self._tell("recall", reason, now)
+        frames: dict[float, bytes] = {}
         for seat in current.seats:
-            if seat.member_id not in current.gone:
-                self._send_recall(seat.member_id, current)
+            if seat.member_id not in current.gone and (peer := self._agents.get(seat.member_id)):
+                grace = _grace(current, seat.member_id)
+                if grace not in frames:
+                    frames[grace] = self._recall_frame(current, grace)
+                self._queue(peer, frames[grace])
 
-    def _send_recall(self, member_id: MemberId, current: Round) -> None:
+    def _recall_frame(self, current: Round, grace_s: float) -> bytes:
         recall = current.recall
         assert recall is not None
-        grace = recall.leaver_grace_s if member_id in recall.leavers else recall.grace_s
-        self._send_to(
-            member_id,
-            "recall",
-            round=current.number,
-            grace_s=grace,
-            cause=str(recall.cause),
-            reason=recall.reason,
-            dump=recall.cause is Cause.HANG,
-        )
+        order = {"round": current.number, "grace_s": grace_s, "cause": str(recall.cause), "reason": recall.reason}
+        return encode(self._frame("recall", **order, dump=recall.cause is Cause.HANG))
 
     def _release(self, before: rolls.Roll, formed: Round, now: float) -> None:
         assert self.roll is not None
-        self.unsaved = True
+        self.unsaved = self._led = True
         self._tell("release", formed.why, now)
         release, record = self._record_frame("release"), self._record_frame("record")
         for member_id, member in self.roll.members.items():
@@ -522,7 +574,7 @@ class Desk:
     def _try_held(self, now: float) -> None:
         waiting, self._held = self._held, []
         for one in waiting:
-            self._greet_agent(one.peer, one.hello, one.member, now)
+            self._greet_agent(one.peer, one.hello, one.member, now, held=True)
 
     def _held_until(self) -> list[float]:
         assert self.roll is not None
@@ -561,7 +613,7 @@ class Desk:
             **round_part,
             "run_id": self.run_id,
             "epoch": self.epoch,
-            "settings": dataclasses.asdict(roll.settings),
+            "settings": roll.settings.to_wire(),
             "target": roll.target,
             "restarts_used": roll.restarts_used,
             "best_step": roll.best_step,
@@ -600,6 +652,11 @@ class Desk:
             return member.name
         seat = self.roll.round.seat_of(member_id) if self.roll is not None and self.roll.round else None
         return seat.name if seat else str(member_id)
+
+
+def _grace(current: Round, member_id: MemberId) -> float:
+    assert current.recall is not None
+    return current.recall.leaver_grace_s if member_id in current.recall.leavers else current.recall.grace_s
 
 
 _MEMBER_FIELDS = {

@@ -6,10 +6,11 @@ Nothing is decided here; `core.roll.decide` looks at the result. An event that m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from muster.core.roll import Roll, available, lose, with_loss
+from muster.core.roll import UNSEEN, Roll, available, lose, with_loss
 from muster.types.world import (
     Loss,
     Member,
@@ -42,9 +43,16 @@ def open_roll(settings: Settings) -> Roll:
     return Roll(settings=settings, target=settings.first_target)
 
 
-def restored(settings: Settings, target: int, restarts_used: int, last: Round | None, now: float) -> Roll:
-    """A roll from a record that outlived its coordinator; the members of `last` are awaited."""
-    wait = max(settings.recovery_s, settings.lease_s + settings.kill_margin_s)
+def restored(
+    settings: Settings, target: int, restarts_used: int, last: Round | None, now: float, *, certain: bool = True
+) -> Roll:
+    """A roll from a record that outlived its coordinator; the members of `last` are awaited.
+
+    One that is not `certain` came from a member, which may not know of the last round. Whoever does comes back within
+    a lease, or has ended its ranks by then.
+    """
+    fence = settings.lease_s + settings.kill_margin_s
+    wait = max(settings.recovery_s, fence)
     return Roll(
         settings=settings,
         target=target,
@@ -52,6 +60,7 @@ def restored(settings: Settings, target: int, restarts_used: int, last: Round | 
         round=None if last is None else replace(last, released_at=now),
         next_round=0 if last is None else last.number + 1,
         recovery_until=None if last is None else now + wait,
+        not_before=-math.inf if certain else now + fence,
     )
 
 
@@ -82,6 +91,8 @@ def join(roll: Roll, member: Member, now: float) -> Roll | Refused | Held:
         if member.infra_rank is not None and other.infra_rank == member.infra_rank:
             both = f"{_who(other)} and {_who(member)}"
             return Refused("duplicate_infra_rank", f"infra rank {member.infra_rank} is claimed by {both}")
+    if roll.recovery_until is None:
+        roll = lose(roll, member.member_id, now, "it connected anew")
     back = replace(
         member, joined_at=now, lease_until=now + roll.settings.lease_s, role=_role_on_return(roll, member.member_id)
     )
@@ -90,7 +101,8 @@ def join(roll: Roll, member: Member, now: float) -> Roll | Refused | Held:
         back = replace(back, rank=seat.rank if seat else None, ranks_state=RanksState.RUNNING)
     if not back.fit_for:
         back = replace(back, fit_for=roll.next_round)
-    return replace(roll, members={**roll.members, back.member_id: back})
+    departed = tuple(name for name in roll.departed if name != back.name)
+    return replace(roll, members={**roll.members, back.member_id: back}, departed=departed)
 
 
 def _role_on_return(roll: Roll, member_id: MemberId) -> Role:
@@ -117,8 +129,9 @@ def renew(roll: Roll, heard: Mapping[MemberId, float]) -> Roll:
     """Leases of everyone heard from, entered together."""
     members = dict(roll.members)
     for member_id, at in heard.items():
-        if member_id in members:
-            members[member_id] = replace(members[member_id], lease_until=at + roll.settings.lease_s)
+        member = members.get(member_id)
+        if member is not None and member.lease_until != at + roll.settings.lease_s:
+            members[member_id] = replace(member, lease_until=at + roll.settings.lease_s)
     return replace(roll, members=members)
 
 
@@ -138,18 +151,24 @@ def leaving(roll: Roll, member_id: MemberId, why: str, now: float) -> Roll:
     if member is None:
         return roll
     roll = _with_member(roll, replace(member, role=Role.LEAVING, note=why))
-    if roll.round is None or roll.round.seat_of(member_id) is None:
+    return _missed(roll, Loss(member_id, member.name, now, why))
+
+
+def _missed(roll: Roll, loss: Loss) -> Roll:
+    """The round without that member, if it has a seat there."""
+    if roll.round is None or roll.round.seat_of(loss.member_id) is None:
         return roll
-    return replace(roll, round=with_loss(roll.round, Loss(member_id, member.name, now, why)))
+    return replace(roll, round=with_loss(roll.round, loss))
 
 
-def unfit(roll: Roll, member_id: MemberId, why: str) -> Roll:
-    """Its health check failed: connected, but never chosen."""
+def unfit(roll: Roll, member_id: MemberId, why: str, now: float) -> Roll:
+    """Its health check failed: connected, but never chosen, and out of the round if it had a place already."""
     member = roll.members.get(member_id)
     if member is None:
         return roll
     roll = replace(roll, checking=roll.checking - {member_id})
-    return _with_member(roll, replace(member, role=Role.PARKED, note=why, fit_for=-1))
+    roll = _with_member(roll, replace(member, role=Role.PARKED, note=why, fit_for=-1))
+    return _missed(roll, Loss(member_id, member.name, now, why))
 
 
 def fit(roll: Roll, member_id: MemberId) -> Roll:
@@ -220,7 +239,9 @@ def stopped(roll: Roll, member_id: MemberId, number: int, store_port: int, now: 
     if current is None or current.recall is not None:
         return roll
     name = member.name if member else member_id
-    loss = Loss(member_id, name, now, why or "its ranks were stopped on its side")
+    # One that stopped for reasons of its own while there was no coordinator did so before we knew of any failure.
+    at = UNSEEN if why and roll.recovery_until is not None else now
+    loss = Loss(member_id, name, at, why or "its ranks were stopped on its side")
     return replace(roll, round=with_loss(current, loss))
 
 
@@ -230,6 +251,11 @@ def gone(roll: Roll, member_id: MemberId, number: int) -> Roll:
     if current is None:
         return roll
     return replace(roll, round=replace(current, gone=current.gone | {member_id}))
+
+
+def guard_cleared(roll: Roll, member_id: MemberId, number: int, now: float) -> Roll:
+    """The guard ended everything: its agent is dead, or so silent that it counts as lost before its lease is over."""
+    return lose(gone(roll, member_id, number), member_id, now, "its guard ended its ranks")
 
 
 def guard_alive(roll: Roll, member_id: MemberId, now: float) -> Roll:
@@ -270,6 +296,11 @@ def cancel(roll: Roll, why: str) -> Roll:
     return roll if roll.outcome is not None else replace(roll, cancelled=why)
 
 
+def skip_past(roll: Roll, number: int) -> Roll:
+    """A round with that number was formed elsewhere: it is not used again."""
+    return roll if number < roll.next_round else replace(roll, next_round=number + 1)
+
+
 def adopt(roll: Roll, outcome: Outcome) -> Roll:
     """An outcome that a member already holds was decided once, by a coordinator that is no more."""
     return roll if roll.outcome is not None else replace(roll, outcome=outcome, recovery_until=None)
@@ -281,10 +312,13 @@ def acknowledge(roll: Roll, member_id: MemberId) -> Roll:
 
 
 def settings_differ(fixed: Settings, given: Mapping[str, object]) -> list[str]:
-    """What a member asks for and the run has otherwise, each with both values."""
+    """What a member asks for and the run has otherwise, each with both values. What we do not know is ignored."""
+    known = [item.name for item in fields(Settings) if item.name in given]
+    if all(given[name] == getattr(fixed, name) for name in known):
+        return []
     asked = Settings.parse({**{"min": fixed.min, "max": fixed.max}, **given})
     differences = []
-    for name in given:
+    for name in known:
         have, want = getattr(fixed, name), getattr(asked, name)
         if name == "target":
             have, want = fixed.first_target, asked.first_target

@@ -54,6 +54,7 @@ class Roll:
     min_reached_at: float | None = None
     below_min_since: float | None = None
     recovery_until: float | None = None
+    not_before: float = -math.inf  # until then a later round than the one that we know may be presented
     departed: tuple[str, ...] = ()
     checking: frozenset[MemberId] = frozenset()
     surplus: frozenset[MemberId] = frozenset()  # sent out of the world by a smaller target
@@ -68,6 +69,8 @@ class Roll:
         """The round that trains now."""
         return self.round if self.round is not None and self.round.recall is None and not self.outcome else None
 
+
+UNSEEN = -math.inf  # when a member was lost that nobody watched: failures of its round are put down to that
 
 # What can be done about a roll -------------------------------------------------------------------
 
@@ -139,6 +142,7 @@ def decide(roll: Roll, now: float) -> Decision:
         or _ended(roll, now)
         or _cancelled(roll)
         or _recovering(roll, now)
+        or _succeeded(roll)
         or _live(roll, now)
         or _closing(roll, now)
         or _forming(roll, now)
@@ -168,8 +172,9 @@ def carry_out(roll: Roll, action: Action, now: float) -> Roll:
         case GiveUpOn(members=seats):
             assert roll.round is not None
             found = replace(roll.round, fences={**roll.round.fences, **{seat.member_id: now for seat in seats}})
+            why = "not back after a coordinator restart"
             for seat in seats:
-                found = with_loss(found, Loss(seat.member_id, seat.name, now, "not back after a coordinator restart"))
+                found = with_loss(found, Loss(seat.member_id, seat.name, UNSEEN, why))
             return replace(roll, round=found, recovery_until=None)
         case End(outcome=outcome):
             return replace(roll, outcome=outcome, recovery_until=None)
@@ -222,21 +227,33 @@ def _recovering(roll: Roll, now: float) -> Decision | None:
 # Live --------------------------------------------------------------------------------------------
 
 
+def _succeeded(roll: Roll) -> Decision | None:
+    """Also for a round that was called back a moment too late: its work is done."""
+    current = roll.round
+    if current is None or not all(seat.member_id in current.finished for seat in current.seats):
+        return None
+    message = f"all {current.rank_count} ranks of round {current.number} exited 0"
+    return Decision(End(Outcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
+
+
 def _live(roll: Roll, now: float) -> Decision | None:
     current = roll.running
     if current is None:
         return None
-    if all(seat.member_id in current.finished for seat in current.seats):
-        message = f"all {current.rank_count} ranks of round {current.number} exited 0"
-        return Decision(End(Outcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
-    return _send_home(roll) or _broken(roll, current, now) or _resize(roll, current, now) or _goes_on(roll, current)
+    return (
+        _send_home(roll, current)
+        or _broken(roll, current, now)
+        or _resize(roll, current, now)
+        or _goes_on(roll, current)
+    )
 
 
-def _send_home(roll: Roll) -> Decision | None:
-    """Those that a smaller target sent out of the world stay only while spares are short."""
+def _send_home(roll: Roll, current: Round) -> Decision | None:
+    """Those that a smaller target sent out of the world stay only while they or spares are short."""
     if not roll.surplus:
         return None
-    extra = max(0, len(candidates(roll)) - roll.settings.spares)
+    wanted = roll.settings.spares + max(0, roll.target - current.world_size)
+    extra = max(0, len(candidates(roll)) - wanted)
     leaving = tuple(sorted(roll.surplus))[:extra]
     if not leaving:
         return None
@@ -247,8 +264,8 @@ def _send_home(roll: Roll) -> Decision | None:
 def _broken(roll: Roll, current: Round, now: float) -> Decision | None:
     """Something in the live round is gone: call the rest back."""
     quick = roll.settings.restart_grace_s
-    if current.losses:
-        told = "; ".join(f"{loss.name}: {loss.why}" for loss in current.losses)
+    if missed := [loss for loss in current.losses if loss.member_id not in current.finished]:
+        told = "; ".join(f"{loss.name}: {loss.why}" for loss in missed)
         return _call_back(Cause.LOSS, f"lost {told}", now, quick)
     if current.first_failed_rank is not None:
         first = current.exits[current.first_failed_rank]
@@ -287,6 +304,8 @@ def _resize(roll: Roll, current: Round, now: float) -> Decision | None:
     if planned.size < roll.target and now < since + roll.settings.scale_debounce_s:
         wake = min(since + roll.settings.scale_debounce_s, _next_expiry(roll), _quiet_at(roll, current))
         return Decision(Wait(), f"{reason}: gathering more", wake)
+    if untested := _check_first(roll, planned):
+        return replace(untested, wake_at=min(untested.wake_at, _quiet_at(roll, current)))
     return _call_back(Cause.GROW, reason, now, roll.settings.restart_grace_s)
 
 
@@ -340,22 +359,35 @@ def judge(roll: Roll, now: float) -> Verdict:
             ahead = [fence for fence in closed.fences.values() if fence > now]
             return Verdict(until=min(ahead, default=math.inf), why="collecting stacks")
         return Verdict(charged=True, first=guilty_of_hang(closed))
-    if closed.first_failed_at is None or closed.first_failed_rank is None:
+    failed_at = closed.first_failed_at
+    if failed_at is None or closed.first_failed_rank is None:
         return Verdict()
-    window = closed.first_failed_at + roll.settings.blame_s
+    if closed.recall.cause is not Cause.FAILURE and failed_at >= closed.recall.at:
+        return Verdict()  # members stop at different moments: the slower ones fail over the quicker ones
+    window = failed_at + roll.settings.blame_s
     if any(loss.at <= window for loss in closed.losses):
         return Verdict()
     if now < window:
         return Verdict(until=window, why="a failure may come from a member that is being lost")
+    return _silent_since(roll, closed, failed_at, now) or Verdict(
+        charged=True, first=closed.exits[closed.first_failed_rank]
+    )
+
+
+def _silent_since(roll: Roll, closed: Round, failed_at: float, now: float) -> Verdict | None:
+    """Too early to say while a member has not been heard since the failure: it may be the cause."""
+    lease = roll.settings.lease_s
     quiet = [
         member
         for seat in closed.seats
-        if (member := roll.members.get(seat.member_id)) and member.lease_until - now < roll.settings.lease_s / 2
+        if (member := roll.members.get(seat.member_id)) and member.lease_until - lease < failed_at
     ]
-    if quiet:
-        why = f"{_names(member.name for member in quiet)} silent: lost, or slow?"
-        return Verdict(until=min(member.lease_until for member in quiet), why=why)
-    return Verdict(charged=True, first=closed.exits[closed.first_failed_rank])
+    if not quiet:
+        return None
+    # One that is well renews by the middle of its lease, which nobody would wake us for.
+    overdue = [member.lease_until - lease / 2 for member in quiet]
+    until = min(at if at > now else member.lease_until for at, member in zip(overdue, quiet, strict=True))
+    return Verdict(until=until, why=f"{_names(member.name for member in quiet)} silent: lost, or slow?")
 
 
 def guilty_of_hang(closed: Round) -> RankExit | None:
@@ -445,13 +477,23 @@ def _was_blamed(member: Member) -> bool:
     return member.note.startswith(_BLAMED_NOTE)
 
 
-def _places(roll: Roll, last: Round, without: MemberId | None = None) -> list[tuple[Seat, Member | None]]:
+def _sent_away(roll: Roll, last: Round) -> frozenset[MemberId]:
+    """Members of `last` that a smaller target takes out; none if the target was raised again meanwhile."""
+    count = last.world_size - roll.target
+    if count <= 0:
+        return frozenset()
+    if last.recall is not None and last.recall.leavers:
+        return last.recall.leavers
+    return frozenset([seat.member_id for seat in last.seats if seat.name in roll.removals][:count])
+
+
+def _places(roll: Roll, last: Round, without: Iterable[MemberId] = ()) -> list[tuple[Seat, Member | None]]:
     """The seats of `last` with the members that still hold them."""
-    leavers = last.recall.leavers if last.recall else frozenset()
+    empty = frozenset(without)
     places = []
     for seat in last.seats:
         member = roll.members.get(seat.member_id)
-        kept = member is not None and member.role is Role.ACTIVE and member.member_id not in (without, *leavers)
+        kept = member is not None and member.role is Role.ACTIVE and member.member_id not in empty
         places.append((seat, member if kept else None))
     return places
 
@@ -465,15 +507,18 @@ def plan(roll: Roll, now: float) -> seating.Seating:
         if planned.size < roll.settings.min:
             planned = seating.first(candidates(roll, last_resort=True), roll.target, segment)
         return planned
+    last, away = roll.round, _sent_away(roll, roll.round)
     unlucky = _unlucky(roll, now)
     if unlucky is not None:
-        swapped = seating.again(_places(roll, roll.round, unlucky), spares, roll.target, segment)
-        if not swapped.vacant and swapped.size >= min(roll.round.world_size, roll.target):
+        swapped = seating.again(_places(roll, last, {unlucky, *away}), spares, roll.target, segment)
+        if not swapped.vacant and swapped.size >= min(last.world_size, roll.target):
             return swapped
-    planned = seating.again(_places(roll, roll.round), spares, roll.target, segment)
+    planned = seating.again(_places(roll, last, away), spares, roll.target, segment)
+    if planned.vacant and away:
+        # Somebody else was lost meanwhile: that made the world smaller already.
+        planned = seating.again(_places(roll, last), spares, roll.target, segment)
     if planned.size < roll.settings.min:
-        more = candidates(roll, last_resort=True)
-        planned = seating.again(_places(roll, roll.round), more, roll.target, segment)
+        planned = seating.again(_places(roll, last), candidates(roll, last_resort=True), roll.target, segment)
     return planned
 
 
@@ -488,17 +533,31 @@ def _unlucky(roll: Roll, now: float) -> MemberId | None:
 
 
 def available(roll: Roll, now: float) -> int:
-    """How many workers the next world could have."""
-    return plan(roll, now).size
+    """How many workers the next world could have. Without segments a count will do: any spare fits any gap."""
+    if roll.settings.segment is not None:
+        return plan(roll, now).size
+    count = len(candidates(roll))
+    if roll.round is not None:
+        count += sum(
+            member.role is Role.ACTIVE
+            for seat in roll.round.seats
+            if (member := roll.members.get(seat.member_id)) is not None
+        )
+    if count < roll.settings.min:
+        count += len(candidates(roll, last_resort=True)) - len(candidates(roll))
+    return min(count, roll.target)
 
 
 def _forming(roll: Roll, now: float) -> Decision:
-    planned = plan(roll, now)
     last = roll.round
+    if now < roll.not_before:
+        reason = "a member that has not come back yet may know of a later round"
+        return Decision(Wait(), reason, min(roll.not_before, _next_expiry(roll)))
     if last is not None and (held := _still_there(last, now)):
         wake = min([fence for fence in last.fences.values() if fence > now] + [_next_expiry(roll)])
         reason = f"waiting until the ranks of round {last.number} on {_names(s.name for s in held)} are gone"
         return Decision(Wait(), reason, wake)
+    planned = plan(roll, now)
     if planned.size < roll.settings.min:
         return _below_min(roll, planned, now)
     if not (wait := _last_call(roll, planned, now)):
@@ -534,7 +593,7 @@ def _last_call(roll: Roll, planned: seating.Seating, now: float) -> Decision | N
     else:
         assert roll.round.recall is not None
         full = not planned.vacant or planned.size == roll.target
-        since = roll.round.recall.at
+        since = max(roll.round.recall.at, -math.inf if roll.min_reached_at is None else roll.min_reached_at)
         missing = planned.vacant
     until = since + settings.last_call_s
     if full or now >= until:
@@ -543,17 +602,23 @@ def _last_call(roll: Roll, planned: seating.Seating, now: float) -> Decision | N
     return Decision(Wait(), reason, min(until, _next_expiry(roll)))
 
 
-def _release(roll: Roll, planned: seating.Seating, now: float) -> Decision:
+def _check_first(roll: Roll, planned: seating.Seating) -> Decision | None:
+    """Those that are to get a rank and have not shown that they are well; None if there are none."""
     untested = tuple(
         member.member_id
         for member in planned.order
         if member.role is not Role.ACTIVE and member.checks_health and member.fit_for < roll.next_round
     )
-    if untested:
-        names = _names(roll.members[i].name for i in untested)
-        asked = tuple(i for i in untested if i not in roll.checking)
-        reason = f"{names} checks its health before it gets a rank"
-        return Decision(CheckHealth(asked) if asked else Wait(), reason, _next_expiry(roll))
+    if not untested:
+        return None
+    asked = tuple(i for i in untested if i not in roll.checking)
+    reason = f"{_names(roll.members[i].name for i in untested)} checks its health before it gets a rank"
+    return Decision(CheckHealth(asked) if asked else Wait(), reason, _next_expiry(roll))
+
+
+def _release(roll: Roll, planned: seating.Seating, now: float) -> Decision:
+    if untested := _check_first(roll, planned):
+        return untested
     seats = tuple(
         Seat(rank, member.member_id, member.name, member.addr, member.procs, member.domain)
         for rank, member in enumerate(planned.order)
@@ -598,7 +663,8 @@ def _released(roll: Roll, action: Release, now: float) -> Roll:
     formed, last = action.round, roll.round
     ranks = {seat.member_id: seat.rank for seat in formed.seats}
     parked = dict(action.parked)
-    leavers = last.recall.leavers if last and last.recall else frozenset()
+    shrunk = last is not None and last.world_size > roll.target
+    surplus = set(roll.surplus)
     members: dict[MemberId, Member] = {}
     for member_id, member in roll.members.items():
         if member_id in ranks:
@@ -615,6 +681,9 @@ def _released(roll: Roll, action: Release, now: float) -> Roll:
             member = replace(member, role=Role.PARKED, rank=None, note=parked[member_id])
         elif member.role is Role.ACTIVE:
             member = replace(member, role=Role.SPARE, rank=None)
+            surplus |= {member_id} if shrunk else set()
+        elif member.rank is not None:
+            member = replace(member, rank=None)
         members[member_id] = member
     seen = [mark.step for mark in last.progress.values()] if last else []
     best = max([*seen, *([] if roll.best_step is None else [roll.best_step])], default=None)
@@ -626,7 +695,7 @@ def _released(roll: Roll, action: Release, now: float) -> Roll:
         restarts_used=roll.restarts_used + action.charged,
         removals=(),
         checking=frozenset(),
-        surplus=(roll.surplus | leavers) & set(members) - set(ranks),
+        surplus=frozenset(surplus & set(members) - set(ranks)),
         best_step=best,
         stale_rounds=_stale_after(roll, last) if last else 0,
         blamed=action.blamed,
@@ -641,7 +710,7 @@ def _released(roll: Roll, action: Release, now: float) -> Roll:
 
 
 def lose(roll: Roll, member_id: MemberId, now: float, why: str, since: float | None = None) -> Roll:
-    """The roll without that member. `since` is when it was last known to be well, for blame and fencing."""
+    """The roll without that member. `since` is when it was last known to be well: now, if its connection closed."""
     member = roll.members.get(member_id)
     if member is None:
         return roll
@@ -651,18 +720,17 @@ def lose(roll: Roll, member_id: MemberId, now: float, why: str, since: float | N
     current = roll.round
     if current is None or current.seat_of(member_id) is None:
         return roll
+    well_at = now if since is None else since
     if member_id not in current.gone:
-        heard = member.lease_until - roll.settings.lease_s
-        fence = heard + roll.settings.lease_s + roll.settings.kill_margin_s
+        # An agent whose connection closes may take us for dead; from then it keeps its ranks for one more lease.
+        fence = well_at + roll.settings.lease_s + roll.settings.kill_margin_s
         current = replace(current, fences={**current.fences, member_id: fence})
-    if member.role is not Role.SPARE:
-        current = with_loss(current, Loss(member_id, member.name, now if since is None else since, why))
-    return replace(roll, round=current)
+    return replace(roll, round=with_loss(current, Loss(member_id, member.name, well_at, why)))
 
 
 def with_loss(current: Round, loss: Loss) -> Round:
-    """A member that is done is not missed, and none is lost twice."""
-    if loss.member_id in current.finished or any(known.member_id == loss.member_id for known in current.losses):
+    """None is lost twice."""
+    if any(known.member_id == loss.member_id for known in current.losses):
         return current
     return replace(current, losses=(*current.losses, loss))
 

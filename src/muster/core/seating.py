@@ -6,6 +6,7 @@ held by members of one domain. Whether it is *time* to form is `core.roll`'s que
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ class Seating:
         return len(self.order)
 
 
+@functools.lru_cache(maxsize=65536)
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that puts `w2` before `w10`."""
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part)

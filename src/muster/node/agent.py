@@ -34,6 +34,7 @@ EXIT_FAILED = 1
 EXIT_COORDINATOR_LOST = 75
 DUMP_WAIT_S = 3.0
 RECONNECT_LOOK_S = 0.05
+ORPHAN_LOOK_S = 0.005
 HEALTH_TIMEOUT_S = 60.0
 HEALTH_RETRY_S = 30.0
 ECHO_TIMEOUT_S = 5.0
@@ -81,7 +82,6 @@ class Agent:
         self._trace = _open_trace(os.environ.get("MUSTER_TRACE"))
         self._scratch = tempfile.mkdtemp(prefix="muster-")
         self._echo = logs.Echo(enabled=config.echo)
-        self._rank_ended = asyncio.Event()
         self._farewell = asyncio.Event()
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,6 +209,8 @@ class Agent:
                 self._renewed(frame)
             case "release":
                 self._released(frame["record"])
+            case "record":
+                self._crew.hurry(False)
             case "recall":
                 self._spawn_task(self._recalled(frame))
             case "check":
@@ -324,7 +326,11 @@ class Agent:
 
     def _confirm_stop(self, current: _InRound) -> None:
         self._member.send(
-            "stopped", round=current.number, store_port=self._member.store_port(), why=current.why_stopped
+            "stopped",
+            round=current.number,
+            store_port=self._member.store_port(),
+            why=current.why_stopped,
+            exits=self._exits_to_wire(current),
         )
 
     async def _stop(self, current: _InRound, grace_s: float, *, why: str = "", dump: bool = False) -> None:
@@ -333,30 +339,14 @@ class Agent:
             if not current.running:
                 return
             current.stopping, current.hung = True, dump
-            if dump:
-                self._crew.signal(signal.SIGABRT, self._crew.alive, group=False)
-                await self._ranks_end(DUMP_WAIT_S)
-            elif grace_s > 0:
-                self._crew.signal(signal.SIGTERM, self._crew.alive, group=False)
-                await self._ranks_end(grace_s)
-            self._crew.signal(signal.SIGKILL, self._crew.alive)
-            await self._ranks_end(None)
-            self._crew.kill_store()
-            await self._crew.sweep()
+            number = signal.SIGABRT if dump else signal.SIGTERM
+            await self._crew.stop(number, max(grace_s, DUMP_WAIT_S) if dump else grace_s)
             current.why_stopped = why
             current.running = False
             if self._crew.lost:
                 await self._rehire()
 
-    async def _ranks_end(self, timeout_s: float | None) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._crew.alive:
-                    self._rank_ended.clear()
-                    await self._rank_ended.wait()
-
     def _rank_exited(self, key: str, status: int) -> None:
-        self._rank_ended.set()
         number, rank = (int(part) for part in key.split("."))
         current = self._round
         if current is None or current.number != number:
@@ -368,8 +358,9 @@ class Agent:
             self._echo.let_go(str(folder / f"rank-{rank}.{ending}"))
         if end.failed and not end.hung:
             self._say(f"rank {rank}: {end.reason}")
-        self._seq += 1
-        self._member.send("exits", round=number, seq=self._seq, exits=self._exits_to_wire(current, [rank]))
+        if not current.stopping:  # else they travel with the confirmation
+            self._seq += 1
+            self._member.send("exits", round=number, seq=self._seq, exits=self._exits_to_wire(current, [rank]))
         every = [exit for exit, _ in current.exits.values()]
         if not current.stopping and len(every) == current.place.seat.procs and all(e.exit_code == 0 for e in every):
             current.finished = True
@@ -381,18 +372,17 @@ class Agent:
             "round": current.number,
             "finished_at": time.time(),
         }
+        if current.stopping and not current.hung:
+            return RankExit.from_status(rank, status, stopped=status != 0, **known)
         mark = progress.read(current.progress_files[rank])
         if mark is not None:
             known |= {"step": mark[0], "idle_s": round(time.monotonic() - mark[1], 3)}
         if status != 0:
-            err = self._config.log_dir / f"round-{current.number}" / f"rank-{rank}.err"
-            lines = logs.tail(str(err), current.log_starts[rank])
-            known["stderr_tail"] = lines
+            err = str(self._config.log_dir / f"round-{current.number}" / f"rank-{rank}.err")
+            known["stderr_tail"] = logs.tail(err, current.log_starts[rank])
             if current.hung:
-                stand = stacks.read(logs.whole(str(err), current.log_starts[rank]))
+                stand = stacks.read(logs.whole(err, current.log_starts[rank]))
                 known |= {"hung": True, "stack": stand.frame, "waiting": stand.waiting}
-            elif current.stopping:
-                known["stopped"] = True
         return RankExit.from_status(rank, status, **known)
 
     def _exits_to_wire(self, current: _InRound, ranks: list[int] | None = None) -> list[dict[str, Any]]:
@@ -479,8 +469,9 @@ class Agent:
         """Whatever the old crew left comes to us as an orphan; end it, then start anew."""
         self._crew.dismiss()
         keep = {self._config.standalone.pid} if self._config.standalone else set()
-        while not system.kill_children({pid for pid in keep if pid}):
-            await asyncio.sleep(0.005)
+        while not system.kill_children([pid for pid in keep if pid]):
+            system.reap()
+            await asyncio.sleep(ORPHAN_LOOK_S)
         self._crew = self._hire()
 
     # Health

@@ -13,13 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from muster.node.warm import MAX_MESSAGE, interpreter_flags
+from muster.node import system
+from muster.node.warm import MAX_MESSAGE, STORE, interpreter_flags
 
-STORE = "store"
+SPARE_NICE = 10
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,16 @@ class Crew:
         self._on_lost = on_lost
         self._on_note = on_note
         self._alive: set[str] = set()
-        self._sweeps: dict[int, asyncio.Future[None]] = {}
+        self._stops: dict[int, asyncio.Future[None]] = {}
+        self._ticket = 0
         self._lost = False
         self._released = False
         self.warm_ready = asyncio.get_running_loop().create_future()
         self.torch_loaded = False
-        self.pids: dict[str, int] = {}
+        self._warm_pid: int | None = None
+        self._hurried = True
+        self._base_nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._guard: subprocess.Popen[bytes]
         self._guard_socket: socket.socket
         self._warm_socket: socket.socket
@@ -124,35 +130,40 @@ class Crew:
     # Ranks
 
     def spawn(self, starts: Iterable[Start]) -> None:
+        """Start ranks. Where there is no parent any more they end at once, as ranks do."""
+        self.hurry(True)
         for start in starts:
+            if self._lost:
+                asyncio.get_running_loop().call_soon(self._on_exit, start.key, -signal.SIGKILL)
+                continue
             self._alive.add(start.key)
             self._order(do="spawn", key=start.key, env=start.env, out=start.out, err=start.err)
+
+    def hurry(self, now: bool) -> None:
+        """A spare has time: its parent warms up behind everyone else, if its priority can be raised again."""
+        if self._warm_pid is not None and now != self._hurried and system.may_raise_priority():
+            self._hurried = now
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._warm_pid, self._base_nice if now else SPARE_NICE)
 
     def serve_store(self, listener: socket.socket, host: str, port: int) -> None:
         """Hand the listening socket to a store process; ours is closed."""
         self._alive.add(STORE)
         message = json.dumps({"do": "store", "key": STORE, "host": host, "port": port}).encode()
-        try:
-            socket.send_fds(self._warm_socket, [message], [listener.fileno()])
-        except OSError as error:
-            self._lose(f"the warm parent is gone: {error}")
-        listener.close()
+        self._unsent.append((message, listener))
+        self._send_orders()
 
     def signal(self, number: int, keys: Iterable[str], *, group: bool = True) -> None:
         if keys := list(keys):
             self._order(do="signal", signal=int(number), keys=keys, group=group)
 
-    def kill_store(self) -> None:
-        if STORE in self._alive:
-            self.signal(signal.SIGKILL, [STORE])
-
-    async def sweep(self) -> None:
-        """Have the guard kill what ranks left behind; returns when nothing is left."""
+    async def stop(self, number: int, grace_s: float) -> None:
+        """Signal the ranks, kill what is left after the grace and what they left behind; returns when nothing is."""
         if self._lost:
             return
-        ticket = len(self._sweeps) + 1
-        done = self._sweeps[ticket] = asyncio.get_running_loop().create_future()
-        self._tell_guard(sweep=ticket)
+        self._ticket += 1
+        done = self._stops[self._ticket] = asyncio.get_running_loop().create_future()
+        self._order(do="stop", signal=int(number), grace_s=grace_s, ticket=self._ticket, spare=[STORE])
         await done
 
     # The guard
@@ -193,12 +204,27 @@ class Crew:
             self._lose(f"the guard is gone: {error.strerror}")
 
     def _order(self, **order: Any) -> None:
-        if self._lost:
-            return
-        try:
-            self._warm_socket.send(json.dumps(order).encode())
-        except OSError as error:
-            self._lose(f"the warm parent is gone: {error.strerror}")
+        self._unsent.append((json.dumps(order).encode(), None))
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        """As many as the socket takes; a parent that is busy importing reads the rest later."""
+        loop = asyncio.get_running_loop()
+        while self._unsent and not self._lost:
+            message, listener = self._unsent[0]
+            try:
+                socket.send_fds(self._warm_socket, [message], [] if listener is None else [listener.fileno()])
+            except BlockingIOError:
+                loop.add_writer(self._warm_socket, self._send_orders)
+                return
+            except OSError as error:
+                self._lose(f"the warm parent is gone: {error.strerror}")
+                return
+            self._unsent.popleft()
+            if listener is not None:
+                listener.close()
+        if not self._lost:
+            loop.remove_writer(self._warm_socket)
 
     def _hear_guard(self) -> None:
         try:
@@ -209,11 +235,6 @@ class Crew:
             data = b""
         if not data:
             self._lose("its guard died")
-            return
-        for line in data.splitlines():
-            done = self._sweeps.pop(json.loads(line)["swept"], None)
-            if done is not None and not done.done():
-                done.set_result(None)
 
     def _hear_warm(self) -> None:
         while not self._lost:
@@ -230,18 +251,26 @@ class Crew:
 
     def _take(self, news: dict[str, Any]) -> None:
         if "exited" in news:
-            key = news["exited"]
-            self._alive.discard(key)
-            if key != STORE:
-                self._on_exit(key, news["status"])
-        elif "spawned" in news:
-            self.pids[news["spawned"]] = news["pid"]
+            self._ended(news["exited"], news["status"])
+        elif "cleared" in news:
+            for key, status in news["ends"]:
+                self._ended(key, status)
+            done = self._stops.pop(news["cleared"], None)
+            if done is not None and not done.done():
+                done.set_result(None)
+        elif "warming" in news:
+            self._warm_pid = news["warming"]
         elif "ready" in news:
             self.torch_loaded = bool(news["torch"])
             for problem in news["problems"]:
                 self._on_note(f"could not preload {problem}")
             if not self.warm_ready.done():
                 self.warm_ready.set_result(news["took_s"])
+
+    def _ended(self, key: str, status: int) -> None:
+        self._alive.discard(key)
+        if key != STORE:
+            self._on_exit(key, status)
 
     def _lose(self, why: str) -> None:
         if self._lost:
@@ -250,7 +279,7 @@ class Crew:
         self._forget_sockets()
         if self._released:
             return
-        for done in self._sweeps.values():
+        for done in self._stops.values():
             if not done.done():
                 done.set_result(None)
         ended, self._alive = self.alive, set()
@@ -263,6 +292,7 @@ class Crew:
         for end in (self._guard_socket, self._warm_socket):
             if end.fileno() >= 0:
                 loop.remove_reader(end)
+                loop.remove_writer(end)
                 end.close()
 
 

@@ -10,6 +10,7 @@ Runs as `python -m muster.node.guard CONTROL_FD WARM_FD PLAN_FD ROOM`; the agent
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -22,21 +23,20 @@ from typing import Any
 from muster.coordinator.client import Address, Link, Refused
 from muster.coordinator.wire import Frame
 from muster.node import system
-from muster.node.warm import interpreter_flags
+from muster.node.warm import LOOK_S, LOOK_SOON_S, interpreter_flags
 from muster.types.world import RunId
 
 REPORT_TIMEOUT_S = 10.0
-LOOK_S = 0.05
 
 
 class Guard:
-    """Stands by an agent and, when that ends, clears what was below it. `clear(everything)` returns when it is gone."""
+    """Stands by an agent and, when that ends, clears what was below it. `clear()` returns when it is gone."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        clear: Callable[[bool], Awaitable[None]],
+        clear: Callable[[], Awaitable[None]],
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -56,7 +56,7 @@ class Guard:
         self._watch(config)
         linked = loop.create_task(self._stay_connected())
         why = await self._stand_by()
-        await self._clear(True)
+        await self._clear()
         self._cleared = True
         if why == "released" or self._round is None:
             return
@@ -107,9 +107,6 @@ class Guard:
                 self._addresses = [(host, port) for host, port in order["addresses"]]
             if "release" in order:
                 return "released"
-            if "sweep" in order:
-                await self._clear(False)
-                self._writer.write(json.dumps({"swept": order["sweep"]}).encode() + b"\n")
 
     def _hear(self, frame: Frame) -> None:
         if frame["type"] == "welcome" and self._cleared:
@@ -134,18 +131,19 @@ class Below:
         self._child_ended = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._child_ended.set)
 
-    async def clear(self, everything: bool) -> None:
-        """Kill all of it, or all but the warm parent, until nothing is left."""
-        spare = set() if everything else {self._warm.pid}
-        while True:
+    async def clear(self) -> None:
+        """Kill all of it. The kernel says when nothing is left: we inherit every orphan."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._warm.pid, signal.SIGKILL)
+        patience_s = LOOK_SOON_S
+        while system.reap()[1]:
             self._child_ended.clear()
-            if system.kill_children(spare):
-                return
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(patience_s):
                     await self._child_ended.wait()
             except TimeoutError:
-                continue
+                system.kill_children()
+                patience_s = LOOK_S
 
 
 async def _main(control_fd: int, warm_fd: int, plan_fd: int, room: int) -> None:

@@ -1,58 +1,82 @@
-"""Does this program need torch? Looks at the imports of a script and of the local modules that it reaches."""
+"""Does this program need torch? Looks at the imports of a script and of the local modules that it reaches.
+
+Nothing of the program is imported to find out: that is for its ranks, each in its own process.
+"""
 
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
+import itertools
 import os
 import re
 import sys
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 _MAX_FILES = 500
+_STDLIB = os.path.dirname(os.__file__)
 
 
 def needs_torch(mode: str, target: str) -> bool:
     """True if torch, or an installed package that depends on it, is imported anywhere in the program's own files."""
-    if mode == "command":
+    if mode == "command" or importlib.util.find_spec("torch") is None:
         return False
-    start = _entry(mode, target)
-    if start is None:
-        return False
-    roots = [start.parent] if mode == "script" else [Path.cwd()]
-    todo, seen, outside = [start], {start}, set[str]()
+    todo = _entry(mode, target)
+    roots = _roots(todo[-1].parent if todo and mode == "script" else Path.cwd())
+    seen, outside = set(todo), set[str]()
     while todo and len(seen) < _MAX_FILES:
-        path = todo.pop()
-        for name in _imports(path, roots[0]):
-            local = _local(name, roots)
-            if local is None:
-                outside.add(name.partition(".")[0])
-            elif local not in seen:
-                seen.add(local)
-                todo.append(local)
-    return any(_brings_torch(name) for name in sorted(outside))
+        for name in _imports(todo.pop(), roots):
+            top = name.partition(".")[0]
+            if top == "torch":
+                return True
+            files = [] if top == "muster" else _local(name, roots)
+            if not files:
+                outside.add(top)
+            todo += [path for path in files if path not in seen]
+            seen.update(files)
+    return any(_depends_on_torch(name) for name in outside - sys.stdlib_module_names - {"muster"})
 
 
-def _entry(mode: str, target: str) -> Path | None:
+def _entry(mode: str, target: str) -> list[Path]:
+    """The files that run first: the program's own, last, and those of the packages that it lies in."""
     if mode == "script":
         path = Path(target)
         path = path / "__main__.py" if path.is_dir() else path
-        return path.resolve() if path.is_file() else None
-    try:
-        spec = importlib.util.find_spec(target)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{target}.__main__")
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin and os.path.isfile(spec.origin) else None
+        return [path.resolve()] if path.is_file() else []
+    files: list[Path] = []
+    where: Iterable[str] | None = None
+    for name in [*itertools.accumulate(target.split("."), "{}.{}".format), f"{target}.__main__"]:
+        found = (finder.find_spec(name, where) for finder in sys.meta_path if hasattr(finder, "find_spec"))  # type: ignore[arg-type]
+        spec = next(filter(None, found), None)
+        if spec is None:
+            break
+        if spec.origin and os.path.isfile(spec.origin):
+            files.append(Path(spec.origin))
+        if spec.submodule_search_locations is None:
+            break
+        where = spec.submodule_search_locations
+    return files
 
 
-def _imports(path: Path, root: Path) -> set[str]:
+def _roots(first: Path) -> list[Path]:
+    """Where the program's own modules lie: next to it, on PYTHONPATH, or installed for editing."""
+    mine = [
+        Path(entry).resolve()
+        for entry in sys.path
+        if os.path.isdir(entry) and not entry.startswith(_STDLIB) and not entry.endswith("-packages")
+    ]
+    return list(dict.fromkeys([first.resolve(), *mine]))
+
+
+def _imports(path: Path, roots: list[Path]) -> set[str]:
     """Absolute names of the modules that a file imports, wherever in the file."""
     try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the rank will say it
+            tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -61,35 +85,31 @@ def _imports(path: Path, root: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join([*_package_of(path, root, node.level), *([base] if base else [])])
+                base = ".".join(filter(None, [*_package_of(path, roots, node.level), base]))
             if base:
-                names.add(base)
                 names.update(f"{base}.{alias.name}" for alias in node.names)
     return names
 
 
-def _package_of(path: Path, root: Path, level: int) -> tuple[str, ...]:
-    try:
-        parts = path.resolve().relative_to(root.resolve()).parts
-    except ValueError:
-        return ()
+def _package_of(path: Path, roots: list[Path], level: int) -> tuple[str, ...]:
+    root = next((root for root in roots if path.is_relative_to(root)), path.parent)
+    parts = path.relative_to(root).parts
     return parts[: len(parts) - level]
 
 
-def _local(name: str, roots: list[Path]) -> Path | None:
+def _local(name: str, roots: list[Path]) -> list[Path]:
+    """The program's own files that importing this name runs, packages around it included."""
     for root in roots:
-        stem = root.joinpath(*name.split("."))
-        for path in (stem.with_suffix(".py"), stem / "__init__.py"):
-            if path.is_file():
-                return path.resolve()
-    return None
+        stems = list(itertools.accumulate(name.split("."), Path.joinpath, initial=root))[1:]
+        files = [path for stem in stems for path in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")]
+        if found := [path for path in files if path.is_file()]:
+            return found
+    return []
 
 
-def _brings_torch(name: str) -> bool:
-    if name == "torch":
-        return importlib.util.find_spec("torch") is not None
-    if name in sys.stdlib_module_names or name == "muster":
-        return False
+def _depends_on_torch(name: str) -> bool:
+    import importlib.metadata
+
     try:
         needs = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:

@@ -6,6 +6,7 @@ with inotify. What a rank wrote is on disk even if the agent is killed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 _libc = ctypes.CDLL(None, use_errno=True)
 _IN_MODIFY = 0x2
 _POLL_S = 0.1  # where inotify is not to be had
+_GATHER_S = 0.02  # news that come together are copied together; nobody reads faster
 _CHUNK = 1 << 18
 _PATIENCE = 64  # chunks of rank output that go before a line of the agent
 _TAIL_BYTES = 8192
@@ -42,6 +44,7 @@ class Echo:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
     _stop: bool = False
+    _due: bool = False
     _notes: deque[bytes] = field(default_factory=lambda: deque(maxlen=1000))
     _written: int = 0
     _last_words: bytes = b""
@@ -49,7 +52,7 @@ class Echo:
     def say(self, text: str) -> None:
         """A line of the agent itself. Written by the thread too: a terminal that blocks must not stop the agent."""
         self._notes.append(f"{text}\n".encode(errors="replace"))
-        self._wake()
+        self._wake_soon()
 
     def follow(self, path: str, tag: str, *, error: bool) -> None:
         if not self.enabled:
@@ -57,14 +60,14 @@ class Echo:
         sink = 2 if error else 1
         with self._lock:
             self._files[path] = _Followed(path, tag.encode(), sink, size(path))
-        self._wake()
+        self._wake_soon()
 
     def let_go(self, path: str) -> None:
         """The rank has ended: copy what is left, then forget the file."""
         with self._lock:
             if path in self._files:
                 self._files[path].closing = True
-        self._wake()
+        self._wake_soon()
 
     def finish(self, last_words: str, timeout_s: float) -> None:
         """Copy what is left and end with `last_words`; give up when the terminal takes nothing for that long."""
@@ -77,7 +80,14 @@ class Echo:
             written = self._written
             self._thread.join(timeout_s)
 
+    def _wake_soon(self) -> None:
+        """News that come together wake the thread once, and not while the agent has more urgent things to do."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_later(_GATHER_S, self._wake)
+
     def _wake(self) -> None:
+        self._due = False
         if self._thread is None:
             self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._thread = threading.Thread(target=self._run, name="echo", daemon=True)
@@ -115,7 +125,7 @@ class Echo:
                     self._write_notes()
                     self._write(2, self._last_words)
                     return
-                poll.poll(None if watch.fd >= 0 else _POLL_S * 1000)
+                poll.poll(None if watch.complete else _POLL_S * 1000)
                 _drain(self._wake_r)
                 watch.drain()
         except OSError:
@@ -162,11 +172,12 @@ class Echo:
 class _Inotify:
     def __init__(self) -> None:
         self.fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.complete = self.fd >= 0  # else there are files that it cannot watch: a user's watches are limited
         self._added: set[str] = set()
 
     def add(self, path: str) -> None:
         if self.fd >= 0 and path not in self._added and os.path.exists(path):
-            _libc.inotify_add_watch(self.fd, os.fsencode(path), _IN_MODIFY)
+            self.complete &= _libc.inotify_add_watch(self.fd, os.fsencode(path), _IN_MODIFY) >= 0
             self._added.add(path)
 
     def drain(self) -> None:

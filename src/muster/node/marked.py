@@ -47,7 +47,7 @@ async def _main(control_fd: int, member_id: str) -> None:
     from muster.node.guard import Guard
 
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
-    await Guard(reader, writer, lambda everything: clear(member_id)).run()
+    await Guard(reader, writer, lambda: clear(member_id)).run()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _FRAME = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
-_TORCH = re.compile(r"[/\\]torch[/\\]")
+_HEAD = re.compile(r"Thread 0x|(?P<current>Current thread 0x|Stack \(most recent)")
+_TORCH = re.compile(r"[/\\]torch[/\\](?:_|autograd|cuda|distributed|nn|utils)")  # not any folder of that name
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,9 @@ def read(lines: Iterable[str]) -> Stand:
     current = False
     frames: list[re.Match[str]] = []
     for line in lines:
-        if line.startswith(("Current thread", "Thread 0x")):
-            if line.startswith("Current thread"):
-                frames = []
-            current = line.startswith("Current thread")
+        if head := _HEAD.match(line):
+            current = head["current"] is not None
+            frames = [] if current else frames
         elif current and (match := _FRAME.match(line)):
             frames.append(match)
     if not frames:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
+import struct
 import sys
+import threading
+from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,22 +47,21 @@ def children() -> list[int]:
     return found
 
 
-def reap() -> list[tuple[int, int]]:
-    """Everything that has ended, as (pid, status); a negative status is a signal."""
+def reap() -> tuple[list[tuple[int, int]], bool]:
+    """Children that have ended, as (pid, status), a negative status being a signal; and whether any are left."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ended
+            return ended, False
         if pid == 0:
-            return ended
+            return ended, True
         ended.append((pid, os.waitstatus_to_exitcode(status)))
 
 
-def kill_children(spare: set[int]) -> bool:
-    """Kill direct children but `spare`; True when there are none left. Their orphans are next, so ask again."""
-    reap()
+def kill_children(spare: Collection[int] = ()) -> bool:
+    """Kill direct children but `spare`; True when there are none. Their orphans are next, so ask again."""
     targets = [pid for pid in children() if pid not in spare]
     for pid in targets:
         try:
@@ -66,16 +71,56 @@ def kill_children(spare: set[int]) -> bool:
     return not targets
 
 
+@functools.cache
+def may_raise_priority() -> bool:
+    """Whether what was made nicer can be taken back, tried out in a thread that ends right after."""
+    allowed = []
+
+    def try_out() -> None:
+        me = threading.get_native_id()
+        before = os.getpriority(os.PRIO_PROCESS, me)
+        try:
+            os.setpriority(os.PRIO_PROCESS, me, before + 1)
+            os.setpriority(os.PRIO_PROCESS, me, before)
+            allowed.append(True)
+        except OSError:
+            return
+
+    thread = threading.Thread(target=try_out)
+    thread.start()
+    thread.join()
+    return bool(allowed)
+
+
+def flush() -> None:
+    """Empty all output buffers, those of C libraries too, so that no fork prints what its parent left in them."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    _libc.fflush(None)
+
+
 def show_as(argv: list[str]) -> None:
     """Make `ps` show this command line, as far as the room given at start allows."""
     try:
         with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
+            known = file.read().rpartition(b")")[2].split()[1:]
+        fields = [0, 0, 0, 0, *map(int, known)]  # numbered as in proc(5)
+        start, end = fields[48], fields[49]
     except (OSError, ValueError, IndexError):
         return
     room = end - start
     if sys.platform != "linux" or room <= 1:
         return
-    text = b"\0".join(os.fsencode(part) for part in argv)[: room - 1]
+    text = b"".join(os.fsencode(part) + b"\0" for part in argv)
+    text = text if len(text) <= room else text[: room - 1] + b"\0"
     ctypes.memmove(start, text + b"\0" * (room - len(text)), room)
+    # Let the kernel know where it ends now; where that is not allowed, empty arguments follow.
+    _libc.sbrk.restype = ctypes.c_void_p
+    layout = struct.pack(
+        "=12QIi",
+        *(fields[26], fields[27], fields[45], fields[46], fields[47]),
+        *(_libc.sbrk(0), fields[28], start, start + len(text), fields[50], fields[51]),
+        *(0, 0, -1),  # no auxiliary vector, no other executable
+    )
+    _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, len(layout), 0)

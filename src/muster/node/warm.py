@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -20,13 +21,16 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Iterator
+import warnings
 from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
 from muster.node import system
 
 MAX_MESSAGE = 1 << 17
+STORE = "store"
+LOOK_SOON_S = 0.003  # killed processes end by then; what has not is an orphan that has yet to be found
+LOOK_S = 0.02
 
 
 class Plan:
@@ -48,6 +52,16 @@ class Plan:
         flag = ["-m"] if self.mode == "module" else []
         return [sys.executable, *interpreter_flags(), *flag, self.target, *self.args]
 
+    @property
+    def path(self) -> str:
+        """The script as the interpreter names it: absolute, but neither normalised nor resolved."""
+        return os.getcwd() if self.target == "." else os.path.join(os.getcwd(), self.target)
+
+    @property
+    def is_folder(self) -> bool:
+        """A script that is itself a place to import from, a directory or an archive with a `__main__` in it."""
+        return self.mode == "script" and pkgutil.get_importer(self.path) is not None
+
 
 def interpreter_flags() -> list[str]:
     """The interpreter's own options, so that a child runs under the same ones."""
@@ -59,6 +73,7 @@ def interpreter_flags() -> list[str]:
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     system.die_with_parent(int(sys.argv[3]))
+    system.adopt_orphans()
     with open(int(sys.argv[2])) as file:
         plan = Plan(json.load(file))
     _look_fresh(plan)
@@ -71,16 +86,27 @@ def main() -> None:
 # The parent --------------------------------------------------------------------------------------
 
 
+class _Stopping:
+    """An order to end everything: what has ended since, and when patience ends."""
+
+    def __init__(self, ticket: int, deadline: float) -> None:
+        self.ticket = ticket
+        self.deadline = deadline
+        self.ends: list[tuple[str, int]] = []
+
+
 class _Parent:
     def __init__(self, control: socket.socket, plan: Plan) -> None:
         self._control = control
         self._plan = plan
         self._pid = os.getpid()
         self._children: dict[int, str] = {}
+        self._stopping: _Stopping | None = None
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def warm_up(self) -> None:
         """Import what ranks will need. A module that does not import is reported, not fatal: the rank will say more."""
+        self._tell(warming=self._pid)
         started = time.monotonic()
         modules = list(self._plan.preload)
         if self._plan.detect_torch:
@@ -92,8 +118,9 @@ class _Parent:
         for name in modules:
             try:
                 __import__(name)
-            except Exception as error:  # a user's module may raise anything; the agent passes it on
+            except (Exception, SystemExit) as error:  # noqa: BLE001  a user's module may raise anything
                 problems.append(f"{name}: {type(error).__name__}: {error}")
+        system.flush()
         gc.collect()
         gc.freeze()
         took = time.monotonic() - started
@@ -107,14 +134,13 @@ class _Parent:
         poll.register(self._control, select.POLLIN)
         poll.register(self._wake_r, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(self._patience_ms()):
                 if fd == self._wake_r:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_r, 4096)
-                    continue
-                if self._obey():
+                    self._drain()
+                elif self._obey():
                     return True
-            self._report_ends()
+            self._take_ends(system.reap()[0])
+            self._finish_stopping()
 
     def _obey(self) -> bool:
         data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 4)
@@ -128,16 +154,17 @@ class _Parent:
                 self._start_store(order, fds[0])
             case "signal":
                 self._signal(order)
+            case "stop":
+                self._begin_stopping(order)
         return False
 
     def _leave(self) -> NoReturn:
         for pid in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL, group=True)
         os._exit(0)
 
     def _spawn(self, order: dict[str, Any]) -> bool:
-        pid = os.fork()
+        pid = _fork()
         if pid == 0:
             self._become_child()
             _take_streams(order["out"], order["err"])
@@ -146,11 +173,10 @@ class _Parent:
                 _execute(self._plan.command)
             return True
         self._children[pid] = order["key"]
-        self._tell(spawned=order["key"], pid=pid)
         return False
 
     def _start_store(self, order: dict[str, Any], listener: int) -> None:
-        pid = os.fork()
+        pid = _fork()
         if pid == 0:
             self._become_child()
             if "torch" not in sys.modules:
@@ -178,19 +204,57 @@ class _Parent:
     def _signal(self, order: dict[str, Any]) -> None:
         """Only the parent knows that a pid is still its child's, so signals go through it."""
         for pid, key in self._children.items():
-            if key not in order["keys"]:
-                continue
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if order.get("group"):
-                    os.killpg(pid, order["signal"])
-                else:
-                    os.kill(pid, order["signal"])
+            if key in order["keys"]:
+                _send(pid, order["signal"], group=bool(order.get("group")))
 
-    def _report_ends(self) -> None:
-        for pid, status in system.reap():
+    def _begin_stopping(self, order: dict[str, Any]) -> None:
+        """Ask ranks to end. Only they are asked: their helpers may be needed for what they do last."""
+        for pid, key in self._children.items():
+            if order["grace_s"] > 0 and key not in order["spare"]:
+                _send(pid, order["signal"], group=False)
+        self._stopping = _Stopping(order["ticket"], time.monotonic() + order["grace_s"])
+
+    def _patience_ms(self) -> float | None:
+        if self._stopping is None:
+            return None
+        return max(0.0, self._stopping.deadline - time.monotonic()) * 1000
+
+    def _finish_stopping(self) -> None:
+        """When the ranks have ended or their time is up: end all that is left, and say so."""
+        stopping = self._stopping
+        if stopping is None:
+            return
+        waiting = any(key != STORE for key in self._children.values())
+        if waiting and time.monotonic() < stopping.deadline:
+            return
+        for pid in self._children:
+            _send(pid, signal.SIGKILL, group=True)
+        patience_s = LOOK_SOON_S
+        while True:
+            ended, left = system.reap()
+            self._take_ends(ended)
+            if not left:
+                break
+            if not select.select([self._wake_r], [], [], patience_s)[0]:
+                system.kill_children()  # orphans that ranks left: they are ours now
+                patience_s = LOOK_S
+            self._drain()
+        self._stopping = None
+        self._tell(cleared=stopping.ticket, ends=stopping.ends)
+
+    def _take_ends(self, ended: list[tuple[int, int]]) -> None:
+        for pid, status in ended:
             key = self._children.pop(pid, None)
-            if key is not None:
+            if key is None:
+                continue  # an orphan that a rank left
+            if self._stopping is not None:
+                self._stopping.ends.append((key, status))
+            else:
                 self._tell(exited=key, status=status)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
 
     def _tell(self, **message: Any) -> None:
         try:
@@ -199,7 +263,26 @@ class _Parent:
             self._leave()
 
 
+def _fork() -> int:
+    """A fork without Python's warning about threads: those that numpy's BLAS started see to themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _send(pid: int, number: int, *, group: bool) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if group:
+            try:
+                return os.killpg(pid, number)
+            except ProcessLookupError:
+                pass  # forked a moment ago: it has no group of its own yet, and no children
+        os.kill(pid, number)
+
+
 def _execute(command: list[str]) -> NoReturn:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores these two, and what is ignored stays so in a new program
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -219,65 +302,93 @@ def _take_streams(out: str, err: str) -> None:
 
 def _look_fresh(plan: Plan) -> None:
     """Put `sys.path` in the state that it would have in the script's own interpreter; imports below depend on it."""
-    if not sys.flags.safe_path and sys.path:
-        if plan.mode == "script":
-            where = os.path.realpath(plan.target)
-            sys.path[0] = where if os.path.isdir(where) else os.path.dirname(where)
-        else:
-            sys.path[0] = os.getcwd()
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    if plan.is_folder:
+        sys.path.insert(0, plan.path)
+    elif not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(plan.path)) if plan.mode == "script" else os.getcwd())
 
 
 def run(plan: Plan) -> None:
     """Run the user's program as `__main__`, in the process that was forked for it."""
     sys.orig_argv = plan.command
     system.show_as(plan.command)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+    _renew(sys.modules)
     if not faulthandler.is_enabled():
         faulthandler.enable()
-    gc.unfreeze()
-    main_module = types.ModuleType("__main__")
-    main_module.__dict__.update(__builtins__=builtins, __annotations__={})
-    sys.modules["__main__"] = main_module
-    with _as_if_on_top():
+    error = _run_main(plan)
+    if error is not None:
+        _report(error)
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook = lambda *_: None
+            raise error  # the interpreter then ends itself with SIGINT
+        sys.exit(1)
+
+
+def _renew(modules: dict[str, Any]) -> None:
+    """Give the rank its own of what its parent's modules hold once per process. (`random` sees to itself.)"""
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "torch" in modules:
+        modules["torch"].default_generator.seed()
+    if "threading" in modules:
+        modules["threading"].main_thread()._set_native_id()
+
+
+def _run_main(plan: Plan) -> BaseException | None:
+    """What ended the program, if it was an error. A SystemExit is left to the interpreter."""
+    sys.modules["__main__"] = main_module = types.ModuleType("__main__")
+    vars(main_module)["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main_module.__annotations__ = {}
+    try:
         if plan.mode == "module":
             sys.argv = ["-m", *plan.args]
             runpy._run_module_as_main(plan.target)  # type: ignore[attr-defined]
-        elif os.path.isdir(plan.target) or plan.target.endswith((".zip", ".pyz")):
+        elif plan.is_folder:
             sys.argv = [plan.target, *plan.args]
-            sys.path[0] = plan.target
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         else:
+            sys.argv = [plan.target, *plan.args]
             _run_script(plan, main_module)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  the top of the user's program
+        return error
+    return None
 
 
 def _run_script(plan: Plan, main_module: types.ModuleType) -> None:
-    sys.argv = [plan.target, *plan.args]
-    main_module.__dict__.update(
-        __file__=plan.target, __cached__=None, __loader__=SourceFileLoader("__main__", plan.target)
-    )
-    with open(plan.target, "rb") as file:
-        source = file.read()
-    exec(compile(source, plan.target, "exec", dont_inherit=True), main_module.__dict__)
-
-
-@contextlib.contextmanager
-def _as_if_on_top() -> Iterator[None]:
-    """Let errors end the process as they would at the top of an interpreter, without our frames in the traceback."""
     try:
-        yield
+        with open(plan.path, "rb") as file:
+            code = compile(file.read(), plan.path, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        _execute(plan.command)  # a fresh interpreter says best what is wrong with it, or can run it all the same
+    loader = SourceFileLoader("__main__", plan.path)
+    vars(main_module).update(__file__=plan.path, __cached__=None, __loader__=loader)
+    exec(code, vars(main_module))
+
+
+def _report(error: BaseException) -> None:
+    """What the interpreter does with an error at its top, without our frames in the traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, trace)
     except SystemExit:
         raise
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, contextlib.__file__):
-            trace = trace.tb_next
-        error.__traceback__ = trace
-        sys.excepthook(type(error), error, trace)
-        sys.excepthook = lambda *_: None
-        if isinstance(error, KeyboardInterrupt):
-            raise  # the interpreter then ends itself with SIGINT
-        sys.exit(1)
+    except BaseException as another:  # noqa: BLE001  a user's hook may raise anything
+        another.__traceback__ = another.__traceback__ and another.__traceback__.tb_next
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(another), another, another.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, trace)
 
 
 if __name__ == "__main__":

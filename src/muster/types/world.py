@@ -7,6 +7,7 @@ Times are seconds: `*_at` of a roll are on its clock (monotonic), `finished_at` 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import signal as signals
 from collections.abc import Mapping
@@ -110,21 +111,23 @@ class Settings:
             found.append("no_progress_rounds must be at least 1")
         return found
 
+    def to_wire(self) -> dict[str, Any]:
+        return dict(vars(self))
+
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> Self:
         """Settings from loosely typed values (a wire frame, an option string); ValueError says what is wrong."""
         values: dict[str, Any] = {}
-        for item in dataclasses.fields(cls):
-            raw = given.get(item.name)
+        for name, raw in _known(cls, given).items():
             if raw is None:
                 continue
-            want: type[int] | type[float] = float if item.name.endswith("_s") else int
+            want: type[int] | type[float] = float if name.endswith("_s") else int
             if isinstance(raw, bool) or not isinstance(raw, int | float | str):
-                raise ValueError(f"{item.name} must be a number, not {raw!r}")
+                raise ValueError(f"{name} must be a number, not {raw!r}")
             try:
-                values[item.name] = want(raw)
+                values[name] = want(raw)
             except ValueError:
-                raise ValueError(f"{item.name} must be a number, not {raw!r}") from None
+                raise ValueError(f"{name} must be a number, not {raw!r}") from None
         return cls(**values)
 
 
@@ -204,7 +207,7 @@ class RankExit:
         return f"Signal {self.signal}" if self.signal else f"Exit {self.exit_code}"
 
     def to_wire(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "reason": self.reason}
+        return {**vars(self), "reason": self.reason}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> RankExit:
@@ -235,7 +238,7 @@ class Outcome:
 
     def to_wire(self) -> dict[str, Any]:
         first = self.first_failure.to_wire() if self.first_failure else None
-        return {**dataclasses.asdict(self), "state": str(self.state), "first_failure": first}
+        return {**vars(self), "state": str(self.state), "first_failure": first}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Outcome:
@@ -337,5 +340,10 @@ class Round:
 
 def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
     """Only the fields that this version knows: a newer peer may send more."""
-    names = {item.name for item in dataclasses.fields(cls)}
+    names = _field_names(cls)
     return {key: value for key, value in data.items() if key in names}
+
+
+@functools.cache
+def _field_names(cls: type) -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(cls))

@@ -1,0 +1,531 @@
+"""A simulated worker: does on virtual time what `node.agent` does with processes.
+
+Where the real agent awaits, this one passes what is to be done next. One thing is stricter here than a lock would
+make it: a stop with a shorter grace cuts a longer one that is under way, else an agent that gives its ranks fifteen
+seconds could not end them when its lease is over.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from muster.coordinator.wire import Frame
+from muster.sim.clock import Process
+from muster.sim.house import House
+from muster.sim.link import Link
+from muster.sim.machine import Guard, Machine, Rank
+from muster.sim.network import Network
+from muster.sim.places import Config, InRound, Then
+from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, Round, Seat, Settings
+
+EXIT_FAILED, EXIT_LOST, EXIT_NO_PROGRESS = 1, 75, 93
+DUMP_WAIT_S = 3.0
+HEALTH_S = 0.05
+HEALTH_RETRY_S = 30.0
+JOIN_TIMEOUT_S = 60.0
+STEP_S = 0.5
+SIGTERM_CODE = 128 + signal.SIGTERM
+
+
+@lru_cache(maxsize=16)
+def _parsed(given: tuple[tuple[str, object], ...]) -> Settings:
+    return Settings.parse(dict(given))
+
+
+class Agent:
+    def __init__(
+        self,
+        config: Config,
+        member_id: MemberId,
+        machine: Machine,
+        network: Network,
+        house: House,
+        rng: Random,
+        *,
+        on_end: Callable[[Agent], None],
+    ) -> None:
+        self.config = config
+        self.member_id = member_id
+        self.machine = machine
+        self.process = Process(machine.clock)
+        self.healthy = True
+        self.record: dict[str, Any] | None = None
+        self.round: InRound | None = None
+        self.outcome: Outcome | None = None
+        self.code: int | None = None
+        self.refusal: str = ""
+        self.ports = 0
+        self._network = network
+        self._house = house
+        self._rng = rng
+        self._on_end = on_end
+        self._settings = _parsed(tuple(config.settings.items()))
+        self._joined = False
+        self._farewell = False
+        self.leaving = False
+        self._listening = False
+        self._unfit: str | None = None
+        self._lease_from = self._born_at = machine.clock.now
+        self._renew_sent: float | None = None
+        self._hello_sent = 0.0
+        self._presented = (0, False)
+        self._crew_lost = False
+        self._guard = self._hire()
+        self.link = Link(
+            self.process,
+            network,
+            house,
+            machine.name,
+            rng,
+            kind="agent",
+            hello=self._hello,
+            on_frame=self._on_frame,
+            on_refused=self._refused,
+            on_failed=self._lose_patience,
+        )
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def now(self) -> float:
+        return self.process.clock.now
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    # Life
+
+    def start(self) -> None:
+        if self.config.checks_health and not self.healthy:
+            self._unfit = "health check failed with 1: bad"
+        self.link.connect()
+        self._renew()
+        self._watch_silence()
+
+    def _hire(self) -> Guard:
+        guard = Guard(
+            self.member_id,
+            self.machine,
+            self._network,
+            self._house,
+            self._rng,
+            name=self.name,
+            lease_s=self._settings.lease_s,
+            on_swept=lambda: self.process.read(self._swept),
+            on_end=lambda: self.process.read(self._guard_ended, guard),
+        )
+        return guard
+
+    def _end(self, code: int) -> None:
+        if self.code is None:
+            self.code = code
+            self.link.close()
+            self._guard.release()
+            self.process.end()
+            self._on_end(self)
+
+    def kill(self) -> None:
+        """SIGKILL: the kernel closes what it had open."""
+        if self.alive:
+            self.link.close()
+            self.process.end()
+            self._guard.agent_ended()
+            self._on_end(self)
+
+    def kill_guard(self) -> None:
+        if self._guard.process.alive:
+            self._guard.kill()
+
+    def kill_both(self) -> None:
+        self.kill()
+        self._guard.kill()
+
+    def reset(self, *, guard: bool, half: bool) -> None:
+        """A connection breaks; with `half`, the coordinator does not see it."""
+        (self._guard.link if guard else self.link).reset(half=half)
+
+    def power_off(self) -> None:
+        self._network.power_off(self.machine.name)
+        self.link.vanish()
+        self.process.end()
+        self._guard.vanish()
+        self.machine.power_off()
+        self._on_end(self)
+
+    # The connection
+
+    def _hello(self) -> dict[str, Any]:
+        self._hello_sent = self.now
+        config = self.config
+        member = {
+            "member_id": self.member_id,
+            "name": config.name,
+            "addr": config.name,
+            "procs": config.procs,
+            "infra_rank": config.infra_rank,
+            "domain": config.domain,
+            "version": "1.0",
+            "store_port": self._store_port(),
+            "host": config.name,
+            "pid": 1,
+            "launcher": "node",
+            "checks_health": config.checks_health,
+        }
+        return {"member": member, "settings": config.settings, "present": self._present()}
+
+    def _present(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {"epoch": self.link.epoch, "record": self.record}
+        if self.outcome is not None:
+            shown["outcome"] = self.outcome.to_wire()
+        if (current := self.round) is not None:
+            self._presented = (len(current.exits), current.running)
+            shown |= {
+                "round": current.number,
+                "running": current.running,
+                "finished": current.finished,
+                "exits": self._exits_to_wire(current),
+                "why": current.why_stopped,
+                "store_port": self._store_port(),
+            }
+        return shown
+
+    def _store_port(self) -> int:
+        """A socket that it already listens on; each round's store takes it away."""
+        if not self._listening:
+            self._listening = True
+            self.ports += 1
+        return self.ports
+
+    def _lose_patience(self) -> None:
+        limit = self._settings.orphan_s if self._joined else JOIN_TIMEOUT_S
+        since = self.link.down_since if self._joined else self._born_at
+        if since is not None and self.now - since > limit:
+            self._end(EXIT_LOST)
+
+    def _refused(self, code: str, message: str) -> None:
+        self.refusal = f"{message} [{code}]"
+        self._end(EXIT_FAILED)
+
+    def _on_frame(self, frame: Frame) -> None:
+        match frame["type"]:
+            case "welcome":
+                self._welcomed(frame)
+            case "renewed":
+                if self._renew_sent is not None:
+                    self._lease_from = max(self._lease_from, self._renew_sent)
+                    self._renew_sent = None
+            case "release":
+                self._released(frame["record"])
+            case "record":
+                self.record = frame["record"]
+            case "recall":
+                self._recalled(frame)
+            case "check":
+                self.process.after(HEALTH_S, self._recheck)
+            case "dismiss":
+                self._end(0)
+            case "outcome":
+                self._ended(frame)
+            case "farewell":
+                self._farewell = True
+                self._leave_with_outcome()
+
+    def _welcomed(self, frame: Frame) -> None:
+        if settings := frame.get("settings"):
+            self._settings = _parsed(tuple(settings.items()))
+        self._lease_from = max(self._lease_from, self._hello_sent)
+        self._renew_sent = None
+        self._joined = True
+        self._guard.lease_s = self._settings.lease_s
+        self._beat()
+        if self._unfit:
+            self.link.send("unfit", why=self._unfit)
+        self._tell_since_hello()
+
+    def _tell_since_hello(self) -> None:
+        """What happened between the hello and the welcome was neither presented nor sent."""
+        current = self.round
+        if current is None or (len(current.exits), current.running) == self._presented:
+            return
+        self.link.send("exits", round=current.number, seq=0, exits=self._exits_to_wire(current))
+        if current.finished:
+            self.link.send("finished", round=current.number)
+        if not current.running:
+            self._confirm_stop(current)
+
+    def _renew(self) -> None:
+        self._beat()
+        if self.link.up:
+            if self._renew_sent is None:
+                self._renew_sent = self.now
+            number = self.round.number if self.round else None
+            if steps := self._fresh_steps():
+                self.link.send("renew", round=number, steps=steps)
+            else:
+                self.link.send_plain("renew", number)
+        self.process.after(self._settings.lease_s / 3, self._renew)
+
+    @property
+    def _deadline(self) -> float:
+        """When its ranks must end if nothing more is heard."""
+        return max(self._lease_from, self.link.dead_at) + self._settings.lease_s
+
+    def _beat(self) -> None:
+        self._guard.beat(self._deadline)
+
+    def _watch_silence(self) -> None:
+        deadline = self._deadline
+        if self.now < deadline:
+            self.process.after(deadline - self.now, self._watch_silence)
+        elif (current := self.round) is not None and current.running and self.outcome is None:
+            self._stop(current, 0.0, self._gave_up_on_silence, why="the coordinator was silent for a lease")
+        else:
+            self._gave_up_on_silence()
+
+    def _gave_up_on_silence(self) -> None:
+        self.link.drop()
+        self.process.after(self._settings.lease_s / 3, self._watch_silence)
+
+    # Rounds
+
+    def _released(self, record: dict[str, Any]) -> None:
+        self.record = record
+        formed = Round.from_wire(record)
+        seat = formed.seat_of(self.member_id)
+        if seat is None or self.outcome is not None or self.leaving:
+            return
+        current = self.round
+        if current is not None and formed.number <= current.number:
+            if formed.number == current.number and not current.running:
+                self._confirm_stop(current)
+        elif current is not None and current.running:
+            self._stop(current, 0.0, lambda: self._catch_up(current, formed, seat), why="a newer round was released")
+        else:
+            self._start(formed, seat)
+
+    def _catch_up(self, current: InRound, formed: Round, seat: Seat) -> None:
+        if self.round is current:
+            self._start(formed, seat)
+
+    def _start(self, formed: Round, seat: Seat) -> None:
+        if self.now >= self._lease_from + self._settings.lease_s:
+            return  # read too late: the world may have gone on; the next hello tells
+        self.round = current = InRound(formed, seat)
+        self._guard.round = formed.number
+        self._beat()
+        if seat.rank == 0:
+            assert formed.store_port == self.ports and self._listening, f"{self.name} does not listen for the store"
+            self._listening = False
+        self._crew_lost = self._guard.standing_down
+        for rank in range(current.first_rank, current.first_rank + seat.procs):
+            config = self.config
+            made = Rank(formed.number, rank, self.member_id, self.machine, self.now, config.stubborn, config.term_s)
+            if self._crew_lost:
+                self.process.after(0.0, self._rank_exited, made, -signal.SIGKILL)
+            else:
+                self.machine.start(made)
+        self.link.send("started", round=formed.number)
+
+    def _recalled(self, frame: Frame) -> None:
+        number = int(frame["round"])
+        current = self.round
+        if current is None or current.number < number:
+            self.link.send("stopped", round=number, store_port=self._store_port())
+        elif current.number == number:
+            grace, dump = float(frame.get("grace_s") or 0.0), bool(frame.get("dump"))
+            self._stop(current, grace, lambda: self._confirm_stop(current), dump=dump)
+
+    def _confirm_stop(self, current: InRound) -> None:
+        self.link.send("stopped", round=current.number, store_port=self._store_port(), why=current.why_stopped)
+
+    # Stopping ranks
+
+    def _stop(self, current: InRound, grace_s: float, then: Then, *, why: str = "", dump: bool = False) -> None:
+        if not current.running:
+            then()
+            return
+        current.afterwards.append(then)
+        if not current.stopping:
+            current.stopping, current.hung, current.why_stopped = True, dump, why
+            if dump:
+                self.machine.signal(signal.SIGABRT)
+                grace_s = DUMP_WAIT_S
+            elif grace_s > 0:
+                self.machine.signal(signal.SIGTERM)
+        if current.kill_at is None or self.now + grace_s < current.kill_at:
+            current.kill_at = self.now + grace_s
+            self.process.after(grace_s, self._kill_ranks, current)
+        self._sweep_when_empty(current)
+
+    def _kill_ranks(self, current: InRound) -> None:
+        if current.running:
+            self.machine.signal(signal.SIGKILL)
+
+    def _sweep_when_empty(self, current: InRound) -> None:
+        if current.stopping and not current.sweeping and not self.machine.ranks:
+            current.sweeping = True
+            if self._crew_lost:
+                self._swept()
+            else:
+                self._guard.sweep()
+
+    def _swept(self) -> None:
+        """Nothing is left of the round."""
+        current = self.round
+        if current is None or not current.sweeping:
+            return
+        current.running = current.sweeping = False
+        if self._crew_lost:
+            self._rehire()
+        afterwards, current.afterwards = current.afterwards, []
+        for then in afterwards:
+            if self.alive:
+                then()
+
+    def _guard_ended(self, guard: Guard) -> None:
+        """A crew without its guard is lost; its ranks are reported as they end."""
+        if guard is not self._guard:
+            return
+        self._crew_lost = True
+        if self.round is None or not self.round.running:
+            self._rehire()
+        elif self.round.sweeping:
+            self._swept()
+
+    def _rehire(self) -> None:
+        self._crew_lost = False
+        self._guard.dismiss()
+        self._guard = self._hire()
+
+    def rank_ended(self, rank: Rank, status: int) -> None:
+        """Called on the machine; the agent reads it when it runs."""
+        self.process.read(self._rank_exited, rank, status)
+
+    def _rank_exited(self, rank: Rank, status: int) -> None:
+        current = self.round
+        if current is None or current.number != rank.round:
+            return
+        end = self._describe(current, rank, status)
+        current.exits[rank.rank] = (end, self.now)
+        self.link.send("exits", round=rank.round, seq=0, exits=self._exits_to_wire(current, rank.rank))
+        done = [one.exit_code for one, _ in current.exits.values()]
+        if not current.stopping and len(done) == current.seat.procs and not any(done):
+            current.finished = True
+            self.link.send("finished", round=rank.round)
+        self._sweep_when_empty(current)
+
+    def _describe(self, current: InRound, rank: Rank, status: int) -> RankExit:
+        known: dict[str, Any] = {"worker": self.name, "round": current.number}
+        if self._counts_steps:
+            idle = 0.0 if rank.hung_at is None else self.now - rank.hung_at
+            known |= {"step": self._step(rank), "idle_s": round(idle, 3)}
+        if status != 0:
+            known["stderr_tail"] = (f"rank {rank.rank} gives up",)
+            if current.hung:
+                known |= {"hung": True, "waiting": rank.hung_at is None}
+            elif current.stopping:
+                known["stopped"] = True
+        return RankExit.from_status(rank.rank, status, **known)
+
+    def _exits_to_wire(self, current: InRound, only: int | None = None) -> list[dict[str, Any]]:
+        return [
+            {**end.to_wire(), "age_s": round(self.now - at, 4)}
+            for rank, (end, at) in current.exits.items()
+            if only is None or rank == only
+        ]
+
+    # Progress
+
+    @property
+    def _counts_steps(self) -> bool:
+        return self._settings.hang_timeout_s is not None or self._settings.no_progress_rounds is not None
+
+    def _step(self, rank: Rank) -> int:
+        until = self.now if rank.hung_at is None else rank.hung_at
+        return int(until / STEP_S)
+
+    def _fresh_steps(self) -> list[list[float]]:
+        current = self.round
+        if current is None or not current.running or not self._counts_steps:
+            return []
+        fresh: list[list[float]] = []
+        for rank in self.machine.ranks:
+            step = self._step(rank)
+            if rank.hung_at is None and current.told_steps.get(rank.rank) != step:
+                current.told_steps[rank.rank] = step
+                fresh.append([rank.rank, step, round(self.now - max(step * STEP_S, rank.born_at), 4)])
+        return fresh
+
+    # Ending
+
+    def _ended(self, frame: Frame) -> None:
+        if self.outcome is not None:
+            self._acknowledge()
+            return
+        self.outcome = Outcome.from_wire(frame["outcome"])
+        farewell_s = float(frame.get("farewell_s") or self._settings.farewell_s)
+
+        def stopped() -> None:
+            self._acknowledge()
+            self.process.after(farewell_s, self._bid, True)
+            self._bid(self._farewell)
+
+        if self.round is not None:
+            self._stop(self.round, float(frame.get("grace_s") or 0.0), stopped)
+        else:
+            stopped()
+
+    def _leave_with_outcome(self) -> None:
+        if self.outcome is not None and (self.round is None or not self.round.running):
+            self._bid(True)
+
+    def _bid(self, farewell: bool) -> None:
+        if farewell and self.outcome is not None:
+            self._end(self._exit_code(self.outcome))
+
+    def _acknowledge(self) -> None:
+        exits = self._exits_to_wire(self.round) if self.round else []
+        self.link.send("ack", round=self.round.number if self.round else None, exits=exits)
+
+    def _exit_code(self, outcome: Outcome) -> int:
+        if outcome.state is OutcomeState.SUCCEEDED:
+            return 0
+        return EXIT_NO_PROGRESS if outcome.reason == "no_progress" else EXIT_FAILED
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        self.process.read(self._leave)
+
+    def _leave(self) -> None:
+        if self.leaving:
+            self.machine.signal(signal.SIGKILL)
+            return
+        self.leaving = True
+        self.link.send("leaving", why="it was told to leave (SIGTERM)")
+        current = self.round
+        if current is not None and current.running:
+            self._stop(current, self._settings.stop_grace_s, lambda: self._gone(current), why="it left (SIGTERM)")
+        else:
+            self._end(SIGTERM_CODE)
+
+    def _gone(self, current: InRound) -> None:
+        self._confirm_stop(current)
+        self._end(SIGTERM_CODE)
+
+    # Health
+
+    def _recheck(self) -> None:
+        if self.healthy:
+            self._unfit = None
+            self.link.send("fit")
+            return
+        self._unfit = "health check failed with 1: bad"
+        self.link.send("unfit", why=self._unfit)
+        self.process.after(HEALTH_RETRY_S, self._recheck)

@@ -1,0 +1,275 @@
+"""A whole world on virtual time: one coordinator, its members, the network between them, and what may befall them.
+
+Scenarios and random histories both drive this. Every method is a thing that can happen to real machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from muster.coordinator.desk import Happening
+from muster.core.roll import Roll
+from muster.sim.agent import Agent
+from muster.sim.clock import Clock
+from muster.sim.house import House
+from muster.sim.invariants import Checker
+from muster.sim.machine import Census, Machine, Rank
+from muster.sim.network import BOTH, Network
+from muster.sim.places import Config
+from muster.types.world import MemberId, Outcome, Settings
+
+
+class Fleet:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        collateral: float = 0.0,
+        settings: Settings | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self.rng = Random(seed)
+        self.clock = Clock()
+        self.network = Network(self.clock, self.rng)
+        self.census = Census()
+        self.house = House(self.clock, settings)
+        self.checker = Checker(self.clock, self.census, self.house)
+        self.agents: list[Agent] = []
+        self.collateral = collateral  # how likely a rank fails when a peer's rank ends
+        self.work_done = False
+        self.calm_until = 0.0
+        self.expected = 0  # members that have yet to start
+        self._tell = tell
+        self._doomed: set[Rank] = set()
+        self._cut_at: dict[Agent, float] = {}
+        self._by_id: dict[MemberId, Agent] = {}
+        self.house.on_decision = self.house.desk.on_decision = self.checker.decided
+        self.house.on_saved = self.checker.saved
+        self.clock.after_each = self.checker.after_event
+        if tell is not None:
+            self.house.on_story = self.house.desk.on_story = self._story
+
+    def _story(self, line: Happening) -> None:
+        self.say(f"coordinator: {line.kind}: {line.text}")
+
+    def say(self, text: str) -> None:
+        if self._tell is not None:
+            self._tell(f"{self.clock.now:9.4f}  {text}")
+
+    # Time
+
+    def run(self, seconds: float) -> None:
+        self.clock.run(self.clock.now + seconds)
+
+    def until(self, what: str, seen: Callable[[], object], within_s: float = 60.0) -> float:
+        """How long it took; an AssertionError if it took too long."""
+        began = self.clock.now
+        if not self.clock.run(began + within_s, lambda: bool(seen())):
+            raise AssertionError(f"not in {within_s:g} s: {what}; the coordinator says: {self.house.desk.reason}")
+        return self.clock.now - began
+
+    # Looking
+
+    @property
+    def roll(self) -> Roll:
+        assert self.house.desk.roll is not None
+        return self.house.desk.roll
+
+    @property
+    def lease_s(self) -> float:
+        return self.house.desk.roll.settings.lease_s if self.house.desk.roll is not None else Settings().lease_s
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.house.desk.roll.outcome if self.house.desk.roll is not None else None
+
+    @property
+    def present(self) -> list[Agent]:
+        return [agent for agent in self.agents if agent.alive]
+
+    def agent(self, name: str) -> Agent:
+        """The newest of that name."""
+        return next(agent for agent in reversed(self.agents) if agent.name == name)
+
+    @property
+    def seats(self) -> list[str]:
+        """Names by rank, in the last round that the coordinator formed."""
+        return [seat.name for seat in self.roll.round.seats] if self.roll.round else []
+
+    def trains(self, number: int | None = None, size: int | None = None) -> bool:
+        """A round is out, and every seat of it really runs."""
+        roll = self.house.desk.roll
+        if not self.house.alive or roll is None or roll.running is None or roll.recovery_until is not None:
+            return False
+        current = roll.running
+        if (number is not None and current.number != number) or (size is not None and current.world_size != size):
+            return False
+        return all(
+            seat.member_id in current.finished or self._runs(seat.member_id, current.number) for seat in current.seats
+        )
+
+    def _runs(self, member_id: MemberId, number: int) -> bool:
+        agent = self._by_id[member_id]
+        known = agent.alive and not agent.process.stopped and agent.link.up and agent.round is not None
+        return known and agent.round is not None and agent.round.number == number and agent.round.running
+
+    # Members
+
+    def join(self, name: str, *, machine: str | None = None, healthy: bool = True, **config: Any) -> Agent:
+        where = machine or f"{name}.{len(self.agents)}"
+        host = Machine(where, self.clock, self.census, self)
+        member_id = MemberId(f"m{len(self.agents)}")
+        made = Agent(
+            Config(name, **config), member_id, host, self.network, self.house, self.rng, on_end=self._agent_ended
+        )
+        made.healthy = healthy
+        self.agents.append(made)
+        self._by_id[member_id] = made
+        made.start()
+        return made
+
+    def join_all(self, *names: str, **config: Any) -> list[Agent]:
+        return [self.join(name, **config) for name in names]
+
+    def _agent_ended(self, agent: Agent) -> None:
+        self.checker.agent_ended(agent)
+        self.say(f"{agent.name} ({agent.member_id}) ended with {'a kill' if agent.code is None else agent.code}")
+
+    # What ranks do
+
+    def rank_started(self, rank: Rank) -> None:
+        self.checker.rank_started(rank)
+        if self.work_done:
+            self.clock.after(self.rng.uniform(0.02, 0.3), rank.machine.end, rank, 0)
+
+    def rank_ended(self, rank: Rank, status: int) -> None:
+        self._by_id[rank.member_id].rank_ended(rank, status)
+        if status != 0:
+            self._upset_peers(rank.round)
+
+    def _upset_peers(self, number: int) -> None:
+        """Peers of a rank that is gone fail in their collectives a moment later."""
+        if not self.collateral:
+            return
+        for peer in sorted(self.census.alive.get(number, ()), key=lambda one: one.rank):
+            if peer not in self._doomed and not peer.called_off and self.rng.random() < self.collateral:
+                self._doomed.add(peer)
+                self.clock.after(self.rng.uniform(0.01, 0.25), self._fail_too, peer)
+
+    def _fail_too(self, rank: Rank) -> None:
+        if rank.alive and not rank.called_off:
+            self.say(f"rank {rank.rank} of round {rank.round} fails because a peer is gone")
+            rank.machine.end(rank, 1)
+
+    def fail_rank(self, rank: Rank, status: int = 1) -> None:
+        """Its own fault."""
+        if rank.alive:
+            self.checker.chargeable.add(rank.round)
+            rank.machine.end(rank, status)
+
+    def fail(self, name: str, status: int = 1) -> None:
+        self.fail_rank(self.agent(name).machine.ranks[0], status)
+
+    def hang(self, name: str) -> None:
+        for rank in self.agent(name).machine.ranks:
+            self.checker.chargeable.add(rank.round)
+            rank.hung_at = self.clock.now
+            for peer in self.census.alive[rank.round]:
+                peer.hung_at = peer.hung_at or self.clock.now + 0.01
+
+    def finish(self, agent: Agent) -> None:
+        for rank in list(agent.machine.ranks):
+            agent.machine.end(rank, 0)
+
+    def finish_work(self) -> None:
+        """From now on every rank ends well, soon after it starts."""
+        self.work_done = True
+        for ranks in list(self.census.alive.values()):
+            for rank in sorted(ranks, key=lambda one: one.rank):
+                self.clock.after(self.rng.uniform(0.02, 0.3), rank.machine.end, rank, 0)
+
+    # What befalls machines and processes
+
+    def excuse(self, agent: Agent) -> None:
+        """What follows may end its ranks without a loss being seen: a restart may be charged for it."""
+        known = {agent.round.number} if agent.round is not None else set()
+        if self.house.desk.roll is not None:
+            known |= {self.house.desk.roll.next_round - 1, self.house.desk.roll.next_round}
+        self.checker.chargeable |= known
+
+    def stop(self, agent: Agent, for_s: float = math.inf) -> None:
+        """SIGSTOP; the guard and the ranks go on."""
+        self.excuse(agent)
+        agent.process.stop()
+        if for_s < math.inf:
+            self.clock.after(for_s, agent.process.go_on)
+
+    def cut(self, agent: Agent, for_s: float = math.inf, directions: frozenset[str] = BOTH) -> None:
+        """Neither the agent nor its guard is reached; ranks of others lose this peer too."""
+        self._cut_at[agent] = self.clock.now
+        self.network.cut(agent.machine.name, directions)
+        if agent.machine.ranks:
+            self._upset_peers(agent.machine.ranks[0].round)
+        if directions != BOTH:
+            self.excuse(agent)
+        if for_s < math.inf:
+            self.clock.after(for_s, self.heal, agent)
+
+    def heal(self, agent: Agent) -> None:
+        """A cut that is shorter than a lease is no loss; if peers failed over it, that is a failure like any other."""
+        began = self._cut_at.pop(agent, None)
+        if began is not None and self.clock.now - began < 1.5 * self.lease_s:
+            self.excuse(agent)
+        self.network.heal(agent.machine.name)
+
+    # What befalls the coordinator
+
+    def crash(self, *, keep_record: bool = True, lose_sent: bool = False, back_after_s: float = math.inf) -> None:
+        if self.house.alive:
+            self.house.crash(keep_record=keep_record, lose_sent=lose_sent)
+        if not keep_record:
+            self.house.saved = None
+            self.checker.forget(self.known_round())
+        if back_after_s < math.inf:
+            self.clock.after(back_after_s, self.restart)
+
+    def pause(self, for_s: float) -> None:
+        """SIGSTOP to it. What a member sent before its death is then heard after it, so blame may go wrong."""
+        for agent in self.present:
+            self.excuse(agent)
+        self.house.process.stop()
+        self.clock.after(for_s, self.house.process.go_on)
+
+    def restart(self) -> None:
+        if not self.house.alive:
+            self.house.start()
+            self.say("the coordinator is back")
+
+    def leave_alone(self, for_s: float) -> None:
+        """No random fault until then."""
+        self.calm_until = self.clock.now + for_s
+
+    def can_present(self) -> bool:
+        """Can the last round be learnt from members alone: by whoever comes back first, from one that can come back?"""
+        newest = [int(agent.record["round"]) if agent.record else -1 for agent in self.present]
+        return bool(newest) and min(newest) >= 0 and self.known_round() == max(newest)
+
+    def known_round(self) -> int:
+        """The highest round that a member which can come back at once would present."""
+        return max(
+            (
+                int(agent.record["round"])
+                for agent in self.present
+                if agent.record and not agent.process.stopped and self.network.reaches(agent.machine.name)
+            ),
+            default=-1,
+        )
+
+    def set_target(self, target: int, *remove: str) -> dict[str, Any]:
+        return self.house.ask("set-target", target=target, remove=list(remove))
+
+    def cancel(self, why: str = "enough") -> dict[str, Any]:
+        return self.house.ask("cancel", why=why)

@@ -1,0 +1,183 @@
+"""One random history: a run with random settings, some faults, then calm; it must go on or end, and end well.
+
+Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from muster.sim import faults
+from muster.sim.fleet import Fleet
+from muster.sim.invariants import Broken
+from muster.sim.places import Config
+from muster.types.world import OutcomeState, Settings
+
+FAULTS_UNTIL_S = 4.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What came of a history."""
+
+    state: OutcomeState | None
+    rounds: int
+    events: int
+    seconds: float
+
+
+def a_setting(rng: Random) -> Settings:
+    segment = rng.choice((None, None, None, None, 2))
+    least = rng.randint(1, 3) if segment is None else segment * rng.randint(1, 2)
+    most = least + (segment or 1) * rng.randint(0, 3)
+    spares = rng.randint(0, 2)
+    target = rng.randrange(least, most + 1, segment or 1) if segment or rng.random() < 0.5 else None
+    return Settings(
+        min=least,
+        max=most,
+        target=target,
+        spares=spares,
+        segment=segment,
+        max_restarts=rng.choice((0, 1, 3)),
+        last_call_s=rng.choice((0.3, 1.0)),
+        lease_s=rng.choice((1.0, 2.0, 3.0)),
+        below_min_timeout_s=8.0,
+        recovery_s=rng.choice((1.0, 3.0)),
+        stop_grace_s=rng.choice((0.5, 3.0)),
+        farewell_s=2.0,
+        hang_timeout_s=rng.choice((None, None, None, 4.0)),
+        no_progress_rounds=rng.choice((None, None, None, None, 3)),
+    )
+
+
+def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object]) -> Config:
+    return Config(
+        name=f"w{index}",
+        settings=given,
+        procs=1 if settings.segment or rng.random() < 0.8 else 2,
+        infra_rank=index if settings.min % 2 else None,
+        domain=f"d{index % 2}" if settings.segment or rng.random() < 0.2 else None,
+        checks_health=settings.spares == 2,
+        stubborn=rng.random() < 0.1,
+        term_s=rng.uniform(0.002, 0.15),
+    )
+
+
+class History:
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self._rng = Random(seed)
+        self.settings = a_setting(self._rng)
+        self.fleet = Fleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
+        self._given: dict[str, object] = {
+            name: value for name, value in vars(self.settings).items() if value is not None
+        }
+
+    def play(self) -> Ending:
+        """Raises Broken where a promise is not kept."""
+        fleet, rng = self.fleet, self._rng
+        fleet.say(f"seed {self.seed}: {self.settings}")
+        wanted = self.settings.first_target + self.settings.spares
+        for index in range(max(1, wanted + rng.randint(-1, 1))):
+            config = _worker(rng, index, self.settings, self._given)
+            fleet.expected += 1
+            fleet.clock.after(rng.uniform(0.0, 0.5), self._join, config)
+        for fault in faults.draw(rng, rng.randint(1, 5)):
+            fleet.clock.after(rng.uniform(0.05, FAULTS_UNTIL_S), self._befall, fault)
+        fleet.run(FAULTS_UNTIL_S + 0.01)
+        self._calm_down()
+        fleet.until("training or an outcome", self._decided, self._patience_s)
+        self._finish()
+        return self._look_back()
+
+    def _join(self, config: Config) -> None:
+        self.fleet.say(f"{config.name} starts")
+        self.fleet.expected -= 1
+        values = {name: value for name, value in vars(config).items() if name != "name"}
+        self.fleet.join(config.name, **values)
+
+    def _befall(self, fault: faults.Fault) -> None:
+        if not self.fleet.agents or self.fleet.clock.now < self.fleet.calm_until:
+            return
+        self.fleet.say(f"--- {fault.__name__}")
+        told = fault(self.fleet, self._rng)
+        self.fleet.say(f"--- {told or 'nothing'}")
+
+    def _calm_down(self) -> None:
+        """No more faults. Where too few are left, others may come."""
+        fleet = self.fleet
+        fleet.say("=== calm")
+        fleet.house.crash_mid_send = None
+        fleet.house.process.go_on()
+        fleet.restart()
+        for agent in fleet.agents:
+            fleet.heal(agent)
+            agent.process.go_on()
+            agent.healthy = True
+        short = self.settings.min - len(fleet.present)
+        if short > 0 and self._rng.random() < 0.6:
+            for _ in range(short):
+                faults.newcomer(fleet, self._rng)
+
+    def _decided(self) -> bool:
+        fleet = self.fleet
+        return fleet.trains() or fleet.outcome is not None or self._nothing_left()
+
+    def _nothing_left(self) -> bool:
+        """A coordinator that never heard of the run, and nobody to tell it."""
+        return self.fleet.house.desk.roll is None and not self.fleet.present
+
+    @property
+    def _patience_s(self) -> float:
+        """Every wait that the settings allow, one after the other, and the agents' own timeouts."""
+        one = self.settings
+        fence = one.lease_s + one.kill_margin_s
+        waits = max(one.recovery_s, fence) + 3 * (fence + one.last_call_s) + one.stop_grace_s + one.below_min_timeout_s
+        return waits + 10.0 + (35.0 if one.spares == 2 else 0.0)
+
+    def _finish(self) -> None:
+        fleet, rng = self.fleet, self._rng
+        if self._nothing_left():
+            return
+        if fleet.outcome is None:
+            fleet.say("=== the work is done")
+            fleet.finish_work()
+            if rng.random() < 0.1:
+                fleet.clock.after(rng.uniform(0.0, 0.3), self._cancel)
+        fleet.until("an outcome", lambda: fleet.outcome, self._patience_s)
+        fleet.until("everyone is out", lambda: not fleet.present, self._patience_s)
+
+    def _cancel(self) -> None:
+        if self.fleet.house.alive:
+            self.fleet.cancel()
+
+    def _look_back(self) -> Ending:
+        fleet = self.fleet
+        outcome = fleet.outcome
+        for agent in fleet.agents:
+            if agent.code is None or agent.leaving or agent.refusal:
+                continue
+            fine = agent.code == 0 or (outcome is not None and outcome.state is not OutcomeState.SUCCEEDED)
+            if not fine:
+                raise Broken(f"{agent.name} ended with {agent.code}, the outcome is {outcome}")
+        if any(fleet.census.alive.values()):
+            raise Broken("ranks outlive their agents")
+        rounds = fleet.roll.next_round if fleet.house.desk.roll is not None else 0
+        return Ending(outcome.state if outcome else None, rounds, fleet.clock.events, fleet.clock.now)
+
+
+def play(seed: int, tell: Callable[[str], None] | None = None) -> Ending:
+    return History(seed, tell).play()
+
+
+def story(seed: int) -> str:
+    """The same history once more, told line by line, with what became of it."""
+    lines: list[str] = []
+    try:
+        lines.append(f"ended: {play(seed, lines.append)}")
+    except Exception:  # noqa: BLE001 - the story of a broken history ends with what broke it, whatever it is
+        lines.append(traceback.format_exc())
+    return "\n".join(lines)

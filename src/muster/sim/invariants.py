@@ -1,0 +1,184 @@
+"""Is everything that must always hold still so? Looked at after every event of a simulation.
+
+It sees more than any part of the real system: every rank that is alive anywhere, every decision, every record that
+was kept. A promise that is broken raises `Broken` at the event that broke it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from muster.core.roll import CallBack, Decision, End, GiveUpOn, Release, Roll, Wait
+from muster.sim.clock import Clock
+from muster.sim.house import House
+from muster.sim.machine import Census, Rank
+from muster.types.world import MemberId, Outcome, OutcomeState, Role, Round
+
+if TYPE_CHECKING:
+    from muster.sim.agent import Agent
+
+MOST_DECISIONS = 40  # that one moment may need
+
+
+class Broken(AssertionError):
+    """A promise of the world does not hold."""
+
+
+class Checker:
+    def __init__(self, clock: Clock, census: Census, house: House) -> None:
+        self._clock = clock
+        self._census = census
+        self._house = house
+        self._seen: Roll | None = None
+        self._highest = -1
+        self._started: dict[tuple[int, int], MemberId] = {}
+        self._outcome: Outcome | None = None
+        self._told: Outcome | None = None
+        self._moment = -1.0
+        self._decisions = 0
+        self.chargeable: set[int] = set()  # rounds in which something happened that may cost a restart
+
+    def _demand(self, kept: bool, what: str) -> None:
+        if not kept:
+            raise Broken(f"at {self._clock.now:.4f} s: {what}")
+
+    # After every event
+
+    def after_event(self) -> None:
+        roll = self._house.desk.roll
+        if roll is self._seen or roll is None:
+            return
+        self._seen = roll
+        if roll.outcome is not None:
+            self._same_outcome(roll.outcome)
+        self._demand(roll.restarts_used <= roll.settings.max_restarts, "more restarts than allowed")
+        if roll.round is not None and roll.round.recall is None:
+            self._well_seated(roll, roll.round)
+
+    def _well_seated(self, roll: Roll, current: Round) -> None:
+        for seat in current.seats:
+            member = roll.members.get(seat.member_id)
+            if member is not None and member.role is Role.ACTIVE:
+                self._demand(member.rank == seat.rank, f"{seat.name} has rank {member.rank}, its seat {seat.rank}")
+        active = sum(member.role is Role.ACTIVE for member in roll.members.values())
+        self._demand(active <= current.world_size, "more members are active than there are seats")
+
+    def _same_outcome(self, outcome: Outcome) -> None:
+        if outcome is self._told:
+            return
+        self._told, plain = outcome, replace(outcome, finished_at=0.0)
+        if self._outcome is None:
+            self._outcome = plain
+        self._demand(plain == self._outcome, f"the outcome changed from {self._outcome} to {plain}")
+
+    # Ranks
+
+    def rank_started(self, rank: Rank) -> None:
+        for number, ranks in self._census.alive.items():
+            if number != rank.round:
+                where = ", ".join(sorted(f"rank {one.rank} on {one.machine.name}" for one in ranks))
+                self._demand(False, f"a rank of round {rank.round} starts while round {number} trains ({where})")
+        key = (rank.round, rank.rank)
+        before = self._started.setdefault(key, rank.member_id)
+        self._demand(before == rank.member_id, f"rank {rank.rank} of round {rank.round} started on two members")
+        twins = [one for one in self._census.alive.get(rank.round, ()) if one.rank == rank.rank]
+        self._demand(not twins, f"rank {rank.rank} of round {rank.round} runs twice")
+
+    # Decisions
+
+    def decided(self, before: Roll, decision: Decision, after: Roll) -> None:
+        self._demand(bool(decision.reason.strip()), f"{decision.action} has no reason")
+        self._count()
+        match decision.action:
+            case Wait():
+                self._demand(decision.wake_at > self._clock.now, f"asks again at once for ever: {decision.reason}")
+            case Release(round=formed):
+                self._released(before, formed, after)
+            case End(outcome=outcome):
+                self._ended(before, outcome)
+            case CallBack(recall=recall):
+                self._demand(bool(recall.reason.strip()), "a round is called back without a reason")
+            case GiveUpOn(members=seats):
+                waited = before.recovery_until is not None and self._clock.now >= before.recovery_until
+                confirmed = before.round is not None and {seat.member_id for seat in seats} <= before.round.gone
+                self._demand(waited or confirmed, "gave up on members too early")
+
+    def _count(self) -> None:
+        if self._moment != self._clock.now:
+            self._moment, self._decisions = self._clock.now, 0
+        self._decisions += 1
+        self._demand(self._decisions < MOST_DECISIONS, "decisions do not end")
+
+    def _released(self, before: Roll, formed: Round, after: Roll) -> None:
+        settings = before.settings
+        seats = formed.seats
+        self._demand([seat.rank for seat in seats] == list(range(len(seats))), "ranks are not contiguous")
+        self._demand(len({seat.member_id for seat in seats}) == len(seats), "a member has two seats")
+        size = len(seats)
+        self._demand(settings.min <= size <= settings.max, f"a world of {size}, not {settings.min} to {settings.max}")
+        self._demand(size <= before.target, f"a world of {size} with target {before.target}")
+        self._demand(formed.number > self._highest, f"round {formed.number} after round {self._highest}")
+        self._demand(formed.store_port > 0, "rank 0 listens nowhere")
+        self._demand(before.outcome is None, "a round after the outcome")
+        self._demand(bool(formed.why), "a round without a reason")
+        self._highest = formed.number
+        if settings.segment is not None:
+            self._whole_segments(formed, settings.segment)
+        if before.round is not None:
+            self._survivors_keep_ranks(before, before.round, formed)
+            charged = after.restarts_used - before.restarts_used
+            fair = not charged or before.round.number in self.chargeable
+            self._demand(fair, f"a restart was charged for round {before.round.number}, which only lost members")
+
+    def _whole_segments(self, formed: Round, segment: int) -> None:
+        for start in range(0, formed.world_size, segment):
+            part = formed.seats[start : start + segment]
+            whole = len(part) == segment and len({seat.domain for seat in part}) == 1
+            self._demand(whole, f"segment at rank {start} is not whole: {[seat.domain for seat in part]}")
+
+    def _survivors_keep_ranks(self, before: Roll, last: Round, formed: Round) -> None:
+        size = before.settings.segment or 1
+        kept: list[tuple[int, int]] = []
+        for start in range(0, last.world_size, size):
+            part = last.seats[start : start + size]
+            stayed = [
+                seat
+                for seat in part
+                if (member := before.members.get(seat.member_id)) and member.role is Role.ACTIVE
+            ]
+            if len(stayed) == len(part):
+                again = [(seat.rank, found.rank) for seat in part if (found := formed.seat_of(seat.member_id))]
+                kept += again
+        if formed.world_size >= last.world_size:
+            moved = [pair for pair in kept if pair[0] != pair[1]]
+            self._demand(not moved, f"survivors changed ranks though the world did not shrink: {moved}")
+        order = [new for _, new in kept]
+        self._demand(order == sorted(order), f"survivors changed their order: {kept}")
+
+    def _ended(self, before: Roll, outcome: Outcome) -> None:
+        self._demand(before.outcome is None, "a second outcome")
+        self._demand(bool(outcome.message), "an outcome without a message")
+        if outcome.state is OutcomeState.FAILED and outcome.reason in ("rank_failed", "hang"):
+            spent = before.restarts_used >= before.settings.max_restarts
+            self._demand(spent, "failed before the restarts were spent")
+            assert before.round is not None
+            fair = before.round.number in self.chargeable
+            self._demand(fair, f"failed for round {before.round.number}, which only lost members")
+
+    # Records and members
+
+    def saved(self, record: dict[str, Any]) -> None:
+        if record["outcome"] is not None:
+            self._same_outcome(Outcome.from_wire(record["outcome"]))
+
+    def agent_ended(self, agent: Agent) -> None:
+        if agent.outcome is not None:
+            self._same_outcome(agent.outcome)
+            if agent.code is not None and agent.outcome.state is OutcomeState.SUCCEEDED and not agent.leaving:
+                self._demand(agent.code == 0, f"{agent.name} ends with {agent.code} though the run succeeded")
+
+    def forget(self, highest: int) -> None:
+        """The record was lost with the coordinator: rounds that nobody can present were never known."""
+        self._highest = highest
+        self._started = {key: value for key, value in self._started.items() if key[0] <= highest}

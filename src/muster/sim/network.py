@@ -1,0 +1,122 @@
+"""What arrives, and when? Connections between machines and the coordinator: ordered, slow, and sometimes cut.
+
+A cut holds bytes back and loses none, as TCP does: they arrive in order when it heals, unless an end gave up before.
+A machine that lost its power never answers again; nobody is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from random import Random
+
+from muster.coordinator.wire import Frame
+from muster.sim.clock import Clock
+
+UP = "up"  # towards the coordinator
+DOWN = "down"
+BOTH = frozenset({UP, DOWN})
+
+Item = bytes | None  # None: the other side ended the connection
+Sink = Callable[[Item], None]
+
+
+@lru_cache(maxsize=256)
+def frame_of(data: bytes) -> Frame:
+    """Many members send or get the same bytes; nobody changes a frame."""
+    frame: Frame = json.loads(data[4:])
+    return frame
+
+
+class Network:
+    def __init__(self, clock: Clock, rng: Random, *, fastest_s: float = 0.0002, slowest_s: float = 0.004) -> None:
+        self.clock = clock
+        self._rng = rng
+        self._fastest_s = fastest_s
+        self._spread_s = slowest_s - fastest_s
+        self._cuts: dict[str, frozenset[str]] = {}
+        self._ways: dict[str, list[Way]] = {}
+        self._dead: set[str] = set()
+
+    def delay(self) -> float:
+        return self._fastest_s + self._spread_s * self._rng.random()
+
+    def reaches(self, machine: str) -> bool:
+        return machine not in self._cuts
+
+    def is_cut(self, machine: str, direction: str) -> bool:
+        return bool(self._cuts) and direction in self._cuts.get(machine, ())
+
+    def cut(self, machine: str, directions: frozenset[str] = BOTH) -> None:
+        self._cuts[machine] = directions
+
+    def power_off(self, machine: str) -> None:
+        self._dead.add(machine)
+        self._cuts[machine] = BOTH
+
+    def heal(self, machine: str) -> None:
+        if machine in self._dead or self._cuts.pop(machine, None) is None:
+            return
+        ways = self._ways[machine] = [way for way in self._ways.get(machine, ()) if not way.closed]
+        for way in ways:
+            way.resume()
+
+    def way(self, machine: str, direction: str) -> Way:
+        made = Way(self, machine, direction)
+        self._ways.setdefault(machine, []).append(made)
+        return made
+
+
+class Way:
+    """One direction of one connection."""
+
+    def __init__(self, network: Network, machine: str, direction: str) -> None:
+        self._network = network
+        self._machine = machine
+        self._direction = direction
+        self._items: deque[Item] = deque()
+        self._held = 0
+        self._last_at = 0.0
+        self.sink: Sink | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self.sink is None and not self._items
+
+    def send(self, item: Item) -> None:
+        self._items.append(item)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        clock = self._network.clock
+        self._last_at = max(clock.now + self._network.delay(), self._last_at)
+        clock.at(self._last_at, self._arrive)
+
+    def _arrive(self) -> None:
+        if not self._items:
+            return
+        if self._network.is_cut(self._machine, self._direction):
+            self._held += 1
+            return
+        item = self._items.popleft()
+        if self.sink is not None:
+            self.sink(item)
+
+    def resume(self) -> None:
+        held, self._held = self._held, 0
+        for _ in range(held):
+            self._schedule()
+
+    def lose_all(self) -> None:
+        """What was still under way is gone: the sender's machine answered with a reset."""
+        self._items.clear()
+
+
+class Line:
+    """One connection, seen from both of its ends."""
+
+    def __init__(self, network: Network, machine: str) -> None:
+        self.up = network.way(machine, UP)
+        self.down = network.way(machine, DOWN)

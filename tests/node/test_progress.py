@@ -1,0 +1,103 @@
+"""A rank tells its step through a file of the agent's; without an agent nothing happens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster.node import progress
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = str(tmp_path / "progress")
+    progress.create(path)
+    monkeypatch.setenv(progress.FILE_VARIABLE, path)
+    return path
+
+
+def test_nothing_is_known_before_the_first_step(file: str) -> None:
+    assert progress.read(file) is None
+
+
+@pytest.mark.parametrize("step", [0, 1, -1, 2**40, True])
+def test_the_last_step_is_read_with_its_time(file: str, step: int) -> None:
+    before = time.monotonic()
+    progress.progress(7)
+    progress.progress(step)
+    mark = progress.read(file)
+    assert mark is not None and mark[0] == step
+    assert before <= mark[1] <= time.monotonic()
+
+
+def test_the_same_step_again_has_a_later_time(file: str) -> None:
+    progress.progress(3)
+    first = progress.read(file)
+    progress.progress(3)
+    second = progress.read(file)
+    assert first is not None and second is not None and second[1] > first[1]
+
+
+def test_any_number_that_is_whole_will_do(file: str) -> None:
+    class Whole:
+        def __int__(self) -> int:
+            return 12
+
+    progress.progress(Whole())  # type: ignore[arg-type]
+    mark = progress.read(file)
+    assert mark is not None and mark[0] == 12
+
+
+def test_each_file_gets_its_own_steps(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress.progress(1)
+    other = str(tmp_path / "other")
+    progress.create(other)
+    monkeypatch.setenv(progress.FILE_VARIABLE, other)
+    progress.progress(2)
+    assert [mark[0] for path in (file, other) if (mark := progress.read(path))] == [1, 2]
+
+
+def test_a_file_made_anew_is_unread_again(file: str) -> None:
+    progress.progress(5)
+    progress.create(file)
+    assert progress.read(file) is None
+
+
+@pytest.mark.parametrize("value", [None, "", "/nowhere/at/all", "empty"])
+def test_without_an_agent_it_does_nothing(value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
+    monkeypatch.delenv(progress.FILE_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(progress.FILE_VARIABLE, value)
+    muster.progress(1)
+    muster.progress(2)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short"], ids=["missing", "empty", "short"])
+def test_a_file_that_cannot_be_read_tells_nothing(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    if content is not None:
+        path.write_bytes(content)
+    assert progress.read(str(path)) is None
+
+
+def test_a_rank_needs_only_the_standard_library_and_leaves_its_step_when_killed(file: str) -> None:
+    script = """\
+import os, signal, sys, muster
+muster.progress(41)
+muster.progress(42)
+foreign = {name.partition(".")[0] for name in sys.modules} & {"torch", "httpx2", "pydantic", "typer", "asyncio"}
+print(sorted(foreign), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    mark = progress.read(file)
+    assert mark is not None and mark[0] == 42 and mark[1] <= time.monotonic()
