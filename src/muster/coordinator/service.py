@@ -56,17 +56,17 @@ class Coordinator:
         self.busy_at = 0.0
         self.someone_left = asyncio.Event()
 
-    async def start(self, host: str, port: int, *, sock: socket.socket | None = None) -> tuple[str, int]:
+    async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen, take over what the state file holds, and return the address that members should use."""
         loop = asyncio.get_running_loop()
         self.busy_at = loop.time()
         if self._state is not None:
             for run_id, record in self._state.records().items():
                 self._desks[run_id] = self._listened(Desk.from_record(run_id, record, loop.time()))
-        if sock is not None:
-            server = await loop.create_server(self._channel, sock=sock, backlog=4096)
-        else:
-            server = await loop.create_server(self._channel, host, port, backlog=4096, reuse_address=True)
+        if port == 0:
+            # Of a name with several addresses only one can get the port that we are about to learn.
+            host = str((await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4][0])
+        server = await loop.create_server(self._channel, host, port, backlog=4096, reuse_address=True)
         self._servers.append(server)
         self._beat = loop.create_task(self._keep_time())
         for desk in self._desks.values():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from muster.types.world import Member, Seat
 
+Place = tuple[Seat, Member | None]  # a seat of the last round, and who still holds it
 Block = tuple[Member | None, ...]
 
 
@@ -55,42 +56,43 @@ def first(members: Iterable[Member], target: int, segment: int | None) -> Seatin
     return Seating(tuple(order))
 
 
-def again(
-    places: Sequence[tuple[Seat, Member | None]], spares: Iterable[Member], target: int, segment: int | None
-) -> Seating:
+def again(places: Sequence[Place], spares: Iterable[Member], target: int, segment: int | None) -> Seating:
     """The next world: survivors keep their places, spares fill the gaps, then the world grows or shrinks.
 
     `places` are the seats of the last round with the member that still holds each, or None.
     """
     size = segment or 1
     free = list(spares)
-    blocks: list[Block] = []
-    homes: list[str | None] = []
-    for start in range(0, len(places), size):
-        part = places[start : start + size]
-        blocks.append(tuple(member for _, member in part))
-        homes.append(part[0][0].domain)
-    blocks, homes = _fit_to(target // size, blocks, homes)
-    blocks = [_mend(block, home, free, segment) for block, home in zip(blocks, homes, strict=True)]
+    parts = [places[start : start + size] for start in range(0, len(places), size)]
+    parts = _fit_to(target // size, parts)
+    blocks = [_mend(tuple(member for _, member in part), part[0][0].domain, free, segment) for part in parts]
     for index, block in enumerate(blocks):
         if None in block:
             blocks[index] = _fresh(free, segment) or block
+    if segment is None:
+        _own_places_first(blocks, [part[0][0] for part in parts])
     while len(blocks) < target // size and (grown := _fresh(free, segment)):
         blocks.append(grown)
     order = [member for block in blocks if None not in block for member in block if member is not None]
     return Seating(tuple(order), vacant=size * sum(None in block for block in blocks))
 
 
-def _fit_to(want: int, blocks: list[Block], homes: list[str | None]) -> tuple[list[Block], list[str | None]]:
-    """When there are more blocks than wanted, gaps go first, then the highest ranks."""
-    surplus = len(blocks) - want
-    if surplus <= 0:
-        return blocks, homes
-    broken = [index for index, block in enumerate(blocks) if None in block]
-    whole = [index for index, block in enumerate(blocks) if None not in block]
-    dropped = set((broken[::-1] + whole[::-1])[:surplus])
-    kept = [index for index in range(len(blocks)) if index not in dropped]
-    return [blocks[index] for index in kept], [homes[index] for index in kept]
+def _own_places_first(blocks: list[Block], seats: Sequence[Seat]) -> None:
+    """Members that were lost and are chosen again swap until each has the place that it had."""
+    now_at = {member.member_id: index for index, block in enumerate(blocks) for member in block if member is not None}
+    for index, seat in enumerate(seats):
+        other = now_at.get(seat.member_id, index)
+        if other != index:
+            blocks[index], blocks[other] = blocks[other], blocks[index]
+            now_at |= {member.member_id: at for at in (index, other) for member in blocks[at] if member is not None}
+
+
+def _fit_to(want: int, parts: list[Sequence[Place]]) -> list[Sequence[Place]]:
+    """When there are more blocks than wanted, those with gaps go first, then the highest ranks."""
+    broken = [index for index, part in enumerate(parts) if any(member is None for _, member in part)]
+    whole = [index for index in range(len(parts)) if index not in broken]
+    dropped = set((broken[::-1] + whole[::-1])[: max(0, len(parts) - want)])
+    return [part for index, part in enumerate(parts) if index not in dropped]
 
 
 def _mend(block: Block, home: str | None, free: list[Member], segment: int | None) -> Block:

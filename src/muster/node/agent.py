@@ -36,6 +36,7 @@ DUMP_WAIT_S = 3.0
 RECONNECT_LOOK_S = 0.05
 ORPHAN_LOOK_S = 0.005
 HEALTH_TIMEOUT_S = 60.0
+TAILS_TOLD = 8
 HEALTH_RETRY_S = 30.0
 ECHO_TIMEOUT_S = 5.0
 
@@ -83,6 +84,7 @@ class Agent:
         self._scratch = tempfile.mkdtemp(prefix="muster-")
         self._echo = logs.Echo(enabled=config.echo)
         self._farewell = asyncio.Event()
+        self._link_lost = asyncio.Event()
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
@@ -178,6 +180,9 @@ class Agent:
         started, warned = loop.time(), False
         link = self._member.link
         while True:
+            if link.up:
+                self._link_lost.clear()
+                await self._link_lost.wait()
             await asyncio.sleep(RECONNECT_LOOK_S)
             if link.up:
                 continue
@@ -195,6 +200,7 @@ class Agent:
                 return
 
     def _on_down(self, why: str) -> None:
+        self._link_lost.set()
         if not self._code.done() and self._outcome is None and not self._leaving:
             self._say(f"lost the coordinator ({why}); ranks go on, reconnecting")
 
@@ -386,12 +392,14 @@ class Agent:
         return RankExit.from_status(rank, status, **known)
 
     def _exits_to_wire(self, current: _InRound, ranks: list[int] | None = None) -> list[dict[str, Any]]:
+        """As they travel: with their age, and with the last lines of only the first few, for a frame has a limit."""
         now = time.monotonic()
-        return [
-            {**end.to_wire(), "age_s": round(now - at, 4)}
-            for rank, (end, at) in current.exits.items()
-            if ranks is None or rank in ranks
-        ]
+        shown: list[dict[str, Any]] = []
+        for rank, (end, at) in sorted(current.exits.items(), key=lambda item: item[1][1]):
+            if ranks is None or rank in ranks:
+                tail = end.stderr_tail if len(shown) < TAILS_TOLD else ()
+                shown.append({**end.to_wire(), "stderr_tail": tail, "age_s": round(now - at, 4)})
+        return shown
 
     def _fresh_steps(self) -> list[list[float]]:
         current = self._round

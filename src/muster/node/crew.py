@@ -82,6 +82,7 @@ class Crew:
         self.torch_loaded = False
         self._warm_pid: int | None = None
         self._hurried = True
+        self._blocked = False
         self._base_nice = os.getpriority(os.PRIO_PROCESS, 0)
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
         self._guard: subprocess.Popen[bytes]
@@ -215,6 +216,7 @@ class Crew:
             try:
                 socket.send_fds(self._warm_socket, [message], [] if listener is None else [listener.fileno()])
             except BlockingIOError:
+                self._blocked = True
                 loop.add_writer(self._warm_socket, self._send_orders)
                 return
             except OSError as error:
@@ -223,7 +225,8 @@ class Crew:
             self._unsent.popleft()
             if listener is not None:
                 listener.close()
-        if not self._lost:
+        if self._blocked and not self._lost:
+            self._blocked = False
             loop.remove_writer(self._warm_socket)
 
     def _hear_guard(self) -> None:

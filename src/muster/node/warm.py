@@ -143,7 +143,10 @@ class _Parent:
             self._finish_stopping()
 
     def _obey(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 4)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 4)
+        except ConnectionResetError:
+            data = b""  # closed with news of ours unread
         if not data:
             self._leave()
         order = json.loads(data)

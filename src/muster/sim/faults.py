@@ -16,11 +16,14 @@ Fault = Callable[[Fleet, Random], str | None]
 
 
 def _someone(fleet: Fleet, rng: Random) -> Agent | None:
-    """Mostly one that has a place in the round: it is where things matter."""
+    """Mostly one that has a place in the round, where it matters, and often the same again: troubles come together."""
     people = [agent for agent in fleet.present if not agent.process.stopped]
     busy = [agent for agent in people if agent.round is not None and agent.round.running]
     pool = busy if busy and rng.random() < 0.75 else people
-    return rng.choice(pool) if pool else None
+    if fleet.last_hit in people and rng.random() < 0.5:
+        return fleet.last_hit
+    fleet.last_hit = rng.choice(pool) if pool else None
+    return fleet.last_hit
 
 
 # Processes and machines

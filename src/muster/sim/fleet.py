@@ -21,6 +21,9 @@ from muster.sim.network import BOTH, Network
 from muster.sim.places import Config
 from muster.types.world import MemberId, Outcome, Settings
 
+TURNS = frozenset({"release", "recall", "recovered", "lost"})
+MOMENTS_S = (0.0, 0.001, 0.003, 0.01, 0.05, 0.2)
+
 
 class Fleet:
     def __init__(
@@ -42,6 +45,7 @@ class Fleet:
         self.work_done = False
         self.calm_until = 0.0
         self.expected = 0  # members that have yet to start
+        self.last_hit: Agent | None = None
         self._tell = tell
         self._doomed: set[Rank] = set()
         self._cut_at: dict[Agent, float] = {}
@@ -49,11 +53,20 @@ class Fleet:
         self.house.on_decision = self.house.desk.on_decision = self.checker.decided
         self.house.on_saved = self.checker.saved
         self.clock.after_each = self.checker.after_event
-        if tell is not None:
-            self.house.on_story = self.house.desk.on_story = self._story
+        self.house.on_story = self.house.desk.on_story = self._story
+        self._at_turn: list[Callable[[], None]] = []
 
     def _story(self, line: Happening) -> None:
-        self.say(f"coordinator: {line.kind}: {line.text}")
+        if self._tell is not None:
+            self.say(f"coordinator: {line.kind}: {line.text}")
+        if self._at_turn and line.kind in TURNS:
+            waiting, self._at_turn = self._at_turn, []
+            for call in waiting:
+                self.clock.after(self.rng.choice(MOMENTS_S), call)
+
+    def at_turn(self, call: Callable[[], None]) -> None:
+        """Shortly after the next round is formed or called back: most mistakes are made while things change."""
+        self._at_turn.append(call)
 
     def say(self, text: str) -> None:
         if self._tell is not None:

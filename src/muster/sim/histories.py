@@ -61,7 +61,7 @@ def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object
         infra_rank=index if settings.min % 2 else None,
         domain=f"d{index % 2}" if settings.segment or rng.random() < 0.2 else None,
         checks_health=settings.spares == 2,
-        stubborn=rng.random() < 0.1,
+        stubborn=rng.random() < 0.2,
         term_s=rng.uniform(0.002, 0.15),
     )
 
@@ -72,6 +72,7 @@ class History:
         self._rng = Random(seed)
         self.settings = a_setting(self._rng)
         self.fleet = Fleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
+        self._calm = False
         self._given: dict[str, object] = {
             name: value for name, value in vars(self.settings).items() if value is not None
         }
@@ -85,8 +86,10 @@ class History:
             config = _worker(rng, index, self.settings, self._given)
             fleet.expected += 1
             fleet.clock.after(rng.uniform(0.0, 0.5), self._join, config)
+        at = rng.uniform(0.05, 0.7 * FAULTS_UNTIL_S)
         for fault in faults.draw(rng, rng.randint(1, 5)):
-            fleet.clock.after(rng.uniform(0.05, FAULTS_UNTIL_S), self._befall, fault)
+            fleet.clock.at(at, self._befall if rng.random() < 0.6 else self._befall_at_turn, fault)
+            at = rng.uniform(at, at + 0.6) if rng.random() < 0.5 else rng.uniform(0.05, FAULTS_UNTIL_S)
         fleet.run(FAULTS_UNTIL_S + 0.01)
         self._calm_down()
         fleet.until("training or an outcome", self._decided, self._patience_s)
@@ -99,8 +102,11 @@ class History:
         values = {name: value for name, value in vars(config).items() if name != "name"}
         self.fleet.join(config.name, **values)
 
+    def _befall_at_turn(self, fault: faults.Fault) -> None:
+        self.fleet.at_turn(lambda: self._befall(fault))
+
     def _befall(self, fault: faults.Fault) -> None:
-        if not self.fleet.agents or self.fleet.clock.now < self.fleet.calm_until:
+        if not self.fleet.agents or self._calm or self.fleet.clock.now < self.fleet.calm_until:
             return
         self.fleet.say(f"--- {fault.__name__}")
         told = fault(self.fleet, self._rng)
@@ -110,6 +116,7 @@ class History:
         """No more faults. Where too few are left, others may come."""
         fleet = self.fleet
         fleet.say("=== calm")
+        self._calm = True
         fleet.house.crash_mid_send = None
         fleet.house.process.go_on()
         fleet.restart()

@@ -143,9 +143,7 @@ class Checker:
         for start in range(0, last.world_size, size):
             part = last.seats[start : start + size]
             stayed = [
-                seat
-                for seat in part
-                if (member := before.members.get(seat.member_id)) and member.role is Role.ACTIVE
+                seat for seat in part if (member := before.members.get(seat.member_id)) and member.role is Role.ACTIVE
             ]
             if len(stayed) == len(part):
                 again = [(seat.rank, found.rank) for seat in part if (found := formed.seat_of(seat.member_id))]

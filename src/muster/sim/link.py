@@ -1,8 +1,4 @@
-"""A member's end of its connection: what `coordinator.client.Link` does, on virtual time.
-
-An end that was announced with an error frame is no sign of a dead coordinator: the one that says "you are lost" is
-alive and gives ranks away. Only a bare end or a refused connection counts as `dead_at`.
-"""
+"""A member's end of its connection: what `coordinator.client.Link` does, on virtual time."""
 
 from __future__ import annotations
 
@@ -182,6 +178,7 @@ class Link:
 
     def _refused(self, number: int, code: str, message: str) -> None:
         self._hang_up()
+        self.dead_at = self._process.clock.now
         if code in _PASSING:
             self._over(number)
         else:
