@@ -55,7 +55,7 @@ def _start(clean_up: contextlib.ExitStack, module: str, *words: str, quiet: bool
     output = subprocess.DEVNULL if quiet else None
     env = os.environ | {"MUSTER_HOME": tempfile.gettempdir() + f"/muster-{os.getuid()}"}
     process = subprocess.Popen([sys.executable, "-m", module, *words], stdout=output, env=env)
-    clean_up.callback(lambda: process.poll() is None and process.kill())
+    clean_up.callback(process.kill)  # does nothing to one that has ended
     return process
 
 

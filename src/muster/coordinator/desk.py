@@ -335,6 +335,8 @@ class Desk:
             number < current or _int(frame, "epoch") < visitor.epoch
         ):
             self._send(peer, "stale", round=current, seq=frame.get("seq"))
+            if kind == "stopped":  # one that has lost its place ran something older all the while
+                self._out_of_round(member_id, {})
             return
         match kind:
             case "started":

@@ -202,7 +202,8 @@ class Agent:
     def _on_down(self, why: str) -> None:
         self._link_lost.set()
         if not self._code.done() and self._outcome is None and not self._leaving:
-            self._say(f"lost the coordinator ({why}); ranks go on, reconnecting")
+            ranks = "ranks go on, " if self._round is not None and self._round.running else ""
+            self._say(f"lost the coordinator ({why}); {ranks}reconnecting")
 
     def _on_frame(self, frame: Frame) -> None:
         if self._trace >= 0:

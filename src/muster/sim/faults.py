@@ -19,7 +19,10 @@ def _someone(fleet: Fleet, rng: Random) -> Agent | None:
     """Mostly one that has a place in the round, where it matters, and often the same again: troubles come together."""
     people = [agent for agent in fleet.present if not agent.process.stopped]
     busy = [agent for agent in people if agent.round is not None and agent.round.running]
+    stopping = [agent for agent in busy if agent.round is not None and agent.round.stopping]
     pool = busy if busy and rng.random() < 0.75 else people
+    if stopping and rng.random() < 0.5:
+        return rng.choice(stopping)
     if fleet.last_hit in people and rng.random() < 0.5:
         return fleet.last_hit
     fleet.last_hit = rng.choice(pool) if pool else None
