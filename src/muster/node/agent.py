@@ -92,6 +92,7 @@ class Agent:
         self._last_words = ""
         self._seq = 0
         self._stop_lock = asyncio.Lock()
+        self._hire_lock = asyncio.Lock()
         self._member = Membership(
             config.identity,
             on_frame=self._on_frame,
@@ -114,20 +115,25 @@ class Agent:
         system.adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        if self._config.health_check:
-            self._unfit = await self._check_health()
-        self._spawn_task(self._stay_member())
-        self._spawn_task(self._lose_patience())
+        self._spawn_task(self._take_part())
         try:
             return await self._code
         finally:
             await self._depart()
 
+    async def _take_part(self) -> None:
+        if self._config.health_check:
+            self._unfit = await self._check_health()
+        self._spawn_task(self._stay_member())
+        self._spawn_task(self._lose_patience())
+
     async def _depart(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if not self._crew.lost:
+        if self._crew.lost:
+            await self._end_orphans()
+        else:
             await self._crew.release()
         if self._config.standalone is not None and self._outcome is not None:
             self._config.standalone.leave()
@@ -262,17 +268,27 @@ class Agent:
             if place.number == current.number and not current.running:
                 self._confirm_stop(current)
             return
-        if current is not None and current.running:
+        if self._crew.lost or (current is not None and current.running):
             self._spawn_task(self._catch_up(current, place))
         else:
             self._start(place)
 
-    async def _catch_up(self, current: _InRound, place: Place) -> None:
-        await self._stop(current, 0.0, why="a newer round was released")
+    async def _catch_up(self, current: _InRound | None, place: Place) -> None:
+        """Not ready for a round yet: an older one still runs here, or what runs ranks has to be started again."""
+        if current is not None:
+            await self._stop(current, 0.0, why="a newer round was released")
+        await self._rehire()
         if self._round is current:
             self._start(place)
 
     def _start(self, place: Place) -> None:
+        try:
+            self._start_ranks(place)
+        except OSError as error:
+            self._member.send("leaving", why=f"it cannot start ranks: {error}")
+            self._end(EXIT_FAILED, f"cannot start ranks: {error}")
+
+    def _start_ranks(self, place: Place) -> None:
         self._round = current = _InRound(place)
         ranks = place.ranks
         span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
@@ -342,6 +358,8 @@ class Agent:
 
     async def _stop(self, current: _InRound, grace_s: float, *, why: str = "", dump: bool = False) -> None:
         """End the ranks of a round and all that they left; returns when nothing is left."""
+        if self._stop_lock.locked():
+            self._crew.hasten(grace_s)
         async with self._stop_lock:
             if not current.running:
                 return
@@ -350,8 +368,7 @@ class Agent:
             await self._crew.stop(number, max(grace_s, DUMP_WAIT_S) if dump else grace_s)
             current.why_stopped = why
             current.running = False
-            if self._crew.lost:
-                await self._rehire()
+        await self._rehire()
 
     def _rank_exited(self, key: str, status: int) -> None:
         number, rank = (int(part) for part in key.split("."))
@@ -475,13 +492,19 @@ class Agent:
             self._spawn_task(self._rehire())
 
     async def _rehire(self) -> None:
-        """Whatever the old crew left comes to us as an orphan; end it, then start anew."""
+        """Another crew, if ours is lost."""
+        async with self._hire_lock:
+            if self._crew.lost:
+                await self._end_orphans()
+                self._crew = self._hire()
+
+    async def _end_orphans(self) -> None:
+        """Whatever a lost crew left comes to us as an orphan."""
         self._crew.dismiss()
-        keep = {self._config.standalone.pid} if self._config.standalone else set()
-        while not system.kill_children([pid for pid in keep if pid]):
+        keep = [pid for pid in [self._config.standalone and self._config.standalone.pid] if pid]
+        while not system.kill_children(keep):
             system.reap()
             await asyncio.sleep(ORPHAN_LOOK_S)
-        self._crew = self._hire()
 
     # Health
 

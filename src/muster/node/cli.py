@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import sys
@@ -114,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = _settings(given)
         program = _program(given)
         procs = _procs(given.nproc)
+        _check_health_command(given.health_check)
         standalone, address = _coordinator(given, settings)
     except ValueError as error:
         _usage(str(error))
@@ -123,6 +125,10 @@ def main(argv: list[str] | None = None) -> int:
     run_id = given.run_id or (secrets.token_hex(4) if standalone else None)
     if run_id is None:
         _usage("--coordinator needs --run-id (or MUSTER_RUN_ID)")
+    try:
+        log_dir = _make_log_dir(Path(given.log_dir).absolute() if given.log_dir else _default_log_dir(run_id))
+    except ValueError as error:
+        _usage(str(error))
     if standalone is not None:
         try:
             standalone.start()
@@ -150,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     config = agent.NodeConfig(
         program=program,
         identity=identity,
-        log_dir=Path(given.log_dir).absolute() if given.log_dir else _default_log_dir(run_id),
+        log_dir=log_dir,
         health_check=given.health_check,
         join_timeout_s=given.join_timeout,
         no_requeue_code=given.no_requeue_code,
@@ -227,6 +233,27 @@ def _check_module(name: str) -> None:
         sys.path.pop(0)
     if not found:
         raise ValueError(f"no such module: {name}")
+
+
+def _check_health_command(command: str | None) -> None:
+    if command is None:
+        return
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"--health-check {command!r}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise ValueError(f"--health-check: no such command: {command!r}")
+
+
+def _make_log_dir(path: Path) -> Path:
+    """Found out now, not when a round is released."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise ValueError(f"--log-dir {path}: {error.strerror}") from None
 
 
 def _procs(text: str) -> int:

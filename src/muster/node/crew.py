@@ -167,6 +167,10 @@ class Crew:
         self._order(do="stop", signal=int(number), grace_s=grace_s, ticket=self._ticket, spare=[STORE])
         await done
 
+    def hasten(self, grace_s: float) -> None:
+        """A stop that is under way gets no more than this much time."""
+        self._order(do="hasten", grace_s=grace_s)
+
     # The guard
 
     def beat(self, **news: Any) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from muster.coordinator import wire
 
 READY_TIMEOUT_S = 10.0
+REVIVE_PAUSE_S = 1.0
 
 
 class CannotStart(Exception):
@@ -30,6 +33,7 @@ class Standalone:
         self._idle_s = idle_s
         self._private = private
         self._process: subprocess.Popen[bytes] | None = None
+        self._not_before = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -53,8 +57,9 @@ class Standalone:
         )
         os.close(ready_w)
         with open(ready_r) as answer:
-            line = answer.readline().strip()
+            line = answer.readline().strip() if select.select([ready_r], [], [], READY_TIMEOUT_S)[0] else ""
         if not line:
+            self._process.kill()
             self._process.wait()
             raise CannotStart(f"no coordinator on {wire.show_address(self.host, self.port)}")
         self.host, self.port = wire.parse_address(line)
@@ -67,8 +72,9 @@ class Standalone:
 
     def revive(self, say: Callable[[str], None]) -> None:
         """Start it again if it has died."""
-        if self._process is None or self._process.poll() is None:
+        if self._process is None or self._process.poll() is None or time.monotonic() < self._not_before:
             return
+        self._not_before = time.monotonic() + REVIVE_PAUSE_S
         say(f"the coordinator died ({self._process.returncode}); starting it again")
         try:
             self.start()

@@ -159,6 +159,8 @@ class _Parent:
                 self._signal(order)
             case "stop":
                 self._begin_stopping(order)
+            case "hasten" if self._stopping is not None:
+                self._stopping.deadline = min(self._stopping.deadline, time.monotonic() + order["grace_s"])
         return False
 
     def _leave(self) -> NoReturn:

@@ -1,0 +1,84 @@
+"""Ten thousand random histories: no promise of the world is broken in any of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from muster.sim import histories
+from muster.sim.clock import Clock
+from muster.sim.house import House
+from muster.sim.invariants import Broken, Checker
+from muster.sim.machine import Census, Machine, Rank
+from muster.types.world import MemberId, OutcomeState
+from tests.sim.worlds import a_training
+
+HISTORIES = 10_000
+CHUNKS = 8
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_histories_keep_every_promise(chunk: int) -> None:
+    for seed in range(chunk, HISTORIES, CHUNKS):
+        try:
+            histories.play(seed)
+        except Exception as error:
+            told = histories.story(seed)
+            raise AssertionError(f"seed {seed} (python -m muster.sim {seed}): {error}\n\n{told}") from error
+
+
+def test_a_history_is_a_function_of_its_seed() -> None:
+    for seed in range(20):
+        assert histories.story(seed) == histories.story(seed)
+
+
+def test_histories_are_not_all_alike() -> None:
+    endings = [histories.play(seed) for seed in range(200)]
+    assert {ending.state for ending in endings} >= set(OutcomeState)
+    assert {1, 2, 3, 4} <= {ending.rounds for ending in endings}
+
+
+def test_a_history_can_be_replayed_from_the_command_line() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "muster.sim", "7"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert shown.stdout.strip() == histories.story(7)
+
+
+class _Nobody:
+    def rank_started(self, rank: Rank) -> None: ...
+
+    def rank_ended(self, rank: Rank, status: int) -> None: ...
+
+
+def test_the_checker_notices_two_rounds_at_once() -> None:
+    clock, census = Clock(), Census()
+    checker = Checker(clock, census, House(clock))
+    machine = Machine("here", clock, census, _Nobody())
+    machine.start(Rank(0, 0, MemberId("m0"), machine, 0.0))
+    with pytest.raises(Broken, match="a rank of round 1 starts while round 0 trains"):
+        checker.rank_started(Rank(1, 0, MemberId("m1"), machine, 0.0))
+
+
+def test_the_checker_notices_a_number_that_is_used_again() -> None:
+    clock, census = Clock(), Census()
+    checker = Checker(clock, census, House(clock))
+    machine = Machine("here", clock, census, _Nobody())
+    checker.rank_started(Rank(0, 0, MemberId("m0"), machine, 0.0))
+    with pytest.raises(Broken, match="started on two members"):
+        checker.rank_started(Rank(0, 0, MemberId("m1"), machine, 0.0))
+
+
+def test_the_checker_notices_a_guard_that_lies() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    victim = fleet.agent("b")
+    fleet.cut(victim)
+    assert fleet.roll.round is not None
+    liar = victim.member_id
+    with pytest.raises(Broken, match="starts while round 0 trains"):
+        from muster.core import register
+
+        fleet.house.desk.roll = register.guard_cleared(fleet.roll, liar, 0, fleet.clock.now)
+        fleet.until("round 1", lambda: fleet.trains(1))

@@ -1,0 +1,295 @@
+"""Silence, fences, restarts and blame, on virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.sim.fleet import Fleet
+from muster.sim.network import DOWN, UP
+from muster.types.world import OutcomeState, Role
+from tests.sim.worlds import a_training, by_role, codes, everyone_leaves, told
+
+# Silence and fences
+
+
+def test_a_closed_connection_is_a_death_seen_at_once() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.agent("b").kill()
+    assert fleet.until("the loss is seen", lambda: told(fleet, "lost")) < 0.01
+
+
+def test_a_silent_member_dies_when_its_lease_runs_out() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.agent("b").power_off()
+    assert 1.2 < fleet.until("the loss is seen", lambda: told(fleet, "lost")) <= 2.0
+
+
+def test_where_agent_and_guard_are_unreachable_the_clock_decides() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.agent("b").power_off()
+    fleet.until("the loss is seen", lambda: told(fleet, "lost"))
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_killed_pair_of_agent_and_guard_is_waited_out_for_a_lease() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.agent("b").kill_both()
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(2.5, abs=0.05)
+
+
+def test_a_stopped_member_is_out_of_its_round_and_parks_as_a_spare_when_it_continues() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1, max_restarts=0)
+    fleet.stop(fleet.agent("b"), for_s=6.0)
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=4.0)
+    assert fleet.seats == ["a", "c"]
+    fleet.until("b is back", lambda: "b" in by_role(fleet, Role.SPARE))
+    fleet.run(1.0)
+    assert fleet.trains(1, 2), "its return disturbs nothing"
+
+
+def test_a_stop_shorter_than_the_lease_changes_nothing() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2)
+    fleet.stop(fleet.agent("b"), for_s=1.0)
+    fleet.run(5.0)
+    assert fleet.trains(0, 2) and not told(fleet, "lost")
+
+
+@pytest.mark.parametrize("directions", [{UP, DOWN}, {UP}, {DOWN}])
+def test_the_ranks_of_a_member_that_is_cut_off_end_before_another_round_starts(directions: set[str]) -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.cut(fleet.agent("b"), directions=frozenset(directions))
+    fleet.until("its ranks end", lambda: not fleet.agent("b").machine.ranks, within_s=2.1)
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=3.0)
+    assert fleet.seats == ["a", "c"]
+
+
+def test_one_that_was_cut_off_before_the_release_reached_it_does_not_hold_up_the_next() -> None:
+    fleet = Fleet(1)
+    fleet.join_all("a", "b", settings={"min": 2, "max": 2})
+    fleet.at_turn(lambda: fleet.cut(fleet.agent("b"), for_s=3.0))
+    fleet.until("it is cut off", lambda: not fleet.network.reaches(fleet.agent("b").machine.name))
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=8.0)
+
+
+def test_a_stubborn_leaver_that_is_cut_off_ends_its_ranks_with_its_lease() -> None:
+    fleet = Fleet(1)
+    fleet.join_all("a", "b", "c", settings={"min": 1, "max": 3}, stubborn=True)
+    fleet.until("round 0", lambda: fleet.trains(0, 3))
+    fleet.set_target(2)
+    fleet.run(0.1)
+    fleet.cut(fleet.agent("c"))
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) < 3.0, "not the fifteen seconds of its grace"
+
+
+def test_a_member_that_is_cut_off_and_stopped_ends_its_ranks_with_its_lease_too() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.cut(fleet.agent("b"))
+    fleet.run(1.2)
+    fleet.stop(fleet.agent("b"))
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=2.0)
+
+
+def test_a_release_that_is_read_after_the_lease_starts_nothing() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.fail("a")
+    fleet.until("b confirmed its stop", lambda: fleet.roll.round and len(fleet.roll.round.gone) == 2)
+    fleet.stop(fleet.agent("b"), for_s=4.0)
+    fleet.until("round 1 is released", lambda: fleet.roll.next_round == 2)
+    fleet.until("round 2", lambda: fleet.trains(2, 2), within_s=4.0)
+    fleet.run(4.0)
+    assert fleet.trains(2, 2) and "b" in by_role(fleet, Role.SPARE)
+
+
+def test_a_member_whose_guard_ended_its_ranks_gets_no_rank_until_it_says_hello_again() -> None:
+    fleet = a_training("a b", size=2, min=1, max=2, last_call_s=0.3)
+    fleet.fail("a")
+    fleet.stop(fleet.agent("b"), for_s=3.0)
+    fleet.until("the guard reports", lambda: told(fleet, "gone"), within_s=3.0)
+    fleet.until("round 1", lambda: fleet.trains(1, 1))
+    assert fleet.seats == ["a"]
+
+
+def test_a_connection_that_breaks_on_one_side_costs_a_round_and_no_restart() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, max_restarts=0)
+    fleet.agent("b").reset(guard=False, half=True)
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=2.0)
+    assert fleet.outcome is None
+
+
+def test_a_guard_connection_may_break_without_harm() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2)
+    fleet.agent("b").reset(guard=True, half=False)
+    fleet.run(5.0)
+    assert fleet.trains(0, 2)
+
+
+def test_messages_of_an_older_round_are_answered_with_the_current_one() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.agent("b").kill()
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+    heard: list[dict[str, object]] = []
+    link = fleet.agent("a").link
+    follow = link._on_frame
+    link._on_frame = lambda frame: (heard.append(frame), follow(frame))[1]
+    link.send("finished", round=0)
+    fleet.run(0.1)
+    assert [(frame["type"], frame["round"]) for frame in heard if frame["type"] == "stale"] == [("stale", 1)]
+    assert fleet.roll.round is not None and not fleet.roll.round.finished
+
+
+# Restarts and blame
+
+
+def test_all_failures_of_one_round_are_one_incident() -> None:
+    fleet = a_training("a b c", size=3, min=3, max=3)
+    for name in ("b", "a", "c"):
+        fleet.fail(name, 3)
+    fleet.until("round 1", lambda: fleet.trains(1, 3))
+    assert fleet.roll.restarts_used == 1
+
+
+def test_the_earliest_failure_is_the_first_even_if_it_is_heard_last() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, max_restarts=0)
+    fleet.network.cut(fleet.agent("a").machine.name, frozenset({UP}))
+    fleet.fail("a", 5)
+    fleet.run(0.05)
+    fleet.fail("b", 6)
+    fleet.run(0.05)
+    fleet.network.heal(fleet.agent("a").machine.name)
+    everyone_leaves(fleet)
+    assert fleet.outcome is not None and fleet.outcome.first_failure is not None
+
+
+def test_a_failure_followed_by_a_loss_within_the_blame_window_costs_nothing() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1, max_restarts=0)
+    fleet.fail("a")
+    fleet.run(0.2)
+    fleet.agent("b").kill()
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+    assert fleet.roll.restarts_used == 0
+
+
+def test_a_failure_followed_by_a_loss_after_the_window_costs_a_restart() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1, restart_grace_s=1.0, max_restarts=1)
+    fleet.agent("b").machine.ranks[0].stubborn = True
+    fleet.fail("a")
+    fleet.run(0.8)
+    fleet.agent("b").kill()
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=4.0)
+    assert fleet.roll.restarts_used == 1
+
+
+def test_a_silent_member_extends_the_hold_until_its_lease_ends() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1, max_restarts=0)
+    fleet.agent("b").power_off()
+    fleet.run(0.1)
+    fleet.rank_ended  # noqa: B018 - the peer's failure is collateral, so it is not announced to the checker
+    rank = fleet.agent("a").machine.ranks[0]
+    rank.machine.end(rank, 1)
+    fleet.run(0.8)
+    assert fleet.outcome is None and "b silent: lost, or slow?" in fleet.house.desk.reason
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=3.0)
+    assert fleet.roll.restarts_used == 0
+
+
+def test_peers_that_fail_over_a_recall_cost_nothing() -> None:
+    fleet = a_training("a b", size=2, min=2, max=3, max_restarts=0, collateral=1.0, seed=5)
+    for agent in fleet.present:
+        fleet.network.cut(agent.machine.name, frozenset({DOWN}))
+    fleet.join("c", settings={})
+    fleet.until("the round is called back", lambda: told(fleet, "recall"))
+    fleet.network.heal(fleet.agent("a").machine.name)
+    fleet.run(0.4)
+    fleet.network.heal(fleet.agent("b").machine.name)
+    fleet.until("round 1", lambda: fleet.trains(1, 3))
+    assert fleet.roll.restarts_used == 0
+
+
+def test_a_genuine_failure_is_charged_once_everyone_was_heard() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2)
+    fleet.fail("b")
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(0.3, abs=0.05)
+    assert fleet.roll.restarts_used == 1
+
+
+def test_with_the_budget_spent_the_outcome_names_the_failing_rank_and_its_last_words() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1, max_restarts=1)
+    fleet.fail("b", 3)
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+    fleet.fail("b", -9)
+    took = everyone_leaves(fleet)
+    outcome = fleet.outcome
+    assert outcome is not None and (outcome.state, outcome.reason) == (OutcomeState.FAILED, "rank_failed")
+    assert "rank 1 on b: Signal SIGKILL in round 1; 1 of 1 restarts used" in outcome.message
+    assert "rank 1 gives up" in outcome.message
+    assert codes(fleet) == {"a": 1, "b": 1, "c": 1} and took < 1.0
+
+
+def test_a_failure_in_the_gap_between_hello_and_welcome_is_not_lost() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2)
+    fleet.crash(back_after_s=0.0)
+    for agent in fleet.present:
+        answer = agent.link._hello
+
+        def hello(agent: object = agent, answer: object = answer) -> dict[str, object]:
+            said: dict[str, object] = answer()  # type: ignore[operator]
+            if agent is fleet.agent("b") and fleet.agent("b").machine.ranks:
+                fleet.clock.after(0.0, fleet.fail, "b")
+            return said
+
+        agent.link._hello = hello
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+
+
+# Hangs and progress
+
+
+def test_a_hang_is_found_the_rank_that_stopped_first_is_named_and_the_round_restarts() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, hang_timeout_s=5.0)
+    fleet.run(3.0)
+    assert fleet.trains(0, 2)
+    fleet.hang("b")
+    took = fleet.until("round 1", lambda: fleet.trains(1, 2))
+    assert 5.0 <= took < 7.0
+    assert "rank 1 on b stopped first" in told(fleet, "release")[-1] and fleet.roll.restarts_used == 1
+
+
+def test_a_hang_with_the_budget_spent_is_a_failure_that_names_the_rank() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, hang_timeout_s=4.0, max_restarts=0)
+    fleet.hang("a")
+    everyone_leaves(fleet, 20.0)
+    assert fleet.outcome is not None and fleet.outcome.reason == "hang"
+    assert "rank 0 on a: HangDetected" in fleet.outcome.message
+
+
+def test_rounds_without_a_new_highest_step_end_with_no_progress() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, no_progress_rounds=2, max_restarts=9)
+    for rank in [rank for agent in fleet.present for rank in agent.machine.ranks]:
+        rank.hung_at = 0.0
+    fleet.fail("a")
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+    for rank in [rank for agent in fleet.present for rank in agent.machine.ranks]:
+        rank.hung_at = 0.0
+    fleet.fail("a")
+    everyone_leaves(fleet)
+    assert fleet.outcome is not None and fleet.outcome.reason == "no_progress"
+    assert set(codes(fleet).values()) == {93}
+
+
+# Graces
+
+
+def test_a_script_that_ignores_sigterm_does_not_hold_up_the_next_round() -> None:
+    fleet = Fleet(1)
+    fleet.join_all("a", "b", "c", settings={"min": 2, "max": 2, "spares": 1}, stubborn=True)
+    fleet.until("round 0", lambda: fleet.trains(0, 2))
+    fleet.agent("a").kill()
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(0.2, abs=0.05)
+
+
+def test_a_stubborn_leaver_gets_its_long_grace() -> None:
+    fleet = Fleet(1)
+    fleet.join_all("a", "b", settings={"min": 1, "max": 2}, stubborn=True)
+    fleet.until("round 0", lambda: fleet.trains(0, 2))
+    fleet.set_target(1)
+    assert fleet.until("round 1", lambda: fleet.trains(1, 1)) == pytest.approx(15.0, abs=0.1)
