@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from muster.core import register
 from muster.sim import histories
 from muster.sim.clock import Clock
 from muster.sim.house import House
@@ -37,14 +38,14 @@ def test_a_history_is_a_function_of_its_seed() -> None:
 def test_histories_are_not_all_alike() -> None:
     endings = [histories.play(seed) for seed in range(200)]
     assert {ending.state for ending in endings} >= set(OutcomeState)
-    assert {1, 2, 3, 4} <= {ending.rounds for ending in endings}
+    assert {1, 2, 3} <= {ending.rounds for ending in endings}
 
 
 def test_a_history_can_be_replayed_from_the_command_line() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "muster.sim", "7"], capture_output=True, text=True, timeout=60, check=True
     )
-    assert shown.stdout.strip() == histories.story(7)
+    assert shown.stdout == histories.story(7) + "\n"
 
 
 class _Nobody:
@@ -75,10 +76,7 @@ def test_the_checker_notices_a_guard_that_lies() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     victim = fleet.agent("b")
     fleet.cut(victim)
-    assert fleet.roll.round is not None
-    liar = victim.member_id
+    fleet.house.desk.roll = register.guard_cleared(fleet.roll, victim.member_id, 0, fleet.clock.now)
+    fleet.house.ask("show")
     with pytest.raises(Broken, match="starts while round 0 trains"):
-        from muster.core import register
-
-        fleet.house.desk.roll = register.guard_cleared(fleet.roll, liar, 0, fleet.clock.now)
         fleet.until("round 1", lambda: fleet.trains(1))

@@ -215,13 +215,11 @@ class Desk:
     def _retell(self, before: rolls.Roll) -> None:
         """Members that were here before a higher round was presented have to hear of it."""
         assert self.roll is not None
-        release, record = self._record_frame("release"), self._record_frame("record")
-        for member_id, peer in self._agents.items():
-            member = self.roll.members.get(member_id)
-            active = member is not None and member.role is Role.ACTIVE
-            if not active and before.round is not None:
+        record = self._record_frame("record")
+        for peer in self._agents.values():
+            if before.round is not None:
                 self._send(peer, "recall", round=before.round.number, grace_s=0.0, reason="a later round was presented")
-            self._queue(peer, release if active else record)
+            self._queue(peer, record)
 
     def _restore(self, record: Mapping[str, Any], now: float, *, certain: bool) -> None:
         """Take over the round that a record shows; members that are already here enter it again."""
@@ -253,7 +251,7 @@ class Desk:
         self._send(peer, "welcome", settings=entered.settings.to_wire())
         self._enter_presented(member.member_id, present, now)
         self._tell("joined", f"{member.name} from {member.host or member.addr}", now)
-        self._bring_up_to_date(peer, member.member_id, present)
+        self._bring_up_to_date(peer, member.member_id, present, now)
 
     def _enter_presented(self, member_id: MemberId, present: Mapping[str, Any], now: float) -> None:
         """What a member brings from before its connection broke: exits, success, a stop."""
@@ -263,7 +261,9 @@ class Desk:
             self.roll = register.exited(self.roll, member_id, number, _exits(present.get("exits"), now))
             if present.get("finished"):
                 self.roll = register.finished(self.roll, member_id, number)
-            if not present.get("running"):
+            if present.get("running"):
+                self.roll = register.started(self.roll, member_id, number)
+            else:
                 port, why = int(present.get("store_port") or 0), str(present.get("why") or "")
                 self.roll = register.stopped(self.roll, member_id, number, port, now, why)
         self._out_of_round(member_id, present)
@@ -276,7 +276,7 @@ class Desk:
         if self.roll.round is not None and not returns and not present.get("running"):
             self.roll = register.gone(self.roll, member_id, self.roll.round.number)
 
-    def _bring_up_to_date(self, peer: Peer, member_id: MemberId, present: Mapping[str, Any]) -> None:
+    def _bring_up_to_date(self, peer: Peer, member_id: MemberId, present: Mapping[str, Any], now: float) -> None:
         assert self.roll is not None
         if self.roll.outcome is not None:
             self._push_outcome([peer])
@@ -289,9 +289,11 @@ class Desk:
             self._send(peer, "recall", round=held, grace_s=0.0, cause="loss", reason="the world went on without it")
         if current is None:
             return
-        if mine and current.recall is None:
+        # One that does not know the round is not told to start it while a later one may still be presented.
+        sure = present.get("round") == current.number or now >= self.roll.not_before
+        if mine and current.recall is None and sure:
             self._queue(peer, self._record_frame("release"))
-        elif mine and member_id not in current.gone:
+        elif mine and current.recall is not None and member_id not in current.gone:
             self._queue(peer, self._recall_frame(current, _grace(current, member_id)))
         else:
             self._queue(peer, self._record_frame("record"))
@@ -511,8 +513,10 @@ class Desk:
                 self._tell("farewell", decision.reason, now)
                 for peer in self._agents.values():
                     self._send(peer, "farewell")
-            case rolls.GiveUpOn():
+            case rolls.GiveUpOn(members=missing):
                 self._tell("recovered", decision.reason, now)
+                if not missing:
+                    self._release_to_idle()
 
     def _drop(self, member_id: MemberId) -> None:
         if peer := self._agents.pop(member_id, None):
@@ -547,6 +551,15 @@ class Desk:
                 self._queue(peer, release if member.role is Role.ACTIVE else record)
             if member.role is Role.PARKED and before.members[member_id].role is not Role.PARKED:
                 self._tell("parked", f"{member.name}: {member.note}", now)
+
+    def _release_to_idle(self) -> None:
+        """A round that was taken over goes on: those that never heard of it start now."""
+        assert self.roll is not None and self.roll.round is not None
+        current = self.roll.round
+        if not current.losses:
+            for seat in current.seats:
+                if seat.member_id not in current.started and (peer := self._agents.get(seat.member_id)):
+                    self._queue(peer, self._record_frame("release"))
 
     def _ended(self, now: float) -> None:
         assert self.roll is not None and self.roll.outcome is not None

@@ -196,7 +196,7 @@ def exited(roll: Roll, member_id: MemberId, number: int, ends: Iterable[tuple[Ra
     if current is None:
         return roll
     exits, progress = dict(current.exits), dict(current.progress)
-    first_at, first_rank = current.first_failed_at, current.first_failed_rank
+    first_at, first_rank, stopped_at = current.first_failed_at, current.first_failed_rank, current.first_stopped_at
     failed = False
     for end, at in ends:
         if end.rank in exits:
@@ -208,7 +208,16 @@ def exited(roll: Roll, member_id: MemberId, number: int, ends: Iterable[tuple[Ra
             failed = True
             if first_at is None or at < first_at:
                 first_at, first_rank = at, end.rank
-    current = replace(current, exits=exits, progress=progress, first_failed_at=first_at, first_failed_rank=first_rank)
+        elif end.stopped:
+            stopped_at = min(stopped_at, at)
+    current = replace(
+        current,
+        exits=exits,
+        progress=progress,
+        first_failed_at=first_at,
+        first_failed_rank=first_rank,
+        first_stopped_at=stopped_at,
+    )
     member = roll.members.get(member_id)
     if failed and member is not None:
         roll = _with_member(roll, replace(member, ranks_state=RanksState.FAILED))

@@ -221,6 +221,10 @@ def _recovering(roll: Roll, now: float) -> Decision | None:
         return Decision(Wait(), reason, min(roll.recovery_until, _next_expiry(roll)))
     if missing:
         return Decision(GiveUpOn(missing), f"{_names(seat.name for seat in missing)} did not come back")
+    idle = [seat.name for seat in roll.round.seats if seat.member_id not in roll.round.started | roll.round.gone]
+    if idle and now < roll.not_before:
+        reason = f"recovering round {roll.round.number}: {_names(idle)} does not run it, a later one may be presented"
+        return Decision(Wait(), reason, min(roll.not_before, _next_expiry(roll)))
     return Decision(GiveUpOn(()), f"round {roll.round.number} goes on: all its members are back")
 
 
@@ -358,11 +362,14 @@ def judge(roll: Roll, now: float) -> Verdict:
         if _still_there(closed, now):
             ahead = [fence for fence in closed.fences.values() if fence > now]
             return Verdict(until=min(ahead, default=math.inf), why="collecting stacks")
+        if any(loss.at <= closed.recall.at for loss in closed.losses):
+            return Verdict()  # the others waited for a member that was gone
         return Verdict(charged=True, first=guilty_of_hang(closed))
     failed_at = closed.first_failed_at
     if failed_at is None or closed.first_failed_rank is None:
         return Verdict()
-    if closed.recall.cause is not Cause.FAILURE and failed_at >= closed.recall.at:
+    called_back_before = closed.recall.cause is not Cause.FAILURE and failed_at >= closed.recall.at
+    if called_back_before or closed.first_stopped_at < failed_at:
         return Verdict()  # members stop at different moments: the slower ones fail over the quicker ones
     window = failed_at + roll.settings.blame_s
     if any(loss.at <= window for loss in closed.losses):
@@ -484,6 +491,8 @@ def _sent_away(roll: Roll, last: Round) -> frozenset[MemberId]:
         return frozenset()
     if last.recall is not None and last.recall.leavers:
         return last.recall.leavers
+    if roll.settings.segment is not None:
+        return frozenset()  # whole segments leave, from the top
     return frozenset([seat.member_id for seat in last.seats if seat.name in roll.removals][:count])
 
 

@@ -33,7 +33,7 @@ class Seating:
 @functools.lru_cache(maxsize=65536)
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that puts `w2` before `w10`."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part)
 
 
 def roll_order(members: Iterable[Member]) -> list[Member]:
@@ -41,7 +41,7 @@ def roll_order(members: Iterable[Member]) -> list[Member]:
     people = list(members)
     if people and all(member.infra_rank is not None for member in people):
         return sorted(people, key=lambda member: member.infra_rank or 0)
-    return sorted(people, key=lambda member: natural(member.name))
+    return sorted(people, key=lambda member: (natural(member.name), member.name))
 
 
 def first(members: Iterable[Member], target: int, segment: int | None) -> Seating:

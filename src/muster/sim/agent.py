@@ -20,14 +20,13 @@ from muster.sim.link import Link
 from muster.sim.machine import Guard, Machine, Rank
 from muster.sim.network import Network
 from muster.sim.places import Config, InRound, Then
-from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, Round, Seat, Settings
+from muster.types.world import MemberId, Outcome, OutcomeState, Round, Seat, Settings
 
 EXIT_FAILED, EXIT_LOST, EXIT_NO_PROGRESS = 1, 75, 93
 DUMP_WAIT_S = 3.0
 HEALTH_S = 0.05
 HEALTH_RETRY_S = 30.0
 JOIN_TIMEOUT_S = 60.0
-STEP_S = 0.5
 SIGTERM_CODE = 128 + signal.SIGTERM
 
 
@@ -190,7 +189,7 @@ class Agent:
                 "round": current.number,
                 "running": current.running,
                 "finished": current.finished,
-                "exits": self._exits_to_wire(current),
+                "exits": current.exits_to_wire(self.now),
                 "why": current.why_stopped,
                 "store_port": self._store_port(),
             }
@@ -254,7 +253,7 @@ class Agent:
         current = self.round
         if current is None or (len(current.exits), current.running) == self._presented:
             return
-        self.link.send("exits", round=current.number, seq=0, exits=self._exits_to_wire(current))
+        self.link.send("exits", round=current.number, seq=0, exits=current.exits_to_wire(self.now))
         if current.finished:
             self.link.send("finished", round=current.number)
         if not current.running:
@@ -265,8 +264,9 @@ class Agent:
         if self.link.up:
             if self._renew_sent is None:
                 self._renew_sent = self.now
-            number = self.round.number if self.round else None
-            if steps := self._fresh_steps():
+            number = int(self.record["round"]) if self.record else None
+            running = self.round is not None and self.round.running and self._counts_steps
+            if running and self.round and (steps := self.round.fresh_steps(self.machine.ranks, self.now)):
                 self.link.send("renew", round=number, steps=steps)
             else:
                 self.link.send_plain("renew", number)
@@ -293,6 +293,10 @@ class Agent:
         self.link.drop()
         self.process.after(self._settings.lease_s / 3, self._watch_silence)
 
+    @property
+    def _counts_steps(self) -> bool:
+        return self._settings.hang_timeout_s is not None or self._settings.no_progress_rounds is not None
+
     # Rounds
 
     def _released(self, record: dict[str, Any]) -> None:
@@ -317,7 +321,7 @@ class Agent:
     def _start(self, formed: Round, seat: Seat) -> None:
         if self.now >= self._lease_from + self._settings.lease_s:
             return  # read too late: the world may have gone on; the next hello tells
-        self.round = current = InRound(formed, seat)
+        self.round = current = InRound(formed, seat, self._counts_steps)
         self._guard.round = formed.number
         self._beat()
         if seat.rank == 0:
@@ -343,7 +347,8 @@ class Agent:
             self._stop(current, grace, lambda: self._confirm_stop(current), dump=dump)
 
     def _confirm_stop(self, current: InRound) -> None:
-        self.link.send("stopped", round=current.number, store_port=self._store_port(), why=current.why_stopped)
+        fields = {"round": current.number, "store_port": self._store_port(), "why": current.why_stopped}
+        self.link.send("stopped", **fields, exits=current.exits_to_wire(self.now))
 
     # Stopping ranks
 
@@ -412,56 +417,14 @@ class Agent:
         current = self.round
         if current is None or current.number != rank.round:
             return
-        end = self._describe(current, rank, status)
-        current.exits[rank.rank] = (end, self.now)
-        self.link.send("exits", round=rank.round, seq=0, exits=self._exits_to_wire(current, rank.rank))
+        current.note_exit(rank, status, self.name, self.now)
+        if not current.stopping:  # else they travel with the confirmation
+            self.link.send("exits", round=rank.round, seq=0, exits=current.exits_to_wire(self.now, rank.rank))
         done = [one.exit_code for one, _ in current.exits.values()]
         if not current.stopping and len(done) == current.seat.procs and not any(done):
             current.finished = True
             self.link.send("finished", round=rank.round)
         self._sweep_when_empty(current)
-
-    def _describe(self, current: InRound, rank: Rank, status: int) -> RankExit:
-        known: dict[str, Any] = {"worker": self.name, "round": current.number}
-        if self._counts_steps:
-            idle = 0.0 if rank.hung_at is None else self.now - rank.hung_at
-            known |= {"step": self._step(rank), "idle_s": round(idle, 3)}
-        if status != 0:
-            known["stderr_tail"] = (f"rank {rank.rank} gives up",)
-            if current.hung:
-                known |= {"hung": True, "waiting": rank.hung_at is None}
-            elif current.stopping:
-                known["stopped"] = True
-        return RankExit.from_status(rank.rank, status, **known)
-
-    def _exits_to_wire(self, current: InRound, only: int | None = None) -> list[dict[str, Any]]:
-        return [
-            {**end.to_wire(), "age_s": round(self.now - at, 4)}
-            for rank, (end, at) in current.exits.items()
-            if only is None or rank == only
-        ]
-
-    # Progress
-
-    @property
-    def _counts_steps(self) -> bool:
-        return self._settings.hang_timeout_s is not None or self._settings.no_progress_rounds is not None
-
-    def _step(self, rank: Rank) -> int:
-        until = self.now if rank.hung_at is None else rank.hung_at
-        return int(until / STEP_S)
-
-    def _fresh_steps(self) -> list[list[float]]:
-        current = self.round
-        if current is None or not current.running or not self._counts_steps:
-            return []
-        fresh: list[list[float]] = []
-        for rank in self.machine.ranks:
-            step = self._step(rank)
-            if rank.hung_at is None and current.told_steps.get(rank.rank) != step:
-                current.told_steps[rank.rank] = step
-                fresh.append([rank.rank, step, round(self.now - max(step * STEP_S, rank.born_at), 4)])
-        return fresh
 
     # Ending
 
@@ -491,7 +454,7 @@ class Agent:
             self._end(self._exit_code(self.outcome))
 
     def _acknowledge(self) -> None:
-        exits = self._exits_to_wire(self.round) if self.round else []
+        exits = self.round.exits_to_wire(self.now) if self.round else []
         self.link.send("ack", round=self.round.number if self.round else None, exits=exits)
 
     def _exit_code(self, outcome: Outcome) -> int:

@@ -245,7 +245,6 @@ class Fleet:
             self.house.crash(keep_record=keep_record, lose_sent=lose_sent)
         if not keep_record:
             self.house.saved = None
-            self.checker.forget(self.known_round())
         if back_after_s < math.inf:
             self.clock.after(back_after_s, self.restart)
 
@@ -258,6 +257,8 @@ class Fleet:
 
     def restart(self) -> None:
         if not self.house.alive:
+            if self.house.saved is None:
+                self.checker.forget(self.known_round())
             self.house.start()
             self.say("the coordinator is back")
 

@@ -32,7 +32,7 @@ class Ending:
 def a_setting(rng: Random) -> Settings:
     segment = rng.choice((None, None, None, None, 2))
     least = rng.randint(1, 3) if segment is None else segment * rng.randint(1, 2)
-    most = least + (segment or 1) * rng.randint(0, 3)
+    most = least + (segment or 1) * rng.randint(0, 2)
     spares = rng.randint(0, 2)
     target = rng.randrange(least, most + 1, segment or 1) if segment or rng.random() < 0.5 else None
     return Settings(
@@ -43,7 +43,7 @@ def a_setting(rng: Random) -> Settings:
         segment=segment,
         max_restarts=rng.choice((0, 1, 3)),
         last_call_s=rng.choice((0.3, 1.0)),
-        lease_s=rng.choice((1.0, 2.0, 3.0)),
+        lease_s=rng.choice((1.5, 2.0, 3.0)),
         below_min_timeout_s=8.0,
         recovery_s=rng.choice((1.0, 3.0)),
         stop_grace_s=rng.choice((0.5, 3.0)),

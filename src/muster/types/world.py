@@ -297,6 +297,7 @@ class Round:
     exits: Mapping[int, RankExit] = field(default_factory=dict)
     first_failed_at: float | None = None
     first_failed_rank: int | None = None
+    first_stopped_at: float = math.inf  # when the first rank ended because it was told to
     progress: Mapping[int, Progress] = field(default_factory=dict)
 
     @property
