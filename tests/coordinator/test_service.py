@@ -197,7 +197,11 @@ def test_a_message_of_an_old_round_is_answered_with_the_current_one(fleet: Fleet
 
 
 def test_frames_survive_being_cut_anywhere() -> None:
-    frames: list[dict[str, Any]] = [{"type": "a", "text": "ä" * 50}, {"type": "b"}, {"type": "c", "n": list(range(100))}]
+    frames: list[dict[str, Any]] = [
+        {"type": "a", "text": "ä" * 50},
+        {"type": "b"},
+        {"type": "c", "n": list(range(100))},
+    ]
     data = b"".join(wire.encode(frame) for frame in frames)
     for size in (1, 2, 3, 7, 64, len(data)):
         decoder = wire.Decoder()

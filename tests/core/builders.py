@@ -45,7 +45,9 @@ def a_seat(rank: int, name: str, **known: Any) -> Seat:
 
 def a_round(names: str, number: int = 0, **known: Any) -> Round:
     seats = tuple(a_seat(rank, name) for rank, name in enumerate(names.split()))
-    return Round(number, seats, released_at=known.pop("released_at", NOW - 5.0), **known)
+    known.setdefault("released_at", NOW - 5.0)
+    known.setdefault("up_at", known["released_at"])
+    return Round(number, seats, **known)
 
 
 def a_recall(cause: Cause = Cause.LOSS, at: float = NOW, **known: Any) -> Recall:

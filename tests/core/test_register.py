@@ -199,7 +199,7 @@ def test_nothing_changes_after_the_outcome() -> None:
     outcome = Outcome(OutcomeState.FAILED, "rank_failed", "too bad")
     given = replace(a_roll("a b", max=4), outcome=outcome)
     assert isinstance(register.set_target(given, 3, [], NOW), Refused)
-    assert register.cancel(given, "enough") == given
+    assert isinstance(register.cancel(given, "enough"), Refused)
     assert register.adopt(given, Outcome(OutcomeState.SUCCEEDED, "succeeded", "no")).outcome == outcome
 
 
@@ -230,7 +230,7 @@ def test_a_number_that_was_used_elsewhere_is_skipped() -> None:
 @st.composite
 def an_event(draw: st.DrawFn) -> tuple[str, str, int]:
     often = ["join", "stop", "stop", "wait", "fail", "lose"] * 2
-    kinds = [*often, "silent", "leave", "guard", "unfit", "fit", "done", "done", "step", "target", "cancel"]
+    kinds = [*often, "silent", "leave", "guard", "unfit", "fit", "done", "done", "up", "up", "step", "target", "cancel"]
     return draw(st.sampled_from(kinds)), draw(st.sampled_from("abcdef")), draw(st.integers(0, 4))
 
 
@@ -277,13 +277,16 @@ def enter(given: Roll, event: tuple[str, str, int], now: float) -> Roll:
             return register.finished(given, member_id, number)
         case "stop":
             return stop_all(given, now)
+        case "up":
+            return register.up(given, member_id, number, now)
         case "step":
             return register.advanced(given, member_id, number, [(rank, Progress(extra, now))])
         case "target":
             changed = register.set_target(given, 1 + extra % given.settings.max, [name] if extra == 4 else [], now)
             return changed if isinstance(changed, Roll) else given
         case "cancel":
-            return register.cancel(given, "enough") if extra == 4 else given
+            ended = register.cancel(given, "enough") if extra == 4 else given
+            return ended if isinstance(ended, Roll) else given
         case _:
             return given
 

@@ -152,12 +152,16 @@ def test_a_failure_calls_the_round_back_with_the_grace_that_fits_what_follows(us
 
 
 def test_a_round_in_which_nothing_advances_is_called_back() -> None:
-    given = a_roll("a b", max=2, hang_timeout_s=3.0)
+    given = a_roll("a b", last=a_round("a b", up_at=NOW - 4.0), max=2, hang_timeout_s=3.0)
     assert given.round is not None
     busy = replace(given, round=replace(given.round, progress={0: Progress(7, NOW - 2.0)}))
     assert decide(busy, NOW).wake_at == NOW + 1.0
     action = decide(given, NOW).action
     assert isinstance(action, CallBack) and action.recall.cause is Cause.HANG
+    starting = replace(given, round=replace(given.round, up_at=None))
+    assert decide(starting, NOW).action == Wait(), "ranks that have not all started cannot advance"
+    warming = replace(given, round=replace(given.round, up_at=None))
+    assert isinstance(decide(warming, NOW).action, Wait), "ranks that are not up yet cannot hang"
 
 
 # Resizing
@@ -203,10 +207,9 @@ def test_growth_asks_an_old_spare_for_its_health_first() -> None:
     assert decide(asked, NOW).action == Wait()
 
 
-def test_surplus_members_are_dismissed_only_where_neither_world_nor_spares_are_short() -> None:
+def test_surplus_members_are_dismissed() -> None:
     given = replace(a_roll("a b", "c d", max=4, target=2, spares=1), surplus=frozenset({an_id("c")}))
     assert decide(given, NOW).action == Dismiss((an_id("c"),))
-    assert not isinstance(decide(replace(given, target=4), NOW).action, Dismiss), "they are wanted again"
 
 
 # Closing: what did it cost?
@@ -305,8 +308,8 @@ def hung(**known: object) -> Roll:
     given = all_gone(recalled(a_roll("a b", "c", max=2), Cause.HANG))
     assert given.round is not None
     ends = {
-        0: an_exit(0, 134, "a", hung=True, step=8, idle_s=4.0, waiting=True),
-        1: an_exit(1, 134, "b", hung=True, step=8, idle_s=4.5),
+        0: an_exit(0, 134, "a", hung=True, step=8, idle_s=4.0, waiting=True, stack="torch.py:1 in wait"),
+        1: an_exit(1, 134, "b", hung=True, step=8, idle_s=3.5, stack="train.py:7 in step"),
     }
     return replace(given, round=replace(given.round, exits=ends, **known))  # type: ignore[arg-type]
 
@@ -355,12 +358,15 @@ def test_those_that_come_back_above_min_get_a_last_call_of_their_own() -> None:
     assert released(replace(given, min_reached_at=NOW - 2.0)) == ["a", "c"]
 
 
-def test_leavers_are_left_out_and_become_surplus() -> None:
-    given = replace(a_roll("a b c", max=3, spares=1), target=2)
+@pytest.mark.parametrize(("spares", "goes"), [("", False), ("d", True)])
+def test_leavers_stay_only_while_spares_are_short(spares: str, goes: bool) -> None:
+    given = replace(a_roll("a b c", spares, max=3, spares=1), target=2)
     given = all_gone(recalled(given, Cause.SHRINK, leavers=frozenset({an_id("a")})))
     assert released(given) == ["b", "c"]
     after, _ = settle(given, NOW)
-    assert after.surplus == {an_id("a")} and after.members[an_id("a")].role is Role.SPARE
+    leaver = after.members[an_id("a")]
+    assert leaver.role is (Role.LEAVING if goes else Role.SPARE) and not after.surplus
+    assert all(member.role is Role.SPARE for name, member in after.members.items() if name == an_id("d"))
 
 
 def test_leavers_stay_where_the_target_was_raised_again() -> None:

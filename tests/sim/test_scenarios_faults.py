@@ -241,6 +241,7 @@ def test_a_failure_in_the_gap_between_hello_and_welcome_is_not_lost() -> None:
 
 def test_a_hang_over_a_member_that_lost_its_power_costs_nothing() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1, hang_timeout_s=3.0, lease_s=6.0, max_restarts=0)
+    fleet.run(0.1)
     fleet.agent("b").power_off()
     fleet.agent("a").machine.ranks[0].hung_at = fleet.clock.now
     fleet.until("the hang is seen", lambda: told(fleet, "recall"), within_s=5.0)

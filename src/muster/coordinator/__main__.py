@@ -37,12 +37,13 @@ def run(
         check_listen(host, token)
     except ValueError as error:
         return _refuse(str(error), 2)
-    own_state = state is None and port != 0
     try:
-        path = state or (default_state_path(muster_home(), host, port) if own_state else None)
+        path = state or (default_state_path(muster_home(), host, port) if port else None)
         kept = StateFile(path, keep_s=outcome_ttl_s) if path else None
-    except (StateFileBusy, OSError) as error:
-        return _refuse(f"cannot use the state file: {error}; is a coordinator already running there?", 1)
+    except StateFileBusy as error:
+        return _refuse(f"{error}; join that one, or choose another --listen", 1)
+    except OSError as error:
+        return _refuse(f"cannot keep a state file: {error}; set MUSTER_HOME or --state", 1)
 
     def tell(run_id: RunId, line: Happening) -> None:
         if not quiet:
@@ -58,13 +59,15 @@ def run(
 
     coordinator = Coordinator(token=token, state=kept, outcome_ttl_s=outcome_ttl_s, on_story=tell)
     try:
-        asyncio.run(serve(coordinator, host, port, idle_s=idle_s, leave_when_ended=leave_when_ended, on_ready=ready))
+        idle = asyncio.run(
+            serve(coordinator, host, port, idle_s=idle_s, leave_when_ended=leave_when_ended, on_ready=ready)
+        )
     except OSError as error:
         if kept is not None:
             kept.close(remove=False)
         return _refuse(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen", 1)
     if kept is not None:
-        kept.close(remove=own_state or leave_when_ended or idle_s is not None)
+        kept.close(remove=idle)
     return 0
 
 

@@ -116,7 +116,7 @@ class Desk:
             return
         member = _member(hello)
         if member is None:
-            peer.refuse("invalid", "a hello must name its member_id and name")
+            peer.refuse("invalid", f"a hello must name its member_id and name, of at most {MAX_TEXT} characters")
             return
         if kind == "guard":
             self._visitors[id(peer)] = _Visitor("guard", member.member_id)
@@ -263,6 +263,8 @@ class Desk:
                 self.roll = register.finished(self.roll, member_id, number)
             if present.get("running"):
                 self.roll = register.started(self.roll, member_id, number)
+                if present.get("up"):
+                    self.roll = register.up(self.roll, member_id, number, now)
             else:
                 port, why = int(present.get("store_port") or 0), str(present.get("why") or "")
                 self.roll = register.stopped(self.roll, member_id, number, port, now, why)
@@ -333,7 +335,7 @@ class Desk:
         if kind == "renew":
             self._renew(peer, visitor, member_id, frame, now)
             return
-        if kind in ("started", "exits", "finished", "stopped") and (
+        if kind in ("started", "up", "exits", "finished", "stopped", "failed") and (
             number < current or _int(frame, "epoch") < visitor.epoch
         ):
             self._send(peer, "stale", round=current, seq=frame.get("seq"))
@@ -343,6 +345,8 @@ class Desk:
         match kind:
             case "started":
                 self.roll = register.started(self.roll, member_id, number)
+            case "up":
+                self.roll = register.up(self.roll, member_id, number, now)
             case "exits":
                 ends = _exits(frame.get("exits"), now)
                 for end, _ in ends:
@@ -407,7 +411,7 @@ class Desk:
         if question == "set-target":
             refusal = self.set_target(_int(frame, "target"), [str(name) for name in frame.get("remove") or ()], now)
         elif question == "cancel":
-            self.cancel(str(frame.get("why") or "cancelled on request"), now)
+            refusal = self.cancel(str(frame.get("why") or "cancelled on request"))
         elif question != "show":
             refusal = register.Refused("invalid", f"unknown request {question!r}")
         if refusal is not None:
@@ -428,9 +432,13 @@ class Desk:
             self._queue(peer, record)
         return None
 
-    def cancel(self, why: str, now: float) -> None:
+    def cancel(self, why: str) -> register.Refused | None:
         assert self.roll is not None
-        self.roll = register.cancel(self.roll, why)
+        changed = register.cancel(self.roll, why)
+        if isinstance(changed, register.Refused):
+            return changed
+        self.roll = changed
+        return None
 
     def view(self, now: float) -> dict[str, Any]:
         """What `muster world show` prints."""
@@ -674,6 +682,8 @@ def _grace(current: Round, member_id: MemberId) -> float:
     return current.recall.leaver_grace_s if member_id in current.recall.leavers else current.recall.grace_s
 
 
+MAX_TEXT = 256  # of a name, an address, a domain
+
 _MEMBER_FIELDS = {
     "name": str,
     "addr": str,
@@ -686,6 +696,7 @@ _MEMBER_FIELDS = {
     "pid": int,
     "launcher": str,
     "checks_health": bool,
+    "unfit": str,
 }
 
 
@@ -696,8 +707,9 @@ def _member(hello: Frame) -> Member | None:
         return None
     fields: dict[str, Any] = {}
     for name, kind in _MEMBER_FIELDS.items():
-        if isinstance(data.get(name), kind):
-            fields[name] = data[name]
+        value = data.get(name)
+        if isinstance(value, kind) and not (isinstance(value, str) and len(value) > MAX_TEXT):
+            fields[name] = value
     if "name" not in fields or fields.get("procs", 1) < 1:
         return None
     return Member(member_id=MemberId(str(data["member_id"])), **fields)

@@ -65,6 +65,7 @@ class Membership:
         self.settings = Settings.parse(identity.settings)
         self.record: dict[str, Any] | None = None
         self.joined = False
+        self.unfit = ""  # what the health check says, if it failed
         self.link = Link(
             identity.addresses,
             identity.run_id,
@@ -77,6 +78,10 @@ class Membership:
 
     def send(self, kind: str, **fields: Any) -> bool:
         return self.link.send(kind, **fields)
+
+    @property
+    def lease_over(self) -> bool:
+        return time.monotonic() >= max(self._lease_from, self.link.dead_at) + self.settings.lease_s
 
     async def run(self) -> None:
         """Stay a member for ever; raises `client.Refused` when the coordinator will not have us."""
@@ -121,6 +126,7 @@ class Membership:
             "pid": os.getpid(),
             "launcher": mine.launcher,
             "checks_health": mine.checks_health,
+            "unfit": self.unfit,
         }
         known = {"epoch": self.link.epoch, "record": self.record, "store_port": self.store_port()}
         return {"member": member, "settings": mine.settings, "present": known | self._present()}

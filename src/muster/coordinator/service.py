@@ -62,7 +62,10 @@ class Coordinator:
         self.busy_at = loop.time()
         if self._state is not None:
             for run_id, record in self._state.records().items():
-                self._desks[run_id] = self._listened(Desk.from_record(run_id, record, loop.time()))
+                try:
+                    self._desks[run_id] = self._listened(Desk.from_record(run_id, record, loop.time()))
+                except _MALFORMED as error:
+                    log.warning("the kept record of run %s cannot be used (%r)", run_id, error)
         if port == 0:
             # Of a name with several addresses only one can get the port that we are about to learn.
             host = str((await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4][0])
@@ -182,7 +185,11 @@ class Coordinator:
         self._pass_due = False
         dirty, self._dirty = self._dirty, {}
         for desk in dirty.values():
-            self._settle(desk)
+            try:
+                self._settle(desk)
+            except (wire.WireError, *_MALFORMED):
+                # One run that cannot be decided must not hold up the others.
+                log.exception("run %s: cannot be settled", desk.run_id)
 
     def _settle(self, desk: Desk) -> None:
         loop = asyncio.get_running_loop()
@@ -238,8 +245,8 @@ async def serve(
     idle_s: float | None,
     leave_when_ended: bool = False,
     on_ready: Callable[[str, int], None],
-) -> None:
-    """Run until told to stop or, with `idle_s`, until nobody has been connected for that long."""
+) -> bool:
+    """Run until told to stop or, with `idle_s`, until nobody has been connected for that long; True if that was it."""
     loop = asyncio.get_running_loop()
     stopped = False
 
@@ -260,6 +267,7 @@ async def serve(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(coordinator.someone_left.wait(), None if idle_s is None else BEAT_S)
     await coordinator.stop()
+    return not stopped
 
 
 def check_listen(host: str, token: str | None) -> None:

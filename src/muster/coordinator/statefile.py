@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from muster.types.world import RunId
+
+log = logging.getLogger("muster.coordinator")
 
 
 class StateFileBusy(Exception):
@@ -34,12 +37,18 @@ class StateFile:
         self._runs: dict[str, dict[str, Any]] = self._read()
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        try:
-            runs = json.loads(self.path.read_text())["runs"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
+        """What can be read. The rest is said and left out: agents bring their runs back."""
         oldest = time.time() - self._keep_s
-        return {run_id: kept for run_id, kept in runs.items() if kept["at"] > oldest or not kept["record"]["outcome"]}
+        found: dict[str, dict[str, Any]] = {}
+        try:
+            for run_id, kept in json.loads(self.path.read_text())["runs"].items():
+                if kept["at"] > oldest or not kept["record"]["outcome"]:
+                    found[run_id] = kept
+        except FileNotFoundError:
+            return found
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read in full (%r)", self.path, error)
+        return found
 
     def records(self) -> dict[RunId, dict[str, Any]]:
         return {RunId(run_id): kept["record"] for run_id, kept in self._runs.items()}

@@ -16,6 +16,7 @@ from muster.types.world import (
     Member,
     MemberId,
     Outcome,
+    OutcomeState,
     Progress,
     RankExit,
     RanksState,
@@ -99,7 +100,9 @@ def join(roll: Roll, member: Member, now: float) -> Roll | Refused | Held:
     if back.role is Role.ACTIVE and roll.round is not None:
         seat = roll.round.seat_of(back.member_id)
         back = replace(back, rank=seat.rank if seat else None, ranks_state=RanksState.RUNNING)
-    if not back.fit_for:
+    if back.unfit:
+        back = replace(back, role=Role.PARKED, rank=None, note=back.unfit, fit_for=-1)
+    elif not back.fit_for:
         back = replace(back, fit_for=roll.next_round)
     departed = tuple(name for name in roll.departed if name != back.name)
     return replace(roll, members={**roll.members, back.member_id: back}, departed=departed)
@@ -188,6 +191,17 @@ def started(roll: Roll, member_id: MemberId, number: int) -> Roll:
     if current is None:
         return roll
     return replace(roll, round=replace(current, started=current.started | {member_id}))
+
+
+def up(roll: Roll, member_id: MemberId, number: int, now: float) -> Roll:
+    """All its ranks run. Until everyone's do, none of them can be expected to advance."""
+    current = _current(roll, member_id, number)
+    if current is None:
+        return roll
+    current = replace(current, up=current.up | {member_id})
+    if current.up_at is None and all(seat.member_id in current.up for seat in current.seats):
+        current = replace(current, up_at=now)
+    return replace(roll, round=current)
 
 
 def exited(roll: Roll, member_id: MemberId, number: int, ends: Iterable[tuple[RankExit, float]]) -> Roll:
@@ -301,8 +315,13 @@ def set_target(roll: Roll, target: int, remove: Iterable[str], now: float) -> Ro
     return replace(roll, target=target, removals=names, target_set_at=now)
 
 
-def cancel(roll: Roll, why: str) -> Roll:
-    return roll if roll.outcome is not None else replace(roll, cancelled=why)
+def cancel(roll: Roll, why: str) -> Roll | Refused:
+    """Cancelled twice is cancelled; a run that ended otherwise cannot be."""
+    if roll.outcome is None:
+        return replace(roll, cancelled=why)
+    if roll.outcome.state is OutcomeState.CANCELLED:
+        return roll
+    return Refused("terminal_state", f"the run has ended ({roll.outcome.state}): it cannot be cancelled")
 
 
 def skip_past(roll: Roll, number: int) -> Roll:

@@ -244,21 +244,12 @@ def _live(roll: Roll, now: float) -> Decision | None:
     current = roll.running
     if current is None:
         return None
-    return (
-        _send_home(roll, current)
-        or _broken(roll, current, now)
-        or _resize(roll, current, now)
-        or _goes_on(roll, current)
-    )
+    return _send_home(roll) or _broken(roll, current, now) or _resize(roll, current, now) or _goes_on(roll, current)
 
 
-def _send_home(roll: Roll, current: Round) -> Decision | None:
-    """Those that a smaller target sent out of the world stay only while they or spares are short."""
-    if not roll.surplus:
-        return None
-    wanted = roll.settings.spares + max(0, roll.target - current.world_size)
-    extra = max(0, len(candidates(roll)) - wanted)
-    leaving = tuple(sorted(roll.surplus))[:extra]
+def _send_home(roll: Roll) -> Decision | None:
+    """Those that a smaller target sent out of the world, and that were not needed as spares then."""
+    leaving = tuple(sorted(roll.surplus))
     if not leaving:
         return None
     names = _names(roll.members[member_id].name for member_id in leaving)
@@ -286,8 +277,10 @@ def _quiet_at(roll: Roll, current: Round) -> float:
     """When the round counts as hung if nothing advances before; ranks that are done need not advance."""
     if roll.settings.hang_timeout_s is None:
         return math.inf
-    latest = max((mark.at for mark in current.progress.values()), default=current.released_at)
-    return max(latest, current.released_at) + roll.settings.hang_timeout_s
+    if current.up_at is None:
+        return math.inf
+    latest = max((mark.at for mark in current.progress.values()), default=current.up_at)
+    return max(latest, current.up_at) + roll.settings.hang_timeout_s
 
 
 def _resize(roll: Roll, current: Round, now: float) -> Decision | None:
@@ -402,7 +395,7 @@ def guilty_of_hang(closed: Round) -> RankExit | None:
 
     def suspicion(end: RankExit) -> tuple[float, bool, float, int]:
         step = -math.inf if end.step is None else end.step
-        return (step, end.waiting, -(end.idle_s or 0.0), end.rank)
+        return (step, end.waiting or not end.stack, -(end.idle_s or 0.0), end.rank)
 
     return min((end for end in closed.exits.values() if end.hung), key=suspicion, default=None)
 
@@ -417,14 +410,14 @@ def _closing(roll: Roll, now: float) -> Decision | None:
     if verdict.until is not None:
         wake = min(verdict.until, _next_expiry(roll))
         return Decision(Wait(), f"round {closed.number} ended ({closed.recall.reason}); {verdict.why}", wake)
-    if verdict.charged and roll.restarts_used >= roll.settings.max_restarts:
-        return _failed(roll, closed, verdict.first)
     limit = roll.settings.no_progress_rounds
     if limit is not None and _stale_after(roll, closed) >= limit:
         step = "no step at all" if roll.best_step is None else f"highest step {roll.best_step}"
         message = f"{limit} rounds in a row made no progress ({step})"
         outcome = Outcome(OutcomeState.FAILED, "no_progress", message, closed.number, verdict.first)
         return Decision(End(outcome), message)
+    if verdict.charged and roll.restarts_used >= roll.settings.max_restarts:
+        return _failed(roll, closed, verdict.first)
     return None
 
 
@@ -667,13 +660,22 @@ def _story(
     return reason, verdict.charged, seat.name if seat else None, parked
 
 
+def _not_needed(
+    roll: Roll, out: list[Member], members: Mapping[MemberId, Member], formed: Round
+) -> frozenset[MemberId]:
+    """Of those that a shrink sends out of the world, the ones that spares are not short of: highest ranks first."""
+    spares = sum(member.role is Role.SPARE for member in members.values())
+    extra = spares - roll.settings.spares - max(0, roll.target - formed.world_size)
+    highest_first = sorted(out, key=lambda member: -(member.rank or 0))
+    return frozenset(member.member_id for member in highest_first[: max(0, extra)])
+
+
 def _released(roll: Roll, action: Release, now: float) -> Roll:
     """The roll with a new round out: roles, ranks, restarts and the score of the round before."""
     formed, last = action.round, roll.round
     ranks = {seat.member_id: seat.rank for seat in formed.seats}
     parked = dict(action.parked)
-    shrunk = last is not None and last.world_size > roll.target
-    surplus = set(roll.surplus)
+    out: list[Member] = []
     members: dict[MemberId, Member] = {}
     for member_id, member in roll.members.items():
         if member_id in ranks:
@@ -689,8 +691,8 @@ def _released(roll: Roll, action: Release, now: float) -> Roll:
         elif member_id in parked:
             member = replace(member, role=Role.PARKED, rank=None, note=parked[member_id])
         elif member.role is Role.ACTIVE:
+            out.append(member)
             member = replace(member, role=Role.SPARE, rank=None)
-            surplus |= {member_id} if shrunk else set()
         elif member.rank is not None:
             member = replace(member, rank=None)
         members[member_id] = member
@@ -704,7 +706,7 @@ def _released(roll: Roll, action: Release, now: float) -> Roll:
         restarts_used=roll.restarts_used + action.charged,
         removals=(),
         checking=frozenset(),
-        surplus=frozenset(surplus & set(members) - set(ranks)),
+        surplus=_not_needed(roll, out, members, formed) if last and last.world_size > roll.target else frozenset(),
         best_step=best,
         stale_rounds=_stale_after(roll, last) if last else 0,
         blamed=action.blamed,

@@ -62,32 +62,22 @@ def again(places: Sequence[Place], spares: Iterable[Member], target: int, segmen
     `places` are the seats of the last round with the member that still holds each, or None.
     """
     size = segment or 1
-    free = list(spares)
-    parts = [places[start : start + size] for start in range(0, len(places), size)]
-    parts = _fit_to(target // size, parts)
+    here = {member.member_id: member for member in spares}
+    # Who was lost and is back before the world formed without it has a place already: its own.
+    held: list[Place] = [(seat, member or here.pop(seat.member_id, None)) for seat, member in places]
+    free = list(here.values())
+    parts = _fit_to(target // size, [held[start : start + size] for start in range(0, len(held), size)])
     blocks = [_mend(tuple(member for _, member in part), part[0][0].domain, free, segment) for part in parts]
     for index, block in enumerate(blocks):
         if None in block:
             blocks[index] = _fresh(free, segment) or block
-    if segment is None:
-        _own_places_first(blocks, [part[0][0] for part in parts])
     while len(blocks) < target // size and (grown := _fresh(free, segment)):
         blocks.append(grown)
     order = [member for block in blocks if None not in block for member in block if member is not None]
     return Seating(tuple(order), vacant=size * sum(None in block for block in blocks))
 
 
-def _own_places_first(blocks: list[Block], seats: Sequence[Seat]) -> None:
-    """Members that were lost and are chosen again swap until each has the place that it had."""
-    now_at = {member.member_id: index for index, block in enumerate(blocks) for member in block if member is not None}
-    for index, seat in enumerate(seats):
-        other = now_at.get(seat.member_id, index)
-        if other != index:
-            blocks[index], blocks[other] = blocks[other], blocks[index]
-            now_at |= {member.member_id: at for at in (index, other) for member in blocks[at] if member is not None}
-
-
-def _fit_to(want: int, parts: list[Sequence[Place]]) -> list[Sequence[Place]]:
+def _fit_to(want: int, parts: Sequence[Sequence[Place]]) -> list[Sequence[Place]]:
     """When there are more blocks than wanted, those with gaps go first, then the highest ranks."""
     broken = [index for index, part in enumerate(parts) if any(member is None for _, member in part)]
     whole = [index for index in range(len(parts)) if index not in broken]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Coroutine
@@ -33,6 +33,7 @@ from muster.types.world import Outcome, OutcomeState, RankExit
 EXIT_FAILED = 1
 EXIT_COORDINATOR_LOST = 75
 DUMP_WAIT_S = 3.0
+FREEZE_S = 0.5  # all agents hold their ranks still by then, so that every stack shows the hang and not its end
 RECONNECT_LOOK_S = 0.05
 ORPHAN_LOOK_S = 0.005
 HEALTH_TIMEOUT_S = 60.0
@@ -65,6 +66,7 @@ class _InRound:
     running: bool = True  # its ranks, or what they left behind, may still be there
     stopping: bool = False
     hung: bool = False
+    up: bool = False
     finished: bool = False
     why_stopped: str = ""
 
@@ -78,7 +80,6 @@ class Agent:
         self._config = config
         self._round: _InRound | None = None
         self._outcome: Outcome | None = None
-        self._unfit: str | None = None
         self._welcomed_once = False
         self._trace = _open_trace(os.environ.get("MUSTER_TRACE"))
         self._scratch = tempfile.mkdtemp(prefix="muster-")
@@ -122,8 +123,10 @@ class Agent:
             await self._depart()
 
     async def _take_part(self) -> None:
-        if self._config.health_check:
-            self._unfit = await self._check_health()
+        if self._config.health_check and (unfit := await self._check_health()):
+            self._member.unfit = unfit
+            self._say(f"parked: {unfit}")
+            self._spawn_task(self._recheck(after_s=HEALTH_RETRY_S))
         self._spawn_task(self._stay_member())
         self._spawn_task(self._lose_patience())
 
@@ -167,6 +170,7 @@ class Agent:
             shown |= {
                 "round": current.number,
                 "running": current.running,
+                "up": current.up,
                 "finished": current.finished,
                 "exits": self._exits_to_wire(current),
                 "why": current.why_stopped,
@@ -220,6 +224,8 @@ class Agent:
                 self._welcomed()
             case "renewed":
                 self._renewed(frame)
+            case "hold":
+                self._say(f"waiting: {frame.get('reason')}")
             case "release":
                 self._released(frame["record"])
             case "record":
@@ -240,8 +246,6 @@ class Agent:
             self._welcomed_once = True
             self._say(f"joined run {self._config.identity.run_id}")
         self._crew.beat(lease_s=self._member.settings.lease_s, addresses=self._config.identity.addresses())
-        if self._unfit:
-            self._member.send("unfit", why=self._unfit)
 
     def _renewed(self, frame: Frame) -> None:
         reason = frame.get("reason")
@@ -282,6 +286,9 @@ class Agent:
             self._start(place)
 
     def _start(self, place: Place) -> None:
+        if self._member.lease_over:
+            self._member.link.drop("a release was read too late")  # the world may have gone on; the next hello tells
+            return
         try:
             self._start_ranks(place)
         except OSError as error:
@@ -364,8 +371,10 @@ class Agent:
             if not current.running:
                 return
             current.stopping, current.hung = True, dump
-            number = signal.SIGABRT if dump else signal.SIGTERM
-            await self._crew.stop(number, max(grace_s, DUMP_WAIT_S) if dump else grace_s)
+            if dump:
+                await self._crew.stop(signal.SIGABRT, DUMP_WAIT_S, freeze_s=FREEZE_S)
+            else:
+                await self._crew.stop(signal.SIGTERM, grace_s)
             current.why_stopped = why
             current.running = False
         await self._rehire()
@@ -484,7 +493,20 @@ class Agent:
             "name": self._config.identity.name,
             "lease_s": self._member.settings.lease_s,
         }
-        return Crew(self._config.program, config, on_exit=self._rank_exited, on_lost=self._crew_lost, on_note=self._say)
+        return Crew(
+            self._config.program,
+            config,
+            on_up=self._ranks_up,
+            on_exit=self._rank_exited,
+            on_lost=self._crew_lost,
+            on_note=self._say,
+        )
+
+    def _ranks_up(self) -> None:
+        """Their parent has imported what it was to import, and forked them all."""
+        if self._round is not None:
+            self._round.up = True
+            self._member.send("up", round=self._round.number)
 
     def _crew_lost(self, why: str) -> None:
         self._say(f"{why}: its ranks are gone, starting another")
@@ -511,36 +533,36 @@ class Agent:
     async def _check_health(self) -> str | None:
         """None if well, else what is wrong."""
         assert self._config.health_check is not None
-        try:
-            done = await asyncio.create_subprocess_exec(
-                *shlex.split(self._config.health_check),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        except OSError as error:
-            return f"health check cannot run: {error}"
+        command = ["/bin/sh", "-c", self._config.health_check]
+        guarded = [sys.executable, "-m", "muster.node.below", str(os.getpid()), *command]
+        check = await asyncio.create_subprocess_exec(
+            *guarded, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                output, _ = await done.communicate()
+                output, _ = await check.communicate()
         except TimeoutError:
-            done.kill()
             return f"health check took longer than {HEALTH_TIMEOUT_S:g} s"
-        if done.returncode == 0:
+        finally:
+            if check.returncode is None:
+                check.terminate()  # and it ends what it started
+        if check.returncode == 0:
             return None
         last = output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        return f"health check failed with {done.returncode}: {last[0]}"
+        return f"health check failed with {check.returncode}: {last[0]}"
 
-    async def _recheck(self) -> None:
+    async def _recheck(self, after_s: float = 0.0) -> None:
         """Asked before a promotion; a failed check is repeated until it passes."""
         while True:
-            self._unfit = await self._check_health()
-            if self._unfit is None:
+            await asyncio.sleep(after_s)
+            unfit = await self._check_health()
+            self._member.unfit = unfit or ""
+            if unfit is None:
                 self._member.send("fit")
                 return
-            self._say(f"parked: {self._unfit}")
-            self._member.send("unfit", why=self._unfit)
-            await asyncio.sleep(HEALTH_RETRY_S)
+            self._say(f"parked: {unfit}")
+            self._member.send("unfit", why=unfit)
+            after_s = HEALTH_RETRY_S
 
 
 def _open_trace(path: str | None) -> int:

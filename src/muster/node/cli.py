@@ -7,9 +7,9 @@ import dataclasses
 import os
 import re
 import secrets
-import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -238,12 +238,9 @@ def _check_module(name: str) -> None:
 def _check_health_command(command: str | None) -> None:
     if command is None:
         return
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ValueError(f"--health-check {command!r}: {error}") from None
-    if not words or shutil.which(words[0]) is None:
-        raise ValueError(f"--health-check: no such command: {command!r}")
+    known = subprocess.run(["/bin/sh", "-n", "-c", command], capture_output=True, text=True)
+    if known.returncode != 0:
+        raise ValueError(f"--health-check {command!r}: {known.stderr.strip()}")
 
 
 def _make_log_dir(path: Path) -> Path:

@@ -22,6 +22,7 @@ from muster.node import system
 from muster.node.warm import MAX_MESSAGE, STORE, interpreter_flags
 
 SPARE_NICE = 10
+STOP_MARGIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class Start:
 
 
 class Crew:
-    """Callbacks run on the loop: `on_exit(key, status)` once per rank, `on_lost(why)` at most once."""
+    """Callbacks run on the loop: `on_up()` when all ranks run, `on_exit(key, status)` once
+    per rank, `on_lost(why)` at most once.
+    """
 
     def __init__(
         self,
@@ -65,15 +68,18 @@ class Crew:
         guard_config: dict[str, Any],
         *,
         on_exit: Callable[[str, int], None],
+        on_up: Callable[[], None],
         on_lost: Callable[[str], None],
         on_note: Callable[[str], None],
     ) -> None:
         self._program = program
         self._config = guard_config
         self._on_exit = on_exit
+        self._on_up = on_up
         self._on_lost = on_lost
         self._on_note = on_note
         self._alive: set[str] = set()
+        self._starting: set[str] = set()
         self._stops: dict[int, asyncio.Future[None]] = {}
         self._ticket = 0
         self._lost = False
@@ -138,6 +144,7 @@ class Crew:
                 asyncio.get_running_loop().call_soon(self._on_exit, start.key, -signal.SIGKILL)
                 continue
             self._alive.add(start.key)
+            self._starting.add(start.key)
             self._order(do="spawn", key=start.key, env=start.env, out=start.out, err=start.err)
 
     def hurry(self, now: bool) -> None:
@@ -158,14 +165,22 @@ class Crew:
         if keys := list(keys):
             self._order(do="signal", signal=int(number), keys=keys, group=group)
 
-    async def stop(self, number: int, grace_s: float) -> None:
-        """Signal the ranks, kill what is left after the grace and what they left behind; returns when nothing is."""
+    async def stop(self, number: int, grace_s: float, *, freeze_s: float = 0.0) -> None:
+        """Signal the ranks, kill what is left after the grace and what they left behind; returns when nothing is.
+
+        With `freeze_s` they are held still for that long first.
+        """
         if self._lost:
             return
         self._ticket += 1
         done = self._stops[self._ticket] = asyncio.get_running_loop().create_future()
-        self._order(do="stop", signal=int(number), grace_s=grace_s, ticket=self._ticket, spare=[STORE])
-        await done
+        self._order(do="stop", signal=int(number), grace_s=grace_s, freeze_s=freeze_s, ticket=self._ticket)
+        try:
+            async with asyncio.timeout(freeze_s + grace_s + STOP_MARGIN_S):
+                await done
+        except TimeoutError:
+            self._lose("its warm parent does not obey")  # stopped, perhaps: what is below it ends with its guard
+            self.dismiss()
 
     def hasten(self, grace_s: float) -> None:
         """A stop that is under way gets no more than this much time."""
@@ -265,6 +280,10 @@ class Crew:
             done = self._stops.pop(news["cleared"], None)
             if done is not None and not done.done():
                 done.set_result(None)
+        elif "spawned" in news:
+            self._starting.discard(news["spawned"])
+            if not self._starting:
+                self._on_up()
         elif "warming" in news:
             self._warm_pid = news["warming"]
         elif "ready" in news:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _FRAME = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 _HEAD = re.compile(r"Thread 0x|(?P<current>Current thread 0x|Stack \(most recent)")
+_DUMP = re.compile(r"Fatal Python error: ")
 _TORCH = re.compile(r"[/\\]torch[/\\](?:_|autograd|cuda|distributed|nn|utils)")  # not any folder of that name
 
 
@@ -18,14 +19,21 @@ class Stand:
 
 
 def read(lines: Iterable[str]) -> Stand:
-    """Innermost frame of the thread that took the signal (the main one), and whether it lies inside torch."""
-    current = False
+    """Innermost frame of the main thread, and whether it lies inside torch.
+
+    That is the thread which took the signal; if that was none of Python's, it is the one listed last.
+    """
     frames: list[re.Match[str]] = []
+    reading = settled = False
     for line in lines:
-        if head := _HEAD.match(line):
+        if _DUMP.match(line):
+            frames, settled = [], False
+        elif head := _HEAD.match(line):
             current = head["current"] is not None
-            frames = [] if current else frames
-        elif current and (match := _FRAME.match(line)):
+            reading = current or not settled
+            settled = settled or current
+            frames = [] if reading else frames
+        elif reading and (match := _FRAME.match(line)):
             frames.append(match)
     if not frames:
         return Stand()

@@ -18,11 +18,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(parent: int) -> None:
-    """Be killed when `parent` dies, also if it is dead already."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Get that signal when `parent` dies, also if it is dead already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
+
+
+def signal_main_thread(pid: int, number: int) -> None:
+    """A signal that no other thread of that process may take."""
+    if _libc.tgkill(pid, pid, number) != 0:
+        raise OSError(ctypes.get_errno(), "tgkill")
 
 
 def adopt_orphans() -> None:

@@ -336,7 +336,7 @@ class _Member:
         if self.place is not None:
             number = self.place.number
             running = number > self.stopped_for
-            shown |= {"round": number, "running": running, "finished": self.finished_round == number}
+            shown |= {"round": number, "running": running, "up": running, "finished": self.finished_round == number}
         return shown
 
     async def _silent(self) -> None:
@@ -357,6 +357,7 @@ class _Member:
                     self.place = place
                     self._tell_guard(round=place.number)
                     self.report("started", round=place.number)
+                    self.report("up", round=place.number)
             case "recall":
                 number = int(frame["round"])
                 if self.place is None or self.place.number < number or number <= self.stopped_for:

@@ -87,11 +87,13 @@ def main() -> None:
 
 
 class _Stopping:
-    """An order to end everything: what has ended since, and when patience ends."""
+    """An order to end everything: the signal to come, what has ended since, and when patience ends."""
 
-    def __init__(self, ticket: int, deadline: float) -> None:
-        self.ticket = ticket
-        self.deadline = deadline
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.ticket: int = order["ticket"]
+        self.signal: int = order["signal"] if order["grace_s"] > 0 else 0
+        self.strike_at: float = time.monotonic() + order["freeze_s"]
+        self.deadline: float = self.strike_at + order["grace_s"]
         self.ends: list[tuple[str, int]] = []
 
 
@@ -178,6 +180,7 @@ class _Parent:
                 _execute(self._plan.command)
             return True
         self._children[pid] = order["key"]
+        self._tell(spawned=order["key"])
         return False
 
     def _start_store(self, order: dict[str, Any], listener: int) -> None:
@@ -213,24 +216,34 @@ class _Parent:
                 _send(pid, order["signal"], group=bool(order.get("group")))
 
     def _begin_stopping(self, order: dict[str, Any]) -> None:
-        """Ask ranks to end. Only they are asked: their helpers may be needed for what they do last."""
+        """Ask ranks to end; first, if wanted, hold them still so that none sees another end before its own turn."""
+        self._stopping = _Stopping(order)
+        if order["freeze_s"] > 0:
+            self._signal_ranks(signal.SIGSTOP)
+
+    def _signal_ranks(self, *numbers: int) -> None:
+        """Only ranks themselves: their helpers may be needed for what they do last."""
         for pid, key in self._children.items():
-            if order["grace_s"] > 0 and key not in order["spare"]:
-                _send(pid, order["signal"], group=False)
-        self._stopping = _Stopping(order["ticket"], time.monotonic() + order["grace_s"])
+            if key != STORE:
+                for number in numbers:
+                    _send(pid, number, group=False)
 
     def _patience_ms(self) -> float | None:
         if self._stopping is None:
             return None
-        return max(0.0, self._stopping.deadline - time.monotonic()) * 1000
+        until = self._stopping.strike_at if self._stopping.signal else self._stopping.deadline
+        return max(0.0, until - time.monotonic()) * 1000
 
     def _finish_stopping(self) -> None:
         """When the ranks have ended or their time is up: end all that is left, and say so."""
-        stopping = self._stopping
+        stopping, now = self._stopping, time.monotonic()
         if stopping is None:
             return
+        if stopping.signal and now >= stopping.strike_at:
+            self._signal_ranks(stopping.signal, signal.SIGCONT)
+            stopping.signal = 0
         waiting = any(key != STORE for key in self._children.values())
-        if waiting and time.monotonic() < stopping.deadline:
+        if waiting and now < stopping.deadline:
             return
         for pid in self._children:
             _send(pid, signal.SIGKILL, group=True)
@@ -277,6 +290,8 @@ def _fork() -> int:
 
 def _send(pid: int, number: int, *, group: bool) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
+        if number == signal.SIGABRT:
+            return system.signal_main_thread(pid, number)  # it is the main thread's stack that will be looked at
         if group:
             try:
                 return os.killpg(pid, number)

@@ -1,8 +1,12 @@
 """A simulated worker: does on virtual time what `node.agent` does with processes.
 
-Where the real agent awaits, this one passes what is to be done next. One thing is stricter here than a lock would
-make it: a stop with a shorter grace cuts a longer one that is under way, else an agent that gives its ranks fifteen
-seconds could not end them when its lease is over.
+Where the real agent awaits, this one passes what is to be done next. What every agent owes the world, and what
+therefore must hold there as it does here:
+
+    a stop with a shorter grace cuts a longer one that is under way
+    a release that is read when the lease is over starts nothing; the connection is made anew instead
+    what happens between a hello and its welcome is told after the welcome
+    a beat tells the guard until when ranks may run, so that it ends them even if the agent is stopped while cut off
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from muster.types.world import MemberId, Outcome, OutcomeState, Round, Seat, Set
 
 EXIT_FAILED, EXIT_LOST, EXIT_NO_PROGRESS = 1, 75, 93
 DUMP_WAIT_S = 3.0
+FORK_S = 0.005
 HEALTH_S = 0.05
 HEALTH_RETRY_S = 30.0
 JOIN_TIMEOUT_S = 60.0
@@ -71,7 +76,7 @@ class Agent:
         self._lease_from = self._born_at = machine.clock.now
         self._renew_sent: float | None = None
         self._hello_sent = 0.0
-        self._presented = (0, False)
+        self._presented = (0, False, False)
         self._crew_lost = False
         self._guard = self._hire()
         self.link = Link(
@@ -162,32 +167,19 @@ class Agent:
 
     def _hello(self) -> dict[str, Any]:
         self._hello_sent = self.now
-        config = self.config
-        member = {
-            "member_id": self.member_id,
-            "name": config.name,
-            "addr": config.name,
-            "procs": config.procs,
-            "infra_rank": config.infra_rank,
-            "domain": config.domain,
-            "version": "1.0",
-            "store_port": self._store_port(),
-            "host": config.name,
-            "pid": 1,
-            "launcher": "node",
-            "checks_health": config.checks_health,
-        }
-        return {"member": member, "settings": config.settings, "present": self._present()}
+        member = self.config.to_wire() | {"member_id": self.member_id, "store_port": self._store_port()}
+        return {"member": member, "settings": self.config.settings, "present": self._present()}
 
     def _present(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"epoch": self.link.epoch, "record": self.record}
         if self.outcome is not None:
             shown["outcome"] = self.outcome.to_wire()
         if (current := self.round) is not None:
-            self._presented = (len(current.exits), current.running)
+            self._presented = current.state
             shown |= {
                 "round": current.number,
                 "running": current.running,
+                "up": current.up,
                 "finished": current.finished,
                 "exits": current.exits_to_wire(self.now),
                 "why": current.why_stopped,
@@ -251,8 +243,10 @@ class Agent:
     def _tell_since_hello(self) -> None:
         """What happened between the hello and the welcome was neither presented nor sent."""
         current = self.round
-        if current is None or (len(current.exits), current.running) == self._presented:
+        if current is None or current.state == self._presented:
             return
+        if current.up:
+            self.link.send("up", round=current.number)
         self.link.send("exits", round=current.number, seq=0, exits=current.exits_to_wire(self.now))
         if current.finished:
             self.link.send("finished", round=current.number)
@@ -312,30 +306,37 @@ class Agent:
         elif current is not None and current.running:
             self._stop(current, 0.0, lambda: self._catch_up(current, formed, seat), why="a newer round was released")
         else:
-            self._start(formed, seat)
+            self._catch_up(current, formed, seat)
 
-    def _catch_up(self, current: InRound, formed: Round, seat: Seat) -> None:
+    def _catch_up(self, current: InRound | None, formed: Round, seat: Seat) -> None:
+        """Where what runs the ranks is gone, another is started first."""
+        if self._guard.standing_down:
+            self._rehire()
         if self.round is current:
             self._start(formed, seat)
 
     def _start(self, formed: Round, seat: Seat) -> None:
         if self.now >= self._lease_from + self._settings.lease_s:
-            return  # read too late: the world may have gone on; the next hello tells
+            self.link.drop()  # read too late: the world may have gone on; the next hello tells
+            return
         self.round = current = InRound(formed, seat, self._counts_steps)
         self._guard.round = formed.number
         self._beat()
         if seat.rank == 0:
             assert formed.store_port == self.ports and self._listening, f"{self.name} does not listen for the store"
             self._listening = False
-        self._crew_lost = self._guard.standing_down
         for rank in range(current.first_rank, current.first_rank + seat.procs):
             config = self.config
-            made = Rank(formed.number, rank, self.member_id, self.machine, self.now, config.stubborn, config.term_s)
-            if self._crew_lost:
-                self.process.after(0.0, self._rank_exited, made, -signal.SIGKILL)
-            else:
-                self.machine.start(made)
+            self.machine.start(
+                Rank(formed.number, rank, self.member_id, self.machine, self.now, config.stubborn, config.term_s)
+            )
         self.link.send("started", round=formed.number)
+        self.process.after(FORK_S, self._ranks_up, current)
+
+    def _ranks_up(self, current: InRound) -> None:
+        if not current.stopping:
+            current.up = True
+            self.link.send("up", round=current.number)
 
     def _recalled(self, frame: Frame) -> None:
         number = int(frame["round"])

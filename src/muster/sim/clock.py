@@ -24,10 +24,11 @@ class Clock:
     def at(self, when: float, call: Call, *args: Any) -> None:
         """A moment that has passed means now."""
         self._asked += 1
-        heapq.heappush(self._queue, (max(when, self.now), self._asked, call, args))
+        heapq.heappush(self._queue, (when if when > self.now else self.now, self._asked, call, args))
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
-        self.at(self.now + delay_s, call, *args)
+        self._asked += 1
+        heapq.heappush(self._queue, (self.now + delay_s if delay_s > 0 else self.now, self._asked, call, args))
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
         """Let things happen up to a moment, or until `stop` is true; says whether it became true."""

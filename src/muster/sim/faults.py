@@ -88,6 +88,25 @@ def cut_off(fleet: Fleet, rng: Random) -> str | None:
     return f"{agent.name} is cut off ({'+'.join(sorted(directions))}) for {for_s:.2f} s"
 
 
+def cut_off_and_stop(fleet: Fleet, rng: Random) -> str | None:
+    """Neither the agent's own rule nor the coordinator can then end its ranks."""
+    if (agent := _someone(fleet, rng)) is None:
+        return None
+    fleet.cut(agent, fleet.lease_s * 2.5)
+    fleet.clock.after(fleet.lease_s * rng.uniform(0.2, 0.8), fleet.stop, agent, fleet.lease_s * 2)
+    return f"{agent.name} is cut off, then stopped"
+
+
+def reset_and_cut_off(fleet: Fleet, rng: Random) -> str | None:
+    """The end of its connection looks like a dead coordinator, and nobody can tell it otherwise."""
+    agent = _someone(fleet, rng)
+    if agent is None or not fleet.network.reaches(agent.machine.name):
+        return None
+    agent.reset(guard=False, half=False)
+    fleet.clock.after(0.005, fleet.cut, agent, fleet.lease_s * 2)
+    return f"the connection of {agent.name} is reset, then it is cut off"
+
+
 def reset(fleet: Fleet, rng: Random) -> str | None:
     agent = _someone(fleet, rng)
     if agent is None or not fleet.network.reaches(agent.machine.name):
@@ -253,7 +272,9 @@ WEIGHTS: dict[Fault, int] = {
     stop_agent: 8,
     leave: 6,
     cut_off: 12,
-    reset: 8,
+    cut_off_and_stop: 3,
+    reset: 7,
+    reset_and_cut_off: 3,
     fail_rank: 12,
     fail_often: 4,
     hang: 2,

@@ -191,7 +191,8 @@ class Fleet:
             self.checker.chargeable.add(rank.round)
             rank.hung_at = self.clock.now
             for peer in self.census.alive[rank.round]:
-                peer.hung_at = peer.hung_at or self.clock.now + 0.01
+                if peer.hung_at is None:
+                    peer.hung_at, peer.waiting = self.clock.now, True
 
     def finish(self, agent: Agent) -> None:
         for rank in list(agent.machine.ranks):

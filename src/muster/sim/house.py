@@ -194,5 +194,6 @@ class House:
         if late > BEAT_S:
             self.desk.stood_still(late)
         self.desk.probe_lost()
-        self._flush()
+        if self.desk.outbox:
+            self._flush()
         self.process.after(BEAT_S, self._beat)

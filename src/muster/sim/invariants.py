@@ -31,6 +31,7 @@ class Checker:
         self._census = census
         self._house = house
         self._seen: Roll | None = None
+        self._round: Round | None = None
         self._highest = -1
         self._started: dict[tuple[int, int], MemberId] = {}
         self._outcome: Outcome | None = None
@@ -53,8 +54,9 @@ class Checker:
         if roll.outcome is not None:
             self._same_outcome(roll.outcome)
         self._demand(roll.restarts_used <= roll.settings.max_restarts, "more restarts than allowed")
-        if roll.round is not None and roll.round.recall is None:
+        if roll.round is not None and roll.round is not self._round and roll.round.recall is None:
             self._well_seated(roll, roll.round)
+        self._round = roll.round
 
     def _well_seated(self, roll: Roll, current: Round) -> None:
         for seat in current.seats:

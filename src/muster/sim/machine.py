@@ -38,6 +38,7 @@ class Rank:
     stubborn: bool = False  # ignores SIGTERM
     term_s: float = 0.01  # how long it takes to end after SIGTERM
     hung_at: float | None = None
+    waiting: bool = False  # it hangs because it waits for others
     called_off: bool = False  # told to end: peers that fail now fail because of it
     alive: bool = True
 

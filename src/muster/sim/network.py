@@ -91,7 +91,9 @@ class Way:
 
     def _schedule(self) -> None:
         clock = self._network.clock
-        self._last_at = max(clock.now + self._network.delay(), self._last_at)
+        at = clock.now + self._network.delay()
+        if at > self._last_at:
+            self._last_at = at
         clock.at(self._last_at, self._arrive)
 
     def _arrive(self) -> None:

@@ -25,6 +25,21 @@ class Config:
     stubborn: bool = False
     term_s: float = 0.01
 
+    def to_wire(self) -> dict[str, Any]:
+        """The part of a hello that says who it is."""
+        return {
+            "name": self.name,
+            "addr": self.name,
+            "procs": self.procs,
+            "infra_rank": self.infra_rank,
+            "domain": self.domain,
+            "version": "1.0",
+            "host": self.name,
+            "pid": 1,
+            "launcher": "node",
+            "checks_health": self.checks_health,
+        }
+
 
 @dataclass
 class InRound:
@@ -40,6 +55,7 @@ class InRound:
     sweeping: bool = False
     kill_at: float | None = None
     hung: bool = False
+    up: bool = False
     finished: bool = False
     why_stopped: str = ""
     afterwards: list[Then] = field(default_factory=list)
@@ -47,6 +63,11 @@ class InRound:
     @property
     def number(self) -> int:
         return self.formed.number
+
+    @property
+    def state(self) -> tuple[int, bool, bool]:
+        """What a hello presents of it; if it changes before the welcome, that has to be told again."""
+        return len(self.exits), self.up, self.running
 
     @property
     def first_rank(self) -> int:
@@ -62,7 +83,7 @@ class InRound:
         if status != 0:
             known["stderr_tail"] = (f"rank {rank.rank} gives up",)
             if self.hung:
-                known |= {"hung": True, "waiting": rank.hung_at is None}
+                known |= {"hung": True, "waiting": rank.waiting, "stack": "train.py:7 in step"}
             elif self.stopping:
                 known["stopped"] = True
         self.exits[rank.rank] = (RankExit.from_status(rank.rank, status, **known), now)

@@ -152,6 +152,7 @@ class Member:
     pid: int = 0
     launcher: str = "node"  # "torchrun": the restart budget is torch's, entering rendezvous confirms a stop
     checks_health: bool = False
+    unfit: str = ""  # what its health check said before it joined, if it failed
     fit_for: int = 0  # the round for which its health was last confirmed
     note: str = ""  # why it is parked
     acknowledged: bool = False  # it has the outcome and its ranks are gone
@@ -291,7 +292,9 @@ class Round:
     recall: Recall | None = None
     gone: frozenset[MemberId] = frozenset()  # confirmed: no rank of theirs runs
     finished: frozenset[MemberId] = frozenset()  # all their ranks exited 0
-    started: frozenset[MemberId] = frozenset()  # all their ranks are running
+    started: frozenset[MemberId] = frozenset()  # they have taken up their place
+    up: frozenset[MemberId] = frozenset()  # all their ranks are running
+    up_at: float | None = None  # since when everyone's are
     fences: Mapping[MemberId, float] = field(default_factory=dict)  # lost: when they count as gone anyway
     losses: tuple[Loss, ...] = ()
     exits: Mapping[int, RankExit] = field(default_factory=dict)
