@@ -207,3 +207,9 @@ def test_frames_survive_being_cut_anywhere() -> None:
         decoder = wire.Decoder()
         out = [frame for start in range(0, len(data), size) for frame in decoder.feed(data[start : start + size])]
         assert json.dumps(out) == json.dumps(frames)
+
+
+def test_a_huge_name_is_refused(fleet: Fleet) -> None:
+    fleet.coordinator()
+    answer = Raw(fleet).hello(member={"member_id": "m", "name": "x" * 600_000})
+    assert answer is not None and answer["code"] == "invalid"

@@ -139,16 +139,18 @@ def test_the_agent_that_started_the_coordinator_starts_it_again(fleet: Fleet) ->
 
 def test_a_coordinator_that_stands_still_breaks_the_round_but_loses_nobody(fleet: Fleet) -> None:
     coordinator = fleet.coordinator()
-    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--max-restarts", "0") for i in range(2)]
+    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--max-restarts", "0") for i in range(3)]
+    fleet.training(0, 2)
+    fleet.until("the spare is here", lambda v: len(v["members"]) == 3)
     fleet.started(0, 2)
     coordinator.kill(signal.SIGSTOP)
-    for node in nodes:
+    for node in nodes[:2]:
         node.expect("silent: ending ranks")
     coordinator.kill(signal.SIGCONT)
     after = fleet.started(1, 2)
-    assert [note["MUSTER_WORKER"] for note in after] == ["w0", "w1"]
+    assert [note["MUSTER_WORKER"] for note in after] == ["w0", "w1"], "a spare that is back first displaces nobody"
     fleet.go()
-    assert [node.wait() for node in nodes] == [0, 0]
+    assert [node.wait() for node in nodes] == [0, 0, 0]
 
 
 def test_a_standalone_job_outlives_the_agent_that_started_its_coordinator(fleet: Fleet) -> None:
@@ -180,3 +182,46 @@ def test_a_lost_coordinator_ends_the_agent_with_75_after_orphan_s(fleet: Fleet) 
     assert time.monotonic() - begun >= 1.0
     assert gone(rank["pid"])
     fleet.assert_nothing_left()
+
+
+def test_a_stopped_warm_parent_holds_up_nobody(fleet: Fleet) -> None:
+    fleet.coordinator()
+    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1") for i in range(3)]
+    fleet.started(0, 2)
+    os.kill(below(nodes[0].pid, "muster.node.warm"), signal.SIGSTOP)
+    nodes[1].kill()
+    fleet.started(1, 2)
+    fleet.go()
+    assert nodes[0].wait() == nodes[2].wait() == 0
+
+
+def test_agent_and_guard_killed_together_leave_nothing(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = fleet.node("a", program=fleet.probe("fork", "sleep"))
+    fleet.started(0, 1)
+    for pid in (below(node.pid, "muster.node.guard"), node.pid):
+        os.kill(pid, signal.SIGKILL)
+    fleet.assert_nothing_left_but(1)
+
+
+def test_a_coordinator_that_was_told_to_stop_still_knows_how_runs_ended(fleet: Fleet) -> None:
+    coordinator = fleet.coordinator()
+    node = fleet.node("a")
+    fleet.started(0, 1)
+    fleet.go()
+    assert node.wait() == 0
+    coordinator.kill(signal.SIGTERM)
+    assert coordinator.wait() == 0
+    fleet.coordinator()
+    assert fleet.node("late").wait() == 0
+    assert len(fleet.told("start")) == 1
+
+
+def test_what_can_be_read_of_a_state_file_is_used(fleet: Fleet) -> None:
+    kept = fleet.folder / "state.json"
+    kept.write_text('{"version": 1, "runs": {"g": {"at": 1, "record": {"round": 3}}}}')
+    fleet.coordinator("--state", str(kept))
+    node = fleet.node("a")
+    fleet.started(0, 1)
+    fleet.go()
+    assert node.wait() == 0

@@ -178,3 +178,85 @@ def test_the_command_line_of_a_rank_names_its_script(fleet: Fleet) -> None:
     assert shown[0] == os.fsencode(sys.executable) and any(word.endswith(b"probe.py") for word in shown)
     fleet.go()
     assert node.wait() == 0
+
+
+def test_a_sick_worker_never_gets_a_rank(fleet: Fleet) -> None:
+    fleet.coordinator()
+    for name in ("b", "c"):
+        fleet.node(name, "--nnodes", "2", "--spares", "1")
+    fleet.until("two are here", lambda v: len(v["members"]) == 2)
+    sick = fleet.node("a", "--nnodes", "2", "--spares", "1", "--health-check", "echo no disk && false")
+    fleet.until("a is parked", lambda v: any(m["note"].endswith("no disk") for m in v["members"]))
+    assert [note["MUSTER_WORKER"] for note in fleet.started(0, 2)] == ["b", "c"]
+    fleet.go()
+    assert sick.wait() == 0
+    assert not fleet.told("start", 1)
+
+
+def test_a_health_check_leaves_nothing_behind(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = fleet.node("a", "--health-check", "sleep 600; true")
+    eventually(lambda: any(line.endswith(": sleep 600") for line in fleet.left_over()), "it checks")
+    node.kill(signal.SIGTERM)
+    assert node.wait(10) == 143
+    fleet.assert_nothing_left_but(1)
+    node = fleet.node("b", "--health-check", "sleep 600; true")
+    eventually(lambda: any(line.endswith(": sleep 600") for line in fleet.left_over()), "it checks")
+    node.kill(signal.SIGKILL)
+    fleet.assert_nothing_left_but(1)
+
+
+def test_a_second_shrink_leaves_the_spare_of_the_first_alone(fleet: Fleet) -> None:
+    fleet.coordinator()
+    options = ("--nnodes", "1:4", "--target", "3", "--spares", "1")
+    nodes = [fleet.node(f"w{i}", *options) for i in range(3)]
+    fleet.training(0, 3)
+    fleet.order("set-target", target=2)
+    fleet.training(1, 2)
+    fleet.order("set-target", target=1)
+    fleet.training(2, 1)
+    assert nodes[1].wait() == 0, "the leaver goes: there is a spare already"
+    view = fleet.training(2, 1)
+    assert [(m["name"], m["role"]) for m in view["members"]] == [("w0", "active"), ("w2", "spare")]
+    newcomer = fleet.node("w9", *options)
+    fleet.until("the newcomer is here", lambda v: len(v["members"]) == 3)
+    fleet.go()
+    assert [node.wait() for node in (nodes[0], nodes[2], newcomer)] == [0, 0, 0]
+
+
+def test_the_reason_of_a_failure_survives_a_reader_that_left(fleet: Fleet) -> None:
+    script = fleet.folder / "talk.py"
+    script.write_text("for i in range(100000): print(i)\nimport sys\nsys.exit(3)\n")
+    command = (
+        f"{sys.executable} -m muster.node.cli --standalone --max-restarts 0 {script} 2>{fleet.folder}/err | head -1"
+    )
+    fleet.start("bash", "-c", command).wait()
+    assert "Exit 3" in (fleet.folder / "err").read_text()
+
+
+def test_a_run_inside_a_rank_is_a_run_of_its_own(fleet: Fleet) -> None:
+    inner = f"{sys.executable} -m muster.node.cli --standalone --no-python echo inner"
+    node = fleet.node("a", "--standalone", "--no-python", join=False, program=("sh", "-c", inner))
+    assert node.wait() == 0
+    assert "[0] [0] inner" in node.text
+    fleet.assert_nothing_left()
+
+
+def test_no_progress_goes_before_a_spent_budget(fleet: Fleet) -> None:
+    fleet.coordinator()
+    options = ("--max-restarts", "1", "--no-progress-rounds", "1", "--no-requeue-code", "77")
+    node = fleet.node("a", *options, program=(str(PROGRAMS / "steps.py"),))
+    assert node.wait() == 77
+
+
+def test_odd_names_are_shown_as_they_are(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = fleet.node("[/red] ² x")
+    fleet.started(0, 1)
+    world = (sys.executable, "-m", "muster.cli.main", "world", "--coordinator", fleet.address, "--run-id", "run")
+    shown = fleet.start(*world, "show")
+    assert shown.wait() == 0 and "[/red] ² x" in shown.text
+    fleet.go()
+    assert node.wait() == 0
+    late = fleet.start(*world, "cancel")
+    assert late.wait() == 4 and "it cannot be cancelled" in late.text

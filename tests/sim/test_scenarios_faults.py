@@ -94,10 +94,10 @@ def test_a_release_that_is_read_after_the_lease_starts_nothing() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     fleet.fail("a")
     fleet.until("b confirmed its stop", lambda: fleet.roll.round and len(fleet.roll.round.gone) == 2)
-    fleet.stop(fleet.agent("b"), for_s=4.0)
+    fleet.stop(fleet.agent("b"), for_s=8.0)
     fleet.until("round 1 is released", lambda: fleet.roll.next_round == 2)
-    fleet.until("round 2", lambda: fleet.trains(2, 2), within_s=4.0)
-    fleet.run(4.0)
+    fleet.until("round 2", lambda: fleet.trains(2, 2), within_s=6.0)
+    fleet.run(8.0)
     assert fleet.trains(2, 2) and "b" in by_role(fleet, Role.SPARE)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from muster.coordinator import wire
@@ -100,13 +101,15 @@ def _print(view: dict[str, Any], output: Output) -> None:
     round_text = "no round yet" if view["round"] is None else f"round {view['round']}"
     size = f"{view['world']} of {view['target']} workers ({view['min']}…{view['max']})"
     restarts = f"restarts {view['restarts_used']}/{view['max_restarts']}"
-    console.print(f"[bold]{view['run_id']}[/]  {view['state']}  {round_text}  {size}  {restarts}", highlight=False)
-    console.print(view["reason"], style="dim", highlight=False)
+    console.print(
+        f"[bold]{escape(view['run_id'])}[/]  {view['state']}  {round_text}  {size}  {restarts}", highlight=False
+    )
+    console.print(escape(view["reason"]), style="dim", highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("NAME", "ROLE", "RANK", "RANKS", "ADDRESS", "DOMAIN", "NOTE"):
         table.add_column(title)
     for member in view["members"]:
         rank = "-" if member["rank"] is None else str(member["rank"])
         row = (member["name"], member["role"], rank, member["ranks_state"], member["addr"])
-        table.add_row(*row, member["domain"] or "-", member["note"])
+        table.add_row(*(escape(text) for text in (*row, member["domain"] or "-", member["note"])))
     console.print(table)

@@ -314,15 +314,18 @@ class Desk:
         if visitor.member_id is None:
             return
         if visitor.kind == "guard":
-            self._hear_guard(visitor.member_id, frame, now)
+            self._hear_guard(peer, visitor.member_id, frame, now)
         else:
             self._heard[visitor.member_id] = now
             self._hear_agent(peer, visitor, visitor.member_id, frame, now)
 
-    def _hear_guard(self, member_id: MemberId, frame: Frame, now: float) -> None:
+    def _hear_guard(self, peer: Peer, member_id: MemberId, frame: Frame, now: float) -> None:
         assert self.roll is not None
         if frame["type"] == "gone":
             self._tell("gone", f"the guard of {self._name(member_id)} ended its ranks", now)
+            if self._guards.get(member_id) is not peer:  # its word comes late: the agent lives and has another
+                self.roll = register.gone(self.roll, member_id, _int(frame, "round"))
+                return
             self.roll = register.guard_cleared(self._renewed_roll(), member_id, _int(frame, "round"), now)
             self._drop(member_id)
         elif frame["type"] == "alive":

@@ -82,10 +82,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     ranks.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
     ranks.add_argument("--no-python", action="store_true", help="the program is a command, run as it is")
+    for name, dest in _TORCHRUN_SPELLINGS.items():
+        parser.add_argument(f"--{name}", dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     ranks.add_argument("program", metavar="script.py", help="what each rank runs")
     ranks.add_argument("args", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
     return parser
 
+
+# torchrun takes underscores too.
+_TORCHRUN_SPELLINGS = {
+    "nproc_per_node": "nproc",
+    "rdzv_endpoint": "coordinator",
+    "rdzv_id": "run_id",
+    "max_restarts": "max_restarts",
+    "local_addr": "local_addr",
+    "log_dir": "log_dir",
+}
 
 _HELP = {
     "target": "workers wanted; MAX minus spares by default",
@@ -109,6 +121,7 @@ _HELP = {
 
 
 def main(argv: list[str] | None = None) -> int:
+    _open_standard_streams()
     parser = build_parser()
     given = parser.parse_args(_with_environment(parser, sys.argv[1:] if argv is None else argv))
     try:
@@ -132,10 +145,9 @@ def main(argv: list[str] | None = None) -> int:
     if standalone is not None:
         try:
             standalone.start()
-        except CannotStart as error:
-            print(f"muster-node: {error}", file=sys.stderr)
-            return 1
-        address = [(standalone.host, standalone.port)]
+        except CannotStart:
+            return 1  # it has said why itself
+        address = [(_reachable(standalone.host), standalone.port)]
         _tell_how_to_join(given, run_id, address[0])
     if procs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -167,11 +179,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _with_environment(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
-    """Options from MUSTER_* variables, placed first so that the command line wins."""
+    """Options from MUSTER_* variables, placed first so that the command line wins.
+
+    Inside a rank there are none to take: what a rank is told (MUSTER_RUN_ID, …) is not meant for a run of its own.
+    """
+    if "MUSTER_ROUND" in os.environ:
+        return argv
+    typed = parser.parse_args(argv)
+    skipped = {"help", "version"} | ({"coordinator"} if typed.standalone else set())
+    skipped |= {"standalone", "listen"} if typed.coordinator else set()
     extra = []
     for action in parser._actions:
         names = [name for name in action.option_strings if name.startswith("--")]
-        if not names or action.dest in ("help", "version"):
+        if not names or action.dest in skipped or action.help == argparse.SUPPRESS:
             continue
         value = os.environ.get(f"MUSTER_{action.dest.upper()}")
         if value is None and action.dest.endswith("_s"):
@@ -209,6 +229,8 @@ def _program(given: argparse.Namespace) -> Program:
     mode = "module" if given.module else "command" if given.no_python else "script"
     if mode == "script" and not os.path.exists(given.program):
         raise ValueError(f"no such script: {given.program}")
+    if mode == "script" and os.path.isdir(given.program) and not os.path.exists(f"{given.program}/__main__.py"):
+        raise ValueError(f"a folder without a __main__.py is no script: {given.program}")
     if mode == "command" and shutil.which(given.program) is None:
         raise ValueError(f"no such command: {given.program}")
     if mode == "module":
@@ -302,12 +324,35 @@ def _tell_how_to_join(given: argparse.Namespace, run_id: str, address: Address) 
     )
 
 
+def _open_standard_streams() -> None:
+    """A descriptor that was closed for us would be given to the next file or pipe that is opened."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _reachable(host: str) -> str:
+    """For a coordinator that listens everywhere, an address of this machine that others can use too."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    family, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((far, 9))  # sends nothing: it only asks which address would be used
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if ":" in host else "127.0.0.1"
+
+
 def _scratch_root() -> Path:
     return Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
 
 
 def _default_log_dir(run_id: str) -> Path:
-    return _scratch_root() / "logs" / re.sub(r"[^\w.-]", "_", run_id)
+    """One per process: nobody else's output may land in a file that is copied to our own."""
+    return _scratch_root() / "logs" / (re.sub(r"[^\w.-]", "_", run_id)[:100] or "_") / str(os.getpid())
 
 
 def _usage(message: str) -> NoReturn:

@@ -48,6 +48,7 @@ class Echo:
     _notes: deque[bytes] = field(default_factory=lambda: deque(maxlen=1000))
     _written: int = 0
     _last_words: bytes = b""
+    _dead: set[int] = field(default_factory=set)
 
     def say(self, text: str) -> None:
         """A line of the agent itself. Written by the thread too: a terminal that blocks must not stop the agent."""
@@ -101,35 +102,32 @@ class Echo:
         poll.register(self._wake_r, select.POLLIN)
         if watch.fd >= 0:
             poll.register(watch.fd, select.POLLIN)
-        try:
-            busy = 0
-            while True:
-                stopping = self._stop
-                with self._lock:
-                    files = list(self._files.values())
+        busy = 0
+        while True:
+            stopping = self._stop
+            with self._lock:
+                files = list(self._files.values())
+            for followed in files:
+                watch.add(followed.path)
+            moved = [self._copy(followed) for followed in files]
+            busy = busy + 1 if any(moved) else 0
+            if busy % _PATIENCE:
+                continue
+            self._write_notes()
+            if busy:
+                continue
+            for followed in files:
+                if followed.closing:
+                    self._forget(followed)
+            if stopping:
                 for followed in files:
-                    watch.add(followed.path)
-                moved = [self._copy(followed) for followed in files]
-                busy = busy + 1 if any(moved) else 0
-                if busy % _PATIENCE:
-                    continue
+                    self._forget(followed)
                 self._write_notes()
-                if busy:
-                    continue
-                for followed in files:
-                    if followed.closing:
-                        self._forget(followed)
-                if stopping:
-                    for followed in files:
-                        self._forget(followed)
-                    self._write_notes()
-                    self._write(2, self._last_words)
-                    return
-                poll.poll(None if watch.complete else _POLL_S * 1000)
-                _drain(self._wake_r)
-                watch.drain()
-        except OSError:
-            return  # nobody reads the copy any more; the files have everything
+                self._write(2, self._last_words)
+                return
+            poll.poll(None if watch.complete else _POLL_S * 1000)
+            _drain(self._wake_r)
+            watch.drain()
 
     def _write_notes(self) -> None:
         while self._notes:
@@ -137,8 +135,12 @@ class Echo:
 
     def _write(self, fd: int, data: bytes) -> None:
         """Past Python's own buffers: their locks would keep a blocked process from ending."""
-        while data:
-            done = os.write(fd, data)
+        while data and fd not in self._dead:
+            try:
+                done = os.write(fd, data)
+            except OSError:
+                self._dead.add(fd)  # nobody reads it any more; the files have everything
+                return
             self._written += done
             data = data[done:]
 

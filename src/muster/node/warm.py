@@ -72,12 +72,12 @@ def interpreter_flags() -> list[str]:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    system.die_with_parent(int(sys.argv[3]))
     system.adopt_orphans()
     with open(int(sys.argv[2])) as file:
         plan = Plan(json.load(file))
     _look_fresh(plan)
     parent = _Parent(control, plan)
+    system.die_with_parent(int(sys.argv[3]), signal.SIGTERM)
     parent.warm_up()
     if parent.serve():  # True in a rank
         run(plan)
@@ -104,6 +104,7 @@ class _Parent:
         self._pid = os.getpid()
         self._children: dict[int, str] = {}
         self._stopping: _Stopping | None = None
+        signal.signal(signal.SIGTERM, lambda *_: self._leave())
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def warm_up(self) -> None:
@@ -166,8 +167,12 @@ class _Parent:
         return False
 
     def _leave(self) -> NoReturn:
+        """Agent or guard are gone: nobody else is left who could end what is below."""
         for pid in self._children:
             _send(pid, signal.SIGKILL, group=True)
+        while system.reap()[1]:
+            time.sleep(LOOK_SOON_S)
+            system.kill_children()
         os._exit(0)
 
     def _spawn(self, order: dict[str, Any]) -> bool:
@@ -205,6 +210,7 @@ class _Parent:
         system.die_with_parent(self._pid)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._control.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
