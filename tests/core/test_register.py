@@ -188,11 +188,19 @@ def test_ranks_that_were_stopped_without_a_recall_are_a_loss() -> None:
 
 @pytest.mark.parametrize(
     ("target", "remove", "code"),
-    [(1, [], "out_of_bounds"), (5, [], "out_of_bounds"), (3, [], "out_of_bounds"), (2, ["zoe"], "not_found")],
+    [(1, [], "out_of_bounds"), (5, [], "out_of_bounds"), (3, [], "out_of_bounds"), (2, ["a"], "out_of_bounds")],
 )
 def test_a_target_that_cannot_be_is_refused(target: int, remove: list[str], code: str) -> None:
     answer = register.set_target(a_roll("a b", min=2, max=4, segment=2), target, remove, NOW)
     assert isinstance(answer, Refused) and answer.code == code
+
+
+def test_names_to_remove_must_be_known_and_of_use() -> None:
+    given = a_roll("a b c", min=2, max=3)
+    for target, name, code in ((2, "zoe", "not_found"), (3, "a", "out_of_bounds")):
+        answer = register.set_target(given, target, [name], NOW)
+        assert isinstance(answer, Refused) and answer.code == code
+    assert entered(register.set_target(given, 2, ["a"], NOW)).removals == ("a",)
 
 
 def test_nothing_changes_after_the_outcome() -> None:

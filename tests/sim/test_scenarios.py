@@ -261,8 +261,8 @@ def test_one_that_was_to_leave_fills_the_place_of_one_that_was_lost_meanwhile() 
 
 
 def test_a_target_out_of_bounds_is_refused() -> None:
-    fleet = a_training("a b", size=2, min=2, max=2)
-    assert fleet.set_target(3)["code"] == "out_of_bounds"
+    fleet = a_training("a b c", size=3, min=2, max=3)
+    assert fleet.set_target(4)["code"] == "out_of_bounds"
     assert fleet.set_target(2, "zoe")["code"] == "not_found"
 
 

@@ -309,12 +309,12 @@ def set_target(roll: Roll, target: int, remove: Iterable[str], now: float) -> Ro
     if settings.segment and target % settings.segment:
         return Refused("out_of_bounds", f"target {target} is not a multiple of segment {settings.segment}")
     names = tuple(remove)
-    if names and (settings.segment or target >= roll.target):
-        why = "whole segments leave" if settings.segment else f"the target does not go down from {roll.target}"
-        return Refused("out_of_bounds", f"names to remove are of no use: {why}")
     unknown = sorted(set(names) - {member.name for member in roll.members.values()})
     if unknown:
         return Refused("not_found", f"no member is called {', '.join(unknown)}")
+    if names and (settings.segment or target >= roll.target):
+        why = "whole segments leave" if settings.segment else f"the target does not go down from {roll.target}"
+        return Refused("out_of_bounds", f"names to remove are of no use: {why}")
     return replace(roll, target=target, removals=names, target_set_at=now)
 
 

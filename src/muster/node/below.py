@@ -23,6 +23,7 @@ def main() -> int:
     try:
         code = command.wait()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told once is enough
         while system.reap()[1]:
             system.kill_children()
             time.sleep(LOOK_S)

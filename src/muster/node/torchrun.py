@@ -150,7 +150,9 @@ class MusterRendezvous(RendezvousHandler):
         elif isinstance(error, ChildFailedError) and desk.outcome is None:
             ends = _failures(error, self._identity.name)
             told = "; ".join(f"rank {end.rank}: {end.reason}" for end in ends) or "a rank failed"
-            desk.report("failed", message=f"torchrun gave up: {told}", exits=[end.to_wire() for end in ends])
+            number = self._place.number if self._place else -1
+            exits = [end.to_wire() for end in ends]
+            desk.report("failed", round=number, message=f"torchrun gave up: {told}", exits=exits)
             desk.wait(lambda: desk.outcome is not None, desk.farewell_s)
         desk.leave()
         self._server = None
