@@ -545,7 +545,8 @@ class Agent:
             return f"health check took longer than {HEALTH_TIMEOUT_S:g} s"
         finally:
             if check.returncode is None:
-                check.terminate()  # and it ends what it started
+                check.terminate()
+                await check.wait()  # until it has ended what it started
         if check.returncode == 0:
             return None
         last = output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
