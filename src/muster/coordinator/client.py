@@ -93,7 +93,7 @@ class Link:
         loop = asyncio.get_running_loop()
         attempt = 0
         while True:
-            for address in self._addresses() or [("127.0.0.1", 0)]:
+            for address in self._addresses():
                 why = await self._session(address)
                 if self._welcomed:
                     attempt = 0

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from muster.coordinator import wire
 from muster.coordinator.client import Refused
 from muster.coordinator.membership import Identity, Membership
 from muster.coordinator.wire import Frame
 from muster.node import logs, places, progress, stacks, system
 from muster.node.crew import Crew, Program, Start
 from muster.node.places import Place
-from muster.node.standalone import Standalone
+from muster.node.standalone import CannotStart, Standalone
 from muster.types.world import Outcome, OutcomeState, RankExit
 
 EXIT_FAILED = 1
@@ -123,6 +124,15 @@ class Agent:
             await self._depart()
 
     async def _take_part(self) -> None:
+        if (standalone := self._config.standalone) is not None:
+            try:
+                await asyncio.to_thread(standalone.await_ready)
+            except CannotStart:
+                self._end(EXIT_FAILED, "")  # it has said why itself
+                return
+            shown = wire.show_address(*standalone.addresses[0])
+            run_id = self._config.identity.run_id
+            self._say(f"coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}")
         if self._config.health_check and (unfit := await self._check_health()):
             self._member.unfit = unfit
             self._say(f"parked: {unfit}")

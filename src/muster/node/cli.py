@@ -20,7 +20,7 @@ from muster.coordinator import wire
 from muster.coordinator.client import Address
 from muster.coordinator.membership import Identity
 from muster.node.crew import Program
-from muster.node.standalone import CannotStart, Standalone
+from muster.node.standalone import Standalone
 from muster.types.world import MemberId, RunId, Settings
 
 DEFAULT_PORT = 29400
@@ -143,17 +143,12 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         _usage(str(error))
     if standalone is not None:
-        try:
-            standalone.start()
-        except CannotStart:
-            return 1  # it has said why itself
-        address = [(_reachable(standalone.host), standalone.port)]
-        _tell_how_to_join(given, run_id, address[0])
+        standalone.begin()  # it starts beside us; the agent waits for it
     if procs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     identity = Identity(
-        addresses=lambda: address,
+        addresses=(lambda: standalone.addresses) if standalone else (lambda: address),
         run_id=RunId(run_id),
         member_id=MemberId(secrets.token_hex(6)),
         name=given.name or f"{socket.gethostname()}-{os.getpid()}",
@@ -316,14 +311,6 @@ def _coordinator(given: argparse.Namespace, settings: dict[str, object]) -> tupl
     return Standalone(host, port, state=state, idle_s=idle_s, private=private), []
 
 
-def _tell_how_to_join(given: argparse.Namespace, run_id: str, address: Address) -> None:
-    shown = wire.show_address(*address)
-    print(
-        f"muster-node: coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}",
-        file=sys.stderr,
-    )
-
-
 def _open_standard_streams() -> None:
     """A descriptor that was closed for us would be given to the next file or pipe that is opened."""
     for fd in range(3):
@@ -331,19 +318,6 @@ def _open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-def _reachable(host: str) -> str:
-    """For a coordinator that listens everywhere, an address of this machine that others can use too."""
-    if host not in ("0.0.0.0", "::"):
-        return host
-    family, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((far, 9))  # sends nothing: it only asks which address would be used
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "::1" if ":" in host else "127.0.0.1"
 
 
 def _scratch_root() -> Path:

@@ -119,7 +119,7 @@ class Crew:
             sys.executable,
             *interpreter_flags(),
             "-m",
-            "muster.node.guard",
+            "muster.node.post",
             *map(str, fds),
             str(min(room, 4096)),
         ]

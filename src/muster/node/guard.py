@@ -4,7 +4,7 @@ It is the parent of the warm parent and inherits every orphan below it, so it ca
 no grandchild is left. When the agent dies, or is silent for a lease, the guard kills them all and tells the
 coordinator `gone(round)` over a connection of its own.
 
-Runs as `python -m muster.node.guard CONTROL_FD WARM_FD PLAN_FD ROOM`; the agent's first line says the rest.
+`muster.node.post` starts the warm parent and then calls `main`; the agent's first line says the rest.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from muster.coordinator.client import Address, Link, Refused
 from muster.coordinator.wire import Frame
 from muster.node import system
-from muster.node.warm import LOOK_S, LOOK_SOON_S, interpreter_flags
+from muster.node.warm import LOOK_S, LOOK_SOON_S
 from muster.types.world import RunId
 
 REPORT_TIMEOUT_S = 10.0
@@ -126,15 +124,15 @@ class Guard:
 class Below:
     """What lives below a guard: the warm parent and, generation after generation, everything that it started."""
 
-    def __init__(self, warm: subprocess.Popen[bytes]) -> None:
-        self._warm = warm
+    def __init__(self, warm_pid: int) -> None:
+        self._warm_pid = warm_pid
         self._child_ended = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._child_ended.set)
 
     async def clear(self) -> None:
         """Kill all of it. The kernel says when nothing is left: we inherit every orphan."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._warm.pid, signal.SIGKILL)
+            os.kill(self._warm_pid, signal.SIGKILL)
         patience_s = LOOK_SOON_S
         while system.reap()[1]:
             self._child_ended.clear()
@@ -146,21 +144,12 @@ class Below:
                 patience_s = LOOK_S
 
 
-async def _main(control_fd: int, warm_fd: int, plan_fd: int, room: int) -> None:
+async def _stand_guard(control_fd: int, warm_pid: int) -> None:
     system.adopt_orphans()
-    command = [sys.executable, *interpreter_flags(), "-m", "muster.node.warm"]
-    warm = subprocess.Popen(
-        [*command, str(warm_fd), str(plan_fd), str(os.getpid()), "." * room],
-        pass_fds=(warm_fd, plan_fd),
-        stdout=subprocess.DEVNULL,
-        close_fds=True,
-    )
-    os.close(warm_fd)
-    os.close(plan_fd)
     reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
-    await Guard(reader, writer, Below(warm).clear).run()
+    await Guard(reader, writer, Below(warm_pid).clear).run()
     os._exit(0)  # nothing to clean up, and the agent waits for us
 
 
-if __name__ == "__main__":
-    asyncio.run(_main(*(int(argument) for argument in sys.argv[1:5])))
+def main(control_fd: int, warm_pid: int) -> None:
+    asyncio.run(_stand_guard(control_fd, warm_pid))

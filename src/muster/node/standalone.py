@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +17,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from muster.coordinator import wire
+from muster.coordinator.client import Address
 
 READY_TIMEOUT_S = 10.0
 REVIVE_PAUSE_S = 1.0
+
+
+def reachable(host: str) -> str:
+    """For a coordinator that listens everywhere, an address of this machine that others can use too."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    family, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((far, 9))  # sends nothing: it only asks which address would be used
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if ":" in host else "127.0.0.1"
 
 
 class CannotStart(Exception):
@@ -34,14 +49,24 @@ class Standalone:
         self._private = private
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
+        self._ready = -1
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where to find it, once it listens."""
+        return [(reachable(self.host), self.port)] if self.port else []
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start it and wait until it listens; CannotStart says why not."""
-        ready_r, ready_w = os.pipe()
+        """Start it and wait until it listens; CannotStart says that it does not (it has said why itself)."""
+        self.begin()
+        self.await_ready()
+
+    def begin(self) -> None:
+        self._ready, ready_w = os.pipe()
         command = [
             sys.executable,
             "-m",
@@ -56,8 +81,11 @@ class Standalone:
             command, pass_fds=(ready_w,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
         )
         os.close(ready_w)
-        with open(ready_r) as answer:
-            line = answer.readline().strip() if select.select([ready_r], [], [], READY_TIMEOUT_S)[0] else ""
+
+    def await_ready(self) -> None:
+        assert self._process is not None
+        with open(self._ready) as answer:
+            line = answer.readline().strip() if select.select([answer], [], [], READY_TIMEOUT_S)[0] else ""
         if not line:
             self._process.kill()
             self._process.wait()
