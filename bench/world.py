@@ -105,14 +105,17 @@ def thousand(given: argparse.Namespace) -> Iterator[Figure]:
 
 def crash(given: argparse.Namespace) -> Iterator[Figure]:
     ours = [_crash(_muster_single) for _ in range(given.repeat_torch)]
-    torchrun = _crash(_torchrun_single)
-    peers = {"torchrun": torchrun if torchrun is not None else "hung or ended", "ft_launcher": _if_installed(_crash)}
+    tries = 0
+    torchrun = None
+    while torchrun is None and tries < 3:
+        tries += 1
+        torchrun = _crash(_torchrun_single)
+    peers = {"torchrun": torchrun or f"hung or ended, {tries} times", "ft_launcher": _if_installed(_crash)}
     mine = p50([value for value in ours if value is not None])
     ratio = mine / torchrun if torchrun else None
     name = "rank crash → same rank back, 2-rank gloo group ready"
-    yield Figure(
-        name, mine, "s", "<= 0.15 x torchrun", ratio is None or ratio <= 0.15, peers, f"ratio {ratio or 0:.3f}"
-    )
+    note = f"ratio {ratio:.3f}, torchrun at its try {tries}" if ratio else "torchrun gave no time to compare with"
+    yield Figure(name, mine, "s", "<= 0.15 x torchrun", ratio is not None and ratio <= 0.15, peers, note)
 
 
 def _crash(launch: Callable[[Fleet, str], Process]) -> float | None:

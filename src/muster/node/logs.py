@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 _libc = ctypes.CDLL(None, use_errno=True)
 _IN_MODIFY = 0x2
 _POLL_S = 0.1  # where inotify is not to be had
-_GATHER_S = 0.02  # news that come together are copied together; nobody reads faster
+_GATHER_S = 0.1  # the agent's own lines may wait that long: they come when it is busiest
 _CHUNK = 1 << 18
 _PATIENCE = 64  # chunks of rank output that go before a line of the agent
 _TAIL_BYTES = 8192

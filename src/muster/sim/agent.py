@@ -5,6 +5,7 @@ therefore must hold there as it does here:
 
     a stop with a shorter grace cuts a longer one that is under way
     a release that is read when the lease is over starts nothing; the connection is made anew instead
+    a release starts nothing either if the connection that brought it has ended before everything was ready
     what happens between a hello and its welcome is told after the welcome
     a beat tells the guard until when ranks may run, so that it ends them even if the agent is stopped while cut off
 """
@@ -29,6 +30,7 @@ from muster.types.world import MemberId, Outcome, OutcomeState, Round, Seat, Set
 EXIT_FAILED, EXIT_LOST, EXIT_NO_PROGRESS = 1, 75, 93
 DUMP_WAIT_S = 3.0
 FORK_S = 0.005
+HIRE_S = 0.02
 HEALTH_S = 0.05
 HEALTH_RETRY_S = 30.0
 JOIN_TIMEOUT_S = 60.0
@@ -303,16 +305,20 @@ class Agent:
         if current is not None and formed.number <= current.number:
             if formed.number == current.number and not current.running:
                 self._confirm_stop(current)
-        elif current is not None and current.running:
-            self._stop(current, 0.0, lambda: self._catch_up(current, formed, seat), why="a newer round was released")
+            return
+        session = self.link.session
+        if current is not None and current.running:
+            why = "a newer round was released"
+            self._stop(current, 0.0, lambda: self._catch_up(current, formed, seat, session), why=why)
         else:
-            self._catch_up(current, formed, seat)
+            self._catch_up(current, formed, seat, session)
 
-    def _catch_up(self, current: InRound | None, formed: Round, seat: Seat) -> None:
-        """Where what runs the ranks is gone, another is started first."""
+    def _catch_up(self, current: InRound | None, formed: Round, seat: Seat, session: int) -> None:
+        """Where what runs the ranks is gone, another is started first; the release may have become old meanwhile."""
         if self._guard.standing_down:
             self._rehire()
-        if self.round is current:
+            self.process.after(HIRE_S, self._catch_up, current, formed, seat, session)
+        elif self.round is current and session == self.link.session:
             self._start(formed, seat)
 
     def _start(self, formed: Round, seat: Seat) -> None:

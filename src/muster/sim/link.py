@@ -50,7 +50,7 @@ class Link:
         self._on_refused = on_refused
         self._on_failed = on_failed
         self._line: Line | None = None
-        self._sessions = 0
+        self.session = 0
         self._attempt = 0
         self._greeted = False
         self.up = False
@@ -76,16 +76,16 @@ class Link:
         """Give up on a connection that is open but silent."""
         if self._line is not None:
             self._hang_up()
-            self._process.after(0.0, self._over, self._sessions)
+            self._process.after(0.0, self._over, self.session)
 
     def close(self) -> None:
         """The process ends."""
-        self._sessions += 1
+        self.session += 1
         self._hang_up()
 
     def vanish(self) -> None:
         """The machine lost its power: nothing more is sent or read."""
-        self._sessions += 1
+        self.session += 1
         if self._line is not None:
             self._line.down.sink = None
         self._line, self.up = None, False
@@ -107,8 +107,8 @@ class Link:
     # Connecting
 
     def connect(self) -> None:
-        self._sessions += 1
-        number = self._sessions
+        self.session += 1
+        number = self.session
         self._greeted = False
         if not self._network.reaches(self._machine):
             self._process.after(CONNECT_TIMEOUT_S, self._over, number)
@@ -116,7 +116,7 @@ class Link:
             self._process.after(self._network.delay(), self._knock, number)
 
     def _knock(self, number: int) -> None:
-        if number != self._sessions:
+        if number != self.session:
             return
         if not self._network.reaches(self._machine):
             self._process.after(CONNECT_TIMEOUT_S, self._over, number)
@@ -130,12 +130,12 @@ class Link:
             self._process.after(WELCOME_TIMEOUT_S, self._expect_welcome, number)
 
     def _expect_welcome(self, number: int) -> None:
-        if number == self._sessions and not self._greeted:
+        if number == self.session and not self._greeted:
             self.drop()
 
     def _over(self, number: int) -> None:
         """A session, or an attempt at one, has ended: try again, at once if it was a good one."""
-        if number != self._sessions:
+        if number != self.session:
             return
         self._line = None
         if self.up:
@@ -146,17 +146,17 @@ class Link:
         self._on_failed()
         wait = self._rng.uniform(0.1, 0.2) if self._attempt else 0.0
         self._attempt += 1
-        self._sessions += 1
-        self._process.after(wait, self._again, self._sessions)
+        self.session += 1
+        self._process.after(wait, self._again, self.session)
 
     def _again(self, number: int) -> None:
-        if number == self._sessions:
+        if number == self.session:
             self.connect()
 
     # Inwards
 
     def _arrives(self, number: int, item: Item) -> None:
-        if number != self._sessions or self._line is None:
+        if number != self.session or self._line is None:
             return
         if item is None:
             self.dead_at = self._process.clock.now
