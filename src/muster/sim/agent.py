@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -24,8 +23,8 @@ from muster.sim.house import House
 from muster.sim.link import Link
 from muster.sim.machine import Guard, Machine, Rank
 from muster.sim.network import Network
-from muster.sim.places import Config, InRound, Then
-from muster.types.world import MemberId, Outcome, OutcomeState, Round, Seat, Settings
+from muster.sim.places import Config, InRound, Then, parsed
+from muster.types.world import MemberId, Outcome, OutcomeState, Round, Seat
 
 EXIT_FAILED, EXIT_LOST, EXIT_NO_PROGRESS = 1, 75, 93
 DUMP_WAIT_S = 3.0
@@ -35,11 +34,6 @@ HEALTH_S = 0.05
 HEALTH_RETRY_S = 30.0
 JOIN_TIMEOUT_S = 60.0
 SIGTERM_CODE = 128 + signal.SIGTERM
-
-
-@lru_cache(maxsize=16)
-def _parsed(given: tuple[tuple[str, object], ...]) -> Settings:
-    return Settings.parse(dict(given))
 
 
 class Agent:
@@ -69,7 +63,7 @@ class Agent:
         self._house = house
         self._rng = rng
         self._on_end = on_end
-        self._settings = _parsed(tuple(config.settings.items()))
+        self._settings = parsed(tuple(config.settings.items()))
         self._joined = False
         self._farewell = False
         self.leaving = False
@@ -232,7 +226,7 @@ class Agent:
 
     def _welcomed(self, frame: Frame) -> None:
         if settings := frame.get("settings"):
-            self._settings = _parsed(tuple(settings.items()))
+            self._settings = parsed(tuple(settings.items()))
         self._lease_from = max(self._lease_from, self._hello_sent)
         self._renew_sent = None
         self._joined = True

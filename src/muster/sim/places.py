@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from muster.sim.machine import Rank
-from muster.types.world import RankExit, Round, Seat
+from muster.types.world import RankExit, Round, Seat, Settings
 
 STEP_S = 0.5
 
 Then = Callable[[], None]
+
+
+@lru_cache(maxsize=16)
+def parsed(given: tuple[tuple[str, object], ...]) -> Settings:
+    """Members of a run give and get the same settings many times."""
+    return Settings.parse(dict(given))
 
 
 @dataclass(frozen=True)
