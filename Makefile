@@ -27,10 +27,10 @@ check: venv
 	$(BIN)/lint-imports --no-cache
 
 test: venv
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 soak: venv
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m soak tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
 
 bench: bench-world
 

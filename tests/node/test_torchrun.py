@@ -5,7 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 
+import pytest
+
 from tests.fleet import Fleet, Process, gone
+
+pytestmark = pytest.mark.xdist_group("torch")  # one at a time: several imports of torch starve everything else
 
 
 def launcher(fleet: Fleet, name: str, *program: str, nnodes: str, spares: int = 0, restarts: int = 0) -> Process:
@@ -46,7 +50,7 @@ def test_a_killed_launcher_takes_its_rank_along_and_a_spare_gets_its_place(fleet
     assert gone(before[1]["pid"]), "the guard knows torchrun's ranks by their mark"
     fleet.started(0, 4)
     fleet.go()
-    assert nodes[0].wait() == nodes[2].wait() == 0
+    assert (nodes[0].wait(), nodes[2].wait()) == (0, 0), nodes[0].text + nodes[2].text
 
 
 def test_a_failed_rank_with_torch_out_of_restarts_ends_everyone(fleet: Fleet) -> None:

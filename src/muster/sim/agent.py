@@ -331,7 +331,8 @@ class Agent:
                 Rank(formed.number, rank, self.member_id, self.machine, self.now, config.stubborn, config.term_s)
             )
         self.link.send("started", round=formed.number)
-        self.process.after(FORK_S, self._ranks_up, current)
+        if self._counts_steps:  # only then does anyone ask whether all ranks are up
+            self.process.after(FORK_S, self._ranks_up, current)
 
     def _ranks_up(self, current: InRound) -> None:
         if not current.stopping:

@@ -16,7 +16,7 @@ from muster.sim.invariants import Broken
 from muster.sim.places import Config
 from muster.types.world import OutcomeState, Settings
 
-FAULTS_UNTIL_S = 4.0
+FAULTS_UNTIL_S = 3.5
 
 
 @dataclass(frozen=True)
