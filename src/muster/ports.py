@@ -1,0 +1,206 @@
+"""What the control plane needs of the outside: a store, a backend, a clock. Adapters implement these, and meet here.
+
+Each port has one contract suite in tests/contract that every adapter passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+from muster.types.event import Event
+from muster.types.training import Key, Training, Uid
+
+# Store -------------------------------------------------------------------------------------------
+
+Version = int  # one counter for the whole store; grows with every change of any object
+
+
+class Stored:
+    """A training as the store holds it. Reading it costs nothing until it is asked for."""
+
+    def __init__(self, key: Key, uid: Uid, version: Version, phase: str, labels: Mapping[str, str], raw: bytes) -> None:
+        self.key = key
+        self.uid = uid
+        self.version = version
+        self.phase = phase
+        self.labels = labels
+        self.raw = raw  # JSON with everything, secrets too: it never leaves the control plane
+
+    @functools.cached_property
+    def training(self) -> Training:
+        return Training.from_wire(json.loads(self.raw))
+
+    @functools.cached_property
+    def shown(self) -> bytes:
+        """JSON as anyone who may read it sees it."""
+        masked = self.training.masked()
+        return self.raw if masked is self.training else json.dumps(masked.to_wire()).encode()
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step of the store's history."""
+
+    version: Version
+    type: Literal["ADDED", "MODIFIED", "DELETED"]
+    stored: Stored  # as it was after the change; for DELETED, as it was last
+
+
+@dataclass(frozen=True)
+class Record:
+    """A small private value that is kept beside the objects: runs, workers, idempotency keys. None removes it."""
+
+    kind: str
+    key: str
+    value: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Write:
+    """One transaction: at most one object, with the events and records that belong to the change.
+
+    `expect` is the version that the object must have (0: it must not exist; None: any). Put sets the object's
+    resourceVersion. An event that lacks them gets the object's namespace, name and uid, and the time of writing.
+    """
+
+    put: Training | None = None
+    delete: Key | None = None
+    expect: Version | None = None
+    events: Sequence[Event] = ()
+    records: Sequence[Record] = ()
+    lazy: bool = False  # need not be on disk before it counts: it only has to outlive the process
+
+
+@dataclass(frozen=True)
+class Page:
+    items: tuple[Stored, ...]
+    version: Version
+    next: str = ""  # continue token; empty at the end
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which trainings a list or watch is about."""
+
+    namespace: str | None = None
+    phase: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def takes(self, one: Stored) -> bool:
+        if self.namespace is not None and one.key.namespace != self.namespace:
+            return False
+        if self.phase is not None and one.phase != self.phase:
+            return False
+        return all(one.labels.get(name) == value for name, value in self.labels.items())
+
+
+class Store(Protocol):
+    """Versioned objects with compare-and-set, an ordered history, a journal and records; all in one transaction.
+
+    Reads answer from what is committed. A write that cannot be made durable raises `errors.Unavailable` and leaves
+    nothing behind. Everything is called from one event loop.
+    """
+
+    @property
+    def version(self) -> Version: ...
+
+    def get(self, key: Key) -> Stored | None: ...
+
+    def page(self, which: Filter, *, limit: int | None = None, token: str = "") -> Page:
+        """In order of namespace and name. Raises `errors.InvalidRequest` for a token that it did not give."""
+
+    async def write(self, write: Write) -> Stored | None:
+        """Commit; the object as written (None if none was put). Raises Conflict, AlreadyExists, NotFound."""
+
+    async def newer(self, key: Key, than: Version, timeout_s: float | None) -> Stored | None:
+        """The object as soon as it is newer than that version or gone; after the timeout as it is."""
+
+    def changes(self, since: Version, which: Filter) -> AsyncIterator[Change]:
+        """Every change after `since`, in order, for ever. Raises `errors.Compacted` if they are no longer known."""
+
+    async def events(
+        self, *, namespace: str | None = None, training: str | None = None, uid: str | None = None, after: int = 0
+    ) -> list[Event]:
+        """Entries of the journal with a higher id, oldest first. They outlive the training that they are about."""
+
+    def record(self, kind: str, key: str) -> Mapping[str, Any] | None: ...
+
+    def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]: ...
+
+    def subscribe(self, hear: Callable[[Change], None]) -> None:
+        """Call on every committed change, in order."""
+
+    async def close(self) -> None: ...
+
+
+# Backend -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker as its backend knows it, running or ended."""
+
+    name: str
+    uid: Uid  # the training that it works for
+    node: str
+    started_at: datetime
+    gpus: tuple[int, ...] = ()
+    pid: int = 0
+    ended_at: datetime | None = None
+    exit_code: int | None = None  # None while it runs, and when nobody saw its end
+    why_ended: str = ""
+    last_words: str = ""  # what it said before it ended, if it failed
+
+    @property
+    def alive(self) -> bool:
+        return self.ended_at is None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a backend can give, and what is taken: GPU index → worker name."""
+
+    gpus: int
+    taken: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    rank: int | None = None
+    round: int | None = None
+    tail: int | None = None
+    follow: bool = False
+
+
+class Backend(Protocol):
+    """Where workers run."""
+
+    def workers(self, uid: Uid) -> Sequence[Worker]:
+        """All that were ever started for that training, oldest first."""
+
+    def capacity(self) -> Capacity: ...
+
+    def plan(self, training: Training) -> Mapping[str, Any]:
+        """What would be started, for a dry run."""
+
+    async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker: ...
+
+    async def stop(self, uid: Uid, name: str, *, kill: bool = False) -> None:
+        """Ask a worker to leave, or end it. One that is gone already is no error."""
+
+    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Chunks of whole lines. With `follow` it goes on until `ended` says that no more will come."""
+
+    async def forget(self, uid: Uid) -> None:
+        """Remove everything kept for a training that is no more."""
+
+
+class Clock(Protocol):
+    def now(self) -> datetime: ...
+
+    def monotonic(self) -> float: ...

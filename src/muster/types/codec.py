@@ -1,0 +1,337 @@
+"""How records travel: camelCase JSON on the wire, frozen dataclasses in Python, one JSON schema for both.
+
+A record's fields, their types and their limits (`limited`) are the only description that there is; reading,
+writing and the published schema all follow from it. Reading collects every problem before it gives up.
+None means absent; an empty list is present and empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a document: where, and what."""
+
+    field: str
+    message: str
+
+
+class Invalid(ValueError):
+    """Everything that is wrong with a document."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(f"{problem.field}: {problem.message}" for problem in problems))
+        self.problems = tuple(problems)
+
+
+def limited(default: Any = MISSING, *, factory: Any = MISSING, **limits: Any) -> Any:
+    """A dataclass field with limits: ge, gt, le, pattern, max_length, max_items, choices, about."""
+    return field(default=default, default_factory=factory, metadata={"limits": limits})
+
+
+def to_wire(record: Any) -> dict[str, Any]:
+    """A record as JSON-ready values."""
+    kind: Any = type(record)
+    return typing.cast(dict[str, Any], _encoder(kind)(record))
+
+
+def from_wire(cls: type[T], data: object, *, strict: bool = True, at: str = "") -> T:
+    """A record from JSON values; Invalid lists every problem. Not strict: fields of a newer version are dropped."""
+    problems: list[Problem] = []
+    kind: Any = cls
+    value = _decoder(kind)(data, at, problems, strict)
+    if problems:
+        raise Invalid(problems)
+    return typing.cast(T, value)
+
+
+def schema_of(cls: type) -> dict[str, Any]:
+    """The JSON schema of a record."""
+    return _schema(cls, {})
+
+
+def camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def show_time(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _encoder(kind: Any) -> Callable[[Any], Any]:
+    kind = _without_none(kind)
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        parts = [(name, camel(name), _encoder(hint)) for name, hint in _hints(typing.cast(type, kind)).items()]
+
+        def encode(record: Any) -> dict[str, Any]:
+            shown = {}
+            for name, wire, write in parts:
+                value = getattr(record, name)
+                if value is not None:
+                    shown[wire] = write(value)
+            return shown
+
+        return encode
+    if origin is tuple:
+        item = _encoder(typing.get_args(kind)[0])
+        return lambda values: [item(value) for value in values]
+    if kind is datetime:
+        return show_time
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return dict
+    return lambda value: value
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+_Read = Callable[[object, str, list[Problem], bool], Any]
+
+
+@functools.cache
+def _decoder(kind: Any) -> _Read:
+    kind = _without_none(kind)
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _record_decoder(typing.cast(type, kind))
+    if origin is tuple:
+        return _list_decoder(typing.get_args(kind)[0])
+    if origin is typing.Literal:
+        return _choice_decoder(typing.get_args(kind))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping_decoder(typing.get_args(kind)[1])
+    if kind is datetime:
+        return _read_time
+    if kind is Any or kind is object:
+        return lambda value, at, problems, strict: value
+    return _scalar_decoder(kind)
+
+
+def _record_decoder(cls: type) -> _Read:
+    hints = _hints(cls)
+    fields = {item.name: item for item in dataclasses.fields(cls)}
+    readers = {
+        camel(name): (name, _decoder(hint), _limits(fields[name]), _optional(hint)) for name, hint in hints.items()
+    }
+    required = [
+        camel(item.name)
+        for item in fields.values()
+        if item.init and item.default is MISSING and item.default_factory is MISSING
+    ]
+
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if not isinstance(data, dict):
+            problems.append(Problem(at or "body", f"must be an object, not {_kind_of(data)}"))
+            return None
+        before = len(problems)
+        values = {}
+        for wire, raw in data.items():
+            path = f"{at}.{wire}" if at else str(wire)
+            if wire not in readers:
+                if strict:
+                    problems.append(Problem(path, f"unknown field{_nearest(wire, readers)}"))
+                continue
+            name, reader, limits, optional = readers[wire]
+            if raw is None:
+                if not optional:
+                    problems.append(Problem(path, "must not be null"))
+                continue
+            found = len(problems)
+            values[name] = reader(raw, path, problems, strict)
+            if limits and len(problems) == found:
+                _check(values[name], limits, path, problems)
+        for wire in required:
+            if wire not in data:
+                problems.append(Problem(f"{at}.{wire}" if at else wire, "is required"))
+        return None if len(problems) > before else cls(**values)
+
+    return read
+
+
+def _list_decoder(item: Any) -> _Read:
+    reader = _decoder(item)
+
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if not isinstance(data, list):
+            problems.append(Problem(at, f"must be a list, not {_kind_of(data)}"))
+            return ()
+        return tuple(reader(value, f"{at}[{index}]", problems, strict) for index, value in enumerate(data))
+
+    return read
+
+
+def _mapping_decoder(item: Any) -> _Read:
+    reader = _decoder(item)
+
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if not isinstance(data, dict):
+            problems.append(Problem(at, f"must be an object, not {_kind_of(data)}"))
+            return {}
+        return {str(key): reader(value, f"{at}.{key}", problems, strict) for key, value in data.items()}
+
+    return read
+
+
+def _choice_decoder(choices: tuple[Any, ...]) -> _Read:
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if not isinstance(data, str) or data not in choices:
+            problems.append(Problem(at, f"must be one of {', '.join(map(str, choices))}, not {data!r}"))
+        return data
+
+    return read
+
+
+def _scalar_decoder(kind: type) -> _Read:
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if kind is float and isinstance(data, int) and not isinstance(data, bool) and abs(data) < 1 << 53:
+            return float(data)
+        if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+            problems.append(Problem(at, f"must be {_KINDS.get(kind, kind.__name__)}, not {_kind_of(data)}"))
+        elif isinstance(data, float) and not math.isfinite(data):
+            problems.append(Problem(at, "must be a finite number"))
+        elif isinstance(data, int) and not isinstance(data, bool) and abs(data) >= 1 << 53:
+            problems.append(Problem(at, "is too large a number"))
+        elif isinstance(data, str) and not data.isascii() and any("\ud800" <= char <= "\udfff" for char in data):
+            problems.append(Problem(at, "is not valid text"))
+        return data
+
+    return read
+
+
+def _read_time(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+    try:
+        if isinstance(data, str):
+            read = datetime.fromisoformat(data)
+            return (read if read.tzinfo else read.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    problems.append(Problem(at, f"must be a time like 2026-01-31T12:00:00Z, not {data!r}"))
+    return None
+
+
+def _check(value: Any, limits: Mapping[str, Any], at: str, problems: list[Problem]) -> None:
+    if "ge" in limits and value < limits["ge"]:
+        problems.append(Problem(at, f"must be at least {limits['ge']}, not {value}"))
+    if "gt" in limits and value <= limits["gt"]:
+        problems.append(Problem(at, f"must be greater than {limits['gt']}, not {value}"))
+    if "le" in limits and value > limits["le"]:
+        problems.append(Problem(at, f"must be at most {limits['le']}, not {value}"))
+    if "choices" in limits and value not in limits["choices"]:
+        problems.append(Problem(at, f"must be one of {', '.join(limits['choices'])}, not {value!r}"))
+    if "max_items" in limits and len(value) > limits["max_items"]:
+        problems.append(Problem(at, f"has {len(value)} items, at most {limits['max_items']} are allowed"))
+    texts = [("", value)] if isinstance(value, str) else []
+    if isinstance(value, tuple):
+        texts = [(f"[{index}]", item) for index, item in enumerate(value) if isinstance(item, str)]
+    for where, text in texts:
+        if "pattern" in limits and not re.fullmatch(limits["pattern"], text):
+            problems.append(Problem(at + where, f"{text[:80]!r} {limits.get('about', 'has a wrong form')}"))
+        elif len(text) > limits.get("max_length", math.inf):
+            problems.append(Problem(at + where, f"is longer than {limits['max_length']} characters"))
+        elif "\0" in text:
+            problems.append(Problem(at + where, "must not contain a NUL character"))
+
+
+_KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _kind_of(data: object) -> str:
+    if data is None:
+        return "null"
+    if isinstance(data, bool):
+        return "true" if data else "false"
+    if isinstance(data, int | float):
+        return f"the number {str(data)[:40]}"
+    if isinstance(data, str):
+        return f"the text {data[:40]!r}"
+    return "a list" if isinstance(data, list) else "an object"
+
+
+def _nearest(name: object, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(str(name), known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# Describing --------------------------------------------------------------------------------------
+
+
+def _schema(kind: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
+    kind = _without_none(kind)
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _record_schema(typing.cast(type, kind))
+    if origin is tuple:
+        inner = {key: value for key, value in limits.items() if key in ("pattern", "max_length")}
+        listed: dict[str, Any] = {"type": "array", "items": _schema(typing.get_args(kind)[0], inner)}
+        return listed | ({"maxItems": limits["max_items"]} if "max_items" in limits else {})
+    if origin is typing.Literal:
+        return {"type": "string", "enum": list(typing.get_args(kind))}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _schema(typing.get_args(kind)[1], {})}
+    if kind is datetime:
+        return {"type": "string", "format": "date-time"}
+    names = {str: "string", int: "integer", float: "number", bool: "boolean"}
+    shown: dict[str, Any] = {"type": names[kind]} if kind in names else {}
+    words = {"ge": "minimum", "le": "maximum", "max_length": "maxLength", "about": "description"}
+    shown |= {words[key]: value for key, value in limits.items() if key in words}
+    if "gt" in limits:
+        shown |= {"minimum": limits["gt"], "exclusiveMinimum": True}
+    if "pattern" in limits:
+        shown["pattern"] = f"^(?:{limits['pattern']})$"
+    return shown | ({"enum": list(limits["choices"])} if "choices" in limits else {})
+
+
+def _record_schema(cls: type) -> dict[str, Any]:
+    properties, required = {}, []
+    hints = _hints(cls)
+    for item in dataclasses.fields(cls):
+        properties[camel(item.name)] = _schema(hints[item.name], _limits(item))
+        if item.default is MISSING and item.default_factory is MISSING:
+            required.append(camel(item.name))
+    shown: dict[str, Any] = {"type": "object", "properties": properties}
+    return shown | ({"required": required} if required else {})
+
+
+# Hints -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+
+
+def _limits(item: dataclasses.Field[Any]) -> Mapping[str, Any]:
+    limits: Mapping[str, Any] = item.metadata.get("limits", {})
+    return limits
+
+
+def _optional(kind: Any) -> bool:
+    return typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(kind)
+
+
+def _without_none(kind: Any) -> Any:
+    if not _optional(kind):
+        return kind
+    left = [part for part in typing.get_args(kind) if part is not type(None)]
+    assert len(left) == 1, f"{kind} cannot travel"
+    return left[0]

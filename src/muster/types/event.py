@@ -1,0 +1,34 @@
+"""What happened to a training: entries of the journal, which is never rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+SYSTEM = "muster"  # the actor of what the control plane does on its own
+
+# Reasons that programs look for. Metering reads data["worker"], data["gpus"] and, where the time of writing is not
+# the time meant, data["at"] (ISO) of the first two; any of the last three closes what is still open.
+WORKER_STARTED = "WorkerStarted"
+WORKER_EXITED = "WorkerExited"
+FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelled"}
+TERMINAL_EDIT = "UDTerminalState"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One entry. `id` is given by the journal and only grows; `data` holds what programs need."""
+
+    reason: str
+    message: str = ""
+    type: Literal["Normal", "Warning"] = "Normal"
+    actor: str = SYSTEM
+    round: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    at: datetime | None = None
+    namespace: str = ""
+    training: str = ""
+    uid: str = ""
+    id: int = 0

@@ -1,0 +1,346 @@
+"""What is a training: the durable object that a user submits, its status, and how it ended.
+
+Records only, each with the limits that its fields must keep. `core.lifecycle` says how they may change.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal, NewType
+
+from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
+
+Uid = NewType("Uid", str)
+
+API_VERSION = "muster.dev/v1alpha1"
+KIND = "Training"
+DEFAULT_NAMESPACE = "default"
+
+DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_ABOUT_NAME = "is not a name: lower-case letters, digits and dashes, with a letter or digit at both ends"
+_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_MEMORY_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+MASK = "***"  # shown instead of a secret; sent back in a patch, it means "as it was"
+MOST_WORKERS = 10_000
+
+Phase = Literal["pending", "ready", "succeeded", "failed", "cancelled"]
+TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+@dataclass(frozen=True)
+class Key:
+    """How a training is addressed."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Metadata:
+    name: str = limited(pattern=DNS_LABEL, max_length=52, about=_ABOUT_NAME)
+    namespace: str = limited(DEFAULT_NAMESPACE, pattern=DNS_LABEL, max_length=63, about=_ABOUT_NAME)
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorldSize:
+    """How many workers train together: 1 ≤ min ≤ target ≤ max."""
+
+    min: int = limited(1, ge=1, le=MOST_WORKERS)
+    target: int = limited(1, ge=1, le=MOST_WORKERS)
+    max: int = limited(1, ge=1, le=MOST_WORKERS)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each worker needs."""
+
+    cpu: float | None = limited(None, gt=0, le=100_000)
+    memory: str | None = limited(
+        None, pattern=_MEMORY.pattern, max_length=20, about="is not an amount of memory like 512Mi or 4Gi"
+    )
+    gpus: int = limited(0, ge=0, le=1024)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        if self.memory is None:
+            return None
+        number = re.match(r"[0-9.]+", self.memory)
+        assert number is not None
+        return int(float(number[0]) * _MEMORY_UNITS[self.memory[number.end() :]])
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The order to end a training; once stored it stands."""
+
+    requested_at: datetime
+    grace_seconds: float | None = limited(None, ge=0, le=86_400)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    required: bool = False
+    timeout_seconds: float = limited(300.0, gt=0, le=86_400)
+    probe_address: str | None = limited(None, max_length=255)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the user asks for."""
+
+    command: tuple[str, ...] | None = limited(None, max_items=10_000, max_length=131_072)
+    script: str | None = limited(None, max_length=4096)
+    module: str | None = limited(
+        None, pattern=r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", max_length=512, about="is not a module's name"
+    )
+    args: tuple[str, ...] = limited((), max_items=10_000, max_length=131_072)
+    working_dir: str | None = limited(None, max_length=4096)
+    env: Mapping[str, str] = field(default_factory=dict)
+    world_size: WorldSize = field(default_factory=WorldSize)
+    spares: int = limited(0, ge=0, le=MOST_WORKERS)
+    procs_per_worker: int = limited(1, ge=1, le=1024)
+    resources: Resources = field(default_factory=Resources)
+    max_restarts: int = limited(3, ge=0, le=1_000_000)
+    hang_timeout_seconds: float | None = limited(None, gt=0, le=31_536_000)
+    no_progress_rounds: int | None = limited(None, ge=1, le=1_000_000)
+    active_deadline_seconds: float | None = limited(None, gt=0, le=31_536_000)
+    below_minimum_timeout_seconds: float = limited(300.0, ge=0, le=31_536_000)
+    stop_grace_seconds: float = limited(15.0, ge=0, le=86_400)
+    ttl_seconds_after_finished: float | None = limited(None, ge=0, le=315_360_000)
+    secret_env: tuple[str, ...] = limited((), max_items=1000)
+    cancel: Cancel | None = None
+    priority: int = limited(0, ge=-1_000_000, le=1_000_000)
+    backend: str = limited("local", pattern=DNS_LABEL, max_length=63, about=_ABOUT_NAME)
+    image: str | None = limited(None, max_length=512)
+    mesh: Mesh = field(default_factory=Mesh)
+
+
+@dataclass(frozen=True)
+class Condition:
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str = ""
+    message: str = ""
+    last_transition_time: datetime | None = None
+    observed_generation: int = 0
+
+
+@dataclass(frozen=True)
+class WorldStatus:
+    """How many workers there are, beside how many there should be."""
+
+    ready: int = 0
+    target: int = 1
+    min: int = 1
+    max: int = 1
+    below_minimum: bool = False
+
+
+@dataclass(frozen=True)
+class SparesStatus:
+    ready: int = 0
+    target: int = 0
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """A rank of the current round."""
+
+    rank: int
+    worker: str = ""
+    node: str = ""
+    phase: Literal["starting", "running", "stopping", "succeeded", "failed", "lost"] = "starting"
+    round: int = 0
+    restarts: int = 0
+    started_at: datetime | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """How a rank of the last round ended. The code is 128+n for signal n, and None when nobody saw it."""
+
+    rank: int
+    exit_code: int | None = None
+    termination_reason: str = ""
+    signal: str | None = None
+    worker: str = ""
+    node: str = ""
+    round: int = 0
+    restart_count: int = 0
+    finished_at: datetime | None = None
+    stderr_tail: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Its end was its own doing or its node's; ranks that muster stopped did not fail."""
+        return self.exit_code != 0 and self.termination_reason not in ("Stopped", "Cancelled")
+
+    def __str__(self) -> str:
+        code = "unknown" if self.exit_code is None else self.exit_code
+        return f"rank {self.rank}: exit_code={code} reason={self.termination_reason}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The one terminal record of a training."""
+
+    state: Literal["succeeded", "failed", "cancelled"]
+    reason: str = ""
+    message: str = ""
+    first_failure: RankExit | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Resize:
+    from_target: int
+    to_target: int
+    reason: str = ""
+    at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    observed_generation: int = 0
+    phase: Phase = "pending"
+    conditions: tuple[Condition, ...] = ()
+    world_size: WorldStatus = field(default_factory=WorldStatus)
+    spares: SparesStatus = field(default_factory=SparesStatus)
+    round: int | None = None
+    restarts: int = 0
+    ranks: tuple[RankStatus, ...] = ()
+    rank_exits: tuple[RankExit, ...] | None = None  # None while it runs; an empty tuple is an answer
+    outcome: Outcome | None = None
+    last_resize: Resize | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((one for one in self.conditions if one.type == kind), None)
+
+    def holds(self, kind: str) -> bool:
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+
+@dataclass(frozen=True)
+class Training:
+    metadata: Metadata
+    spec: Spec
+    status: Status = field(default_factory=Status)
+
+    @property
+    def key(self) -> Key:
+        return Key(self.metadata.namespace, self.metadata.name)
+
+    @property
+    def uid(self) -> Uid:
+        return Uid(self.metadata.uid)
+
+    @property
+    def generation(self) -> int:
+        return self.metadata.generation
+
+    @property
+    def version(self) -> int:
+        return int(self.metadata.resource_version or 0)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status.phase in TERMINAL
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"apiVersion": API_VERSION, "kind": KIND, **to_wire(self)}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any], *, strict: bool = False) -> Training:
+        """As stored or received. Strict reading refuses what this version does not know."""
+        return from_wire(cls, {name: data[name] for name in data if name not in ("apiVersion", "kind")}, strict=strict)
+
+    def masked(self) -> Training:
+        """As it may be shown: without the values of secret variables."""
+        if not self.spec.secret_env:
+            return self
+        hidden = {name: MASK if name in self.spec.secret_env else value for name, value in self.spec.env.items()}
+        return replace(self, spec=replace(self.spec, env=hidden))
+
+
+@functools.cache
+def spec_fields() -> frozenset[str]:
+    return frozenset(Spec.__dataclass_fields__)
+
+
+def problems_of(training: Training) -> list[Problem]:
+    """What is wrong with a request beyond the limits of single fields; each names its field."""
+    return [*_spec_problems(training.spec), *_metadata_problems(training.metadata)]
+
+
+def check(training: Training) -> Training:
+    if problems := problems_of(training):
+        raise Invalid(problems)
+    return training
+
+
+def _spec_problems(spec: Spec) -> list[Problem]:
+    found = []
+    programs = [name for name in ("command", "script", "module") if getattr(spec, name) is not None]
+    if len(programs) != 1:
+        given = f"{' and '.join(programs)} are given" if programs else "none is given"
+        found.append(Problem("spec", f"exactly one of command, script and module is needed: {given}"))
+    if spec.command is not None and not (spec.command and spec.command[0]):
+        found.append(Problem("spec.command", "must name a program"))
+    if spec.script is not None and not spec.script:
+        found.append(Problem("spec.script", "must not be empty"))
+    size = spec.world_size
+    if not size.min <= size.target <= size.max:
+        found.append(
+            Problem("spec.worldSize", f"min ≤ target ≤ max does not hold for {size.min}, {size.target}, {size.max}")
+        )
+    for name, value in spec.env.items():
+        if not _ENV_KEY.fullmatch(name):
+            found.append(Problem(f"spec.env.{name[:80]}", "is not a name for a variable"))
+        elif name.startswith("MUSTER_"):
+            found.append(Problem(f"spec.env.{name[:80]}", "is muster's own: choose another name"))
+        if "\0" in value:
+            found.append(Problem(f"spec.env.{name[:80]}", "must not contain a NUL character"))
+    found += [
+        Problem("spec.secretEnv", f"{name[:80]!r} is not a key of env")
+        for name in spec.secret_env
+        if name not in spec.env
+    ]
+    return found
+
+
+def _metadata_problems(metadata: Metadata) -> list[Problem]:
+    found = []
+    for name, value in metadata.labels.items():
+        if not _LABEL_KEY.fullmatch(name) or len(name) > 253:
+            found.append(Problem(f"metadata.labels.{name[:80]}", "is not a label's name"))
+        elif not _LABEL_VALUE.fullmatch(value):
+            found.append(Problem(f"metadata.labels.{name[:80]}", f"{value[:80]!r} is not a label's value"))
+    found += [
+        Problem(f"metadata.annotations.{name[:80]}", "is not an annotation's name")
+        for name in metadata.annotations
+        if not _LABEL_KEY.fullmatch(name) or len(name) > 253
+    ]
+    return found

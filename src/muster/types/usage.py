@@ -1,0 +1,34 @@
+"""What a training used: intervals in which a worker was there, and their sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One worker from its start to its exit. `until` is None while it runs."""
+
+    namespace: str
+    training: str
+    uid: str
+    worker: str
+    gpus: int
+    since: datetime
+    until: datetime | None = None
+    why: str = ""  # what closed it
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A sum over intervals, for a training or a namespace."""
+
+    namespace: str
+    training: str = ""
+    uid: str = ""
+    workers: int = 0
+    worker_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    running: int = 0  # workers whose interval is still open; counted up to now
+    cost: float | None = None
