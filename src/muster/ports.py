@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
+from muster.core.roll import Roll
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
+from muster.types.worker import Capacity, Worker
+from muster.types.world import Outcome, OutcomeState, Settings
 
 # Store -------------------------------------------------------------------------------------------
 
@@ -142,34 +145,6 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
-class Worker:
-    """A worker as its backend knows it, running or ended."""
-
-    name: str
-    uid: Uid  # the training that it works for
-    node: str
-    started_at: datetime
-    gpus: tuple[int, ...] = ()
-    pid: int = 0
-    ended_at: datetime | None = None
-    exit_code: int | None = None  # None while it runs, and when nobody saw its end
-    why_ended: str = ""
-    last_words: str = ""  # what it said before it ended, if it failed
-
-    @property
-    def alive(self) -> bool:
-        return self.ended_at is None
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What a backend can give, and what is taken: GPU index → worker name."""
-
-    gpus: int
-    taken: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class LogQuery:
     rank: int | None = None
     round: int | None = None
@@ -188,9 +163,10 @@ class Backend(Protocol):
     def plan(self, training: Training) -> Mapping[str, Any]:
         """What would be started, for a dry run."""
 
-    async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker: ...
+    async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
+        """Start a worker. Its GPUs count as taken at once; an order that cannot be carried out gives an ended one."""
 
-    async def stop(self, uid: Uid, name: str, *, kill: bool = False) -> None:
+    async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         """Ask a worker to leave, or end it. One that is gone already is no error."""
 
     def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
@@ -198,6 +174,38 @@ class Backend(Protocol):
 
     async def forget(self, uid: Uid) -> None:
         """Remove everything kept for a training that is no more."""
+
+
+# Worlds ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the coordinator knows of a training's world."""
+
+    roll: Roll
+    reason: str
+    confirmed: bool  # its members were told the outcome
+
+
+class Worlds(Protocol):
+    """The coordinator, as whoever directs its runs sees it. A run is named by its training's uid."""
+
+    def look(self, uid: Uid) -> Run | None: ...
+
+    def open(self, uid: Uid, settings: Settings, target: int) -> None:
+        """Open a run, or give one that is open other settings."""
+
+    def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
+        """Order an outcome. It is proposed back through `look` and counts when it is confirmed."""
+
+    def confirm(self, uid: Uid, outcome: Outcome) -> None:
+        """The outcome is stored: tell the members."""
+
+    def let_go(self, uid: Uid) -> None:
+        """The end is stored: members may leave."""
+
+    def close(self, uid: Uid) -> None: ...
 
 
 class Clock(Protocol):

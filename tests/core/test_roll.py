@@ -465,6 +465,7 @@ def test_nothing_follows_a_farewell_but_leases_that_run_out() -> None:
 
 
 def test_a_cancel_ends_the_run() -> None:
-    action = decide(replace(a_roll("a b", max=2), cancelled="enough"), NOW).action
+    order = Outcome(OutcomeState.CANCELLED, "cancelled", "enough")
+    action = decide(replace(a_roll("a b", max=2), ordered=order), NOW).action
     assert isinstance(action, End)
     assert (action.outcome.state, action.outcome.message) == (OutcomeState.CANCELLED, "enough")

@@ -70,11 +70,17 @@ class _Waiting:
 
 
 class Desk:
-    def __init__(self, run_id: RunId, *, epoch: int = 1, settings: Settings | None = None) -> None:
+    def __init__(
+        self, run_id: RunId, *, epoch: int = 1, settings: Settings | None = None, directed: bool = False
+    ) -> None:
+        """A `directed` run takes its settings, its outcome's confirmation and its farewell from outside."""
         self.run_id = run_id
         self.epoch = epoch
         self.roll: rolls.Roll | None = register.open_roll(settings) if settings else None
-        self.fixed_from_outside = settings is not None
+        self.directed = directed
+        self.confirmed = False  # a directed run's outcome is recorded, so members may be told
+        if self.roll is not None:
+            self.roll = replace(self.roll, holds_farewell=directed)
         self.outbox: list[tuple[Peer, bytes]] = []
         self.unsaved = False
         self.wake_at = math.inf
@@ -94,9 +100,9 @@ class Desk:
         self._greeted: set[MemberId] = set()
 
     @classmethod
-    def from_record(cls, run_id: RunId, record: Mapping[str, Any], now: float) -> Desk:
+    def from_record(cls, run_id: RunId, record: Mapping[str, Any], now: float, *, directed: bool = False) -> Desk:
         """A desk for a run whose coordinator died: same round, next epoch."""
-        desk = cls(run_id, epoch=int(record.get("epoch", 0)) + 1)
+        desk = cls(run_id, epoch=int(record.get("epoch", 0)) + 1, directed=directed)
         desk._restore(record, now, certain=True)
         return desk
 
@@ -150,7 +156,8 @@ class Desk:
         if not self._open(peer, hello, present, now):
             return
         assert self.roll is not None
-        if self.roll.outcome is not None and (self.roll.farewell_said or not present.get("running")):
+        has_left = not present.get("running") and not self.roll.holds_farewell
+        if self.roll.outcome is not None and (self.roll.farewell_said or has_left):
             self._visitors[id(peer)] = _Visitor("agent", None, self.epoch)
             self._send(peer, "welcome", settings=self.roll.settings.to_wire())
             self._push_outcome([peer])
@@ -189,13 +196,14 @@ class Desk:
                 if problems := settings.problems():
                     raise ValueError("; ".join(problems))
                 self.roll = register.open_roll(settings)
-            elif given and not self.fixed_from_outside and (odd := register.settings_differ(self.roll.settings, given)):
+            elif given and not self.directed and (odd := register.settings_differ(self.roll.settings, given)):
                 peer.refuse("settings_differ", f"run {self.run_id} was opened with other settings: {'; '.join(odd)}")
                 return False
         except ValueError as error:
             peer.refuse("invalid", f"bad settings: {error}")
             return False
         if self.roll.outcome is None and (outcome := present.get("outcome")):
+            self.confirmed = True  # members are told only what was recorded
             self.roll = register.adopt(self.roll, Outcome.from_wire(outcome))
             self._ended(now)
         return True
@@ -223,14 +231,24 @@ class Desk:
 
     def _restore(self, record: Mapping[str, Any], now: float, *, certain: bool) -> None:
         """Take over the round that a record shows; members that are already here enter it again."""
-        old = self.roll.members if self.roll is not None else {}
+        before = self.roll
+        old = before.members if before is not None else {}
         last = Round.from_wire(record) if record.get("seats") else None
-        settings = Settings.parse(record["settings"])
-        target, used = int(record["target"]), int(record["restarts_used"])
-        self.roll = register.restored(settings, target, used, last, now, certain=certain)
+        settings, target, used = Settings.parse(record["settings"]), int(record["target"]), record["restarts_used"]
+        if self.directed and before is not None:
+            settings, target = before.settings, before.target
+        self.roll = register.restored(settings, target, int(used), last, now, certain=certain)
         self.unsaved = True
-        self.roll = replace(self.roll, best_step=record.get("best_step"), stale_rounds=record.get("stale_rounds", 0))
-        if outcome := record.get("outcome"):
+        self.roll = replace(
+            self.roll,
+            best_step=record.get("best_step"),
+            stale_rounds=record.get("stale_rounds", 0),
+            holds_farewell=self.directed if before is None else before.holds_farewell,
+            ordered=None if before is None else before.ordered,
+        )
+        if before is not None and before.outcome is not None:
+            self.roll = register.adopt(self.roll, before.outcome)
+        elif outcome := record.get("outcome"):
             self.roll = register.adopt(self.roll, Outcome.from_wire(outcome))
             self.ended_at = now
         for member in old.values():
@@ -443,6 +461,39 @@ class Desk:
         self.roll = changed
         return None
 
+    # Directing a run from outside
+
+    def reconfigure(self, settings: Settings, target: int, now: float) -> None:
+        assert self.roll is not None
+        before = self.roll
+        self.roll = register.reconfigure(self._renewed_roll(), settings, target, now)
+        if self.roll is before:
+            return
+        self.unsaved = True
+        if before.target != target:
+            self._tell("target", f"target {before.target} → {target}", now)
+        record = self._record_frame("record")
+        for peer in self._agents.values():
+            self._queue(peer, record)
+
+    def order(self, outcome: Outcome) -> None:
+        """End the run like that, unless it has come to an end already."""
+        assert self.roll is not None
+        self.roll = register.order(self.roll, outcome)
+
+    def confirm(self, outcome: Outcome) -> None:
+        """The outcome is recorded, perhaps as another one than was proposed here: tell everyone."""
+        if self.roll is None or self.confirmed:
+            return
+        self.confirmed = self.unsaved = True
+        self.roll = register.confirm(self.roll, outcome)
+        self._push_outcome(list(self._agents.values()))
+
+    def let_go(self) -> None:
+        """The end is recorded with every exit: members may leave."""
+        if self.roll is not None:
+            self.roll = register.let_go(self.roll)
+
     def view(self, now: float) -> dict[str, Any]:
         """What `muster world show` prints."""
         assert self.roll is not None
@@ -584,6 +635,8 @@ class Desk:
 
     def _push_outcome(self, peers: list[Peer]) -> None:
         assert self.roll is not None and self.roll.outcome is not None
+        if self.directed and not self.confirmed:
+            return  # all of them will hear it when it is recorded
         outcome, settings = self.roll.outcome, self.roll.settings
         cancelled = outcome.state is OutcomeState.CANCELLED
         grace = settings.stop_grace_s if cancelled else settings.fail_grace_s

@@ -14,12 +14,12 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 from muster.coordinator import wire
 from muster.coordinator.desk import Desk, Happening
-from muster.coordinator.statefile import StateFile
 from muster.coordinator.wire import Channel, Frame
 from muster.types.world import RunId, Settings
 
@@ -30,6 +30,21 @@ BEAT_S = 0.25
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 
 
+class Keeps(Protocol):
+    """Where records outlive this process."""
+
+    def records(self) -> Mapping[RunId, dict[str, Any]]: ...
+    def save(self, run_id: RunId, record: dict[str, Any]) -> None: ...
+    def forget(self, run_id: RunId) -> None: ...
+
+
+class Director(Protocol):
+    """Whoever opens runs here and wants to know when they change."""
+
+    def token_of(self, run_id: RunId) -> str | None: ...
+    def settled(self, run_id: RunId) -> None: ...
+
+
 class Coordinator:
     """Serves any number of runs on one address."""
 
@@ -37,14 +52,17 @@ class Coordinator:
         self,
         *,
         token: str | None = None,
-        state: StateFile | None = None,
+        state: Keeps | None = None,
         outcome_ttl_s: float = 600.0,
         on_story: Callable[[RunId, Happening], None] | None = None,
+        director: Director | None = None,
     ) -> None:
+        """With a `director` runs are opened and ended by it alone; members cannot bring their own."""
         self._token = token
         self._state = state
         self._outcome_ttl_s = outcome_ttl_s
         self._on_story = on_story
+        self._director = director
         self._desks: dict[RunId, Desk] = {}
         self._desk_of: dict[Channel, Desk] = {}
         self._strangers: dict[Channel, tuple[str, asyncio.TimerHandle]] = {}
@@ -63,7 +81,8 @@ class Coordinator:
         if self._state is not None:
             for run_id, record in self._state.records().items():
                 try:
-                    self._desks[run_id] = self._listened(Desk.from_record(run_id, record, loop.time()))
+                    restored = Desk.from_record(run_id, record, loop.time(), directed=self._director is not None)
+                    self._desks[run_id] = self._listened(restored)
                 except _MALFORMED as error:
                     log.warning("the kept record of run %s cannot be used (%r)", run_id, error)
         if port == 0:
@@ -73,7 +92,7 @@ class Coordinator:
         self._servers.append(server)
         self._beat = loop.create_task(self._keep_time())
         for desk in self._desks.values():
-            self._touch(desk)
+            self.touch(desk)
         name = server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
 
@@ -90,10 +109,28 @@ class Coordinator:
             channel.close()
 
     def open_run(self, run_id: RunId, settings: Settings) -> Desk:
-        """A run whose settings come from outside; agents carry none."""
-        desk = self._desks.setdefault(run_id, self._listened(Desk(run_id, settings=settings)))
-        self._touch(desk)
+        """A run that is directed from outside; agents carry no settings."""
+        desk = self._desks.get(run_id)
+        if desk is None:
+            desk = self._desks[run_id] = self._listened(Desk(run_id, settings=settings, directed=True))
+            desk.unsaved = True
+        self.touch(desk)
         return desk
+
+    def desk(self, run_id: RunId) -> Desk | None:
+        return self._desks.get(run_id)
+
+    def close_run(self, run_id: RunId) -> None:
+        """Forget a run; whoever still speaks of it is refused."""
+        desk = self._desks.pop(run_id, None)
+        if desk is None:
+            return
+        self._drop_timer(run_id)
+        self._dirty.pop(run_id, None)
+        for channel in [channel for channel, its in self._desk_of.items() if its is desk]:
+            channel.close()
+        if self._state is not None:
+            self._state.forget(run_id)
 
     @property
     def connected(self) -> int:
@@ -127,7 +164,7 @@ class Coordinator:
             if (desk := self._desk_of.get(channel)) is not None:
                 desk.hear(channel, frame, asyncio.get_running_loop().time())
                 if frame["type"] != "renew":
-                    self._touch(desk)
+                    self.touch(desk)
                 elif desk.outbox:
                     self._flush(desk)
                 return
@@ -144,14 +181,15 @@ class Coordinator:
         run_id, kind = RunId(str(frame.get("run_id") or "")), str(frame.get("kind"))
         if not run_id:
             raise wire.WireError("invalid", "a hello must name its run")
-        if self._token is not None:
-            want = wire.proof(self._token, nonce, run_id, kind)
+        token = self._token if self._director is None else self._director.token_of(run_id)
+        if token is not None:
+            want = wire.proof(token, nonce, run_id, kind)
             if not secrets.compare_digest(want, str(frame.get("proof") or "")):
                 raise wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
         timer.cancel()
         del self._strangers[channel]
         desk = self._desks.get(run_id)
-        if desk is None and kind == "control":
+        if desk is None and (kind == "control" or self._director is not None):
             raise wire.WireError("not_found", f"no run {run_id!r} here{self._known_runs()}")
         if desk is None:
             desk = self._desks[run_id] = self._listened(Desk(run_id))
@@ -159,7 +197,7 @@ class Coordinator:
         desk.greet(channel, frame, asyncio.get_running_loop().time())
         if desk.roll is None and not desk.connected:
             del self._desks[run_id]
-        self._touch(desk)
+        self.touch(desk)
 
     def _known_runs(self) -> str:
         return f"; known runs: {', '.join(sorted(self._desks)[:8])}" if self._desks else ""
@@ -170,12 +208,12 @@ class Coordinator:
         desk = self._desk_of.pop(channel, None)
         if desk is not None:
             desk.part(channel, asyncio.get_running_loop().time())
-            self._touch(desk)
+            self.touch(desk)
             self.someone_left.set()
 
     # Settling
 
-    def _touch(self, desk: Desk) -> None:
+    def touch(self, desk: Desk) -> None:
         self._dirty[desk.run_id] = desk
         if not self._pass_due:
             self._pass_due = True
@@ -195,10 +233,11 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         wake_at = desk.settle(loop.time())
         self._flush(desk)
-        if (timer := self._timers.pop(desk.run_id, None)) is not None:
-            timer.cancel()
+        self._drop_timer(desk.run_id)
         if wake_at < math.inf:
-            self._timers[desk.run_id] = loop.call_at(wake_at, self._touch, desk)
+            self._timers[desk.run_id] = loop.call_at(wake_at, self.touch, desk)
+        if self._director is not None:
+            self._director.settled(desk.run_id)
 
     def _flush(self, desk: Desk) -> None:
         if desk.unsaved:
@@ -227,12 +266,20 @@ class Coordinator:
             if self.connected:
                 self.busy_at = loop.time()
 
+    def _drop_timer(self, run_id: RunId) -> None:
+        if (timer := self._timers.pop(run_id, None)) is not None:
+            timer.cancel()
+
     def _forget_old(self, desk: Desk, now: float) -> None:
-        if desk.ended_at is None or now - desk.ended_at < self._outcome_ttl_s or desk.connected:
+        if (
+            self._director is not None
+            or desk.ended_at is None
+            or now - desk.ended_at < self._outcome_ttl_s
+            or desk.connected
+        ):
             return
         del self._desks[desk.run_id]
-        if (timer := self._timers.pop(desk.run_id, None)) is not None:
-            timer.cancel()
+        self._drop_timer(desk.run_id)
         if self._state is not None:
             self._state.forget(desk.run_id)
 

@@ -321,10 +321,33 @@ def set_target(roll: Roll, target: int, remove: Iterable[str], now: float) -> Ro
 def cancel(roll: Roll, why: str) -> Roll | Refused:
     """Cancelled twice is cancelled; a run that ended otherwise cannot be."""
     if roll.outcome is None:
-        return replace(roll, cancelled=why)
+        return replace(roll, ordered=Outcome(OutcomeState.CANCELLED, "cancelled", why))
     if roll.outcome.state is OutcomeState.CANCELLED:
         return roll
     return Refused("terminal_state", f"the run has ended ({roll.outcome.state}): it cannot be cancelled")
+
+
+def order(roll: Roll, outcome: Outcome) -> Roll:
+    """Ended from outside; an end that was decided or ordered before stands."""
+    return roll if roll.outcome is not None or roll.ordered is not None else replace(roll, ordered=outcome)
+
+
+def reconfigure(roll: Roll, settings: Settings, target: int, now: float) -> Roll:
+    """Whoever fixed the settings from outside fixes them anew."""
+    if roll.outcome is not None or (settings == roll.settings and target == roll.target):
+        return roll
+    since = now if target != roll.target else roll.target_set_at
+    return replace(roll, settings=settings, target=target, target_set_at=since)
+
+
+def confirm(roll: Roll, outcome: Outcome) -> Roll:
+    """The outcome as it was recorded, which is the one that counts."""
+    return replace(roll, outcome=outcome, recovery_until=None)
+
+
+def let_go(roll: Roll) -> Roll:
+    """The end is recorded: members may leave."""
+    return replace(roll, holds_farewell=False)
 
 
 def skip_past(roll: Roll, number: int) -> Roll:

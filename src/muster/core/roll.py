@@ -50,7 +50,7 @@ class Roll:
     next_round: int = 0
     target_set_at: float = -math.inf
     removals: tuple[str, ...] = ()  # names that the next shrink should take first
-    cancelled: str | None = None
+    ordered: Outcome | None = None  # an end that was asked for from outside
     min_reached_at: float | None = None
     below_min_since: float | None = None
     recovery_until: float | None = None
@@ -62,6 +62,7 @@ class Roll:
     stale_rounds: int = 0
     blamed: str | None = None  # the worker that failed first in the last round, if a failure ended it
     blamed_times: int = 0
+    holds_farewell: bool = False  # somebody else records the end first, and then lets the members go
     farewell_said: bool = False
 
     @property
@@ -140,7 +141,7 @@ def decide(roll: Roll, now: float) -> Decision:
     return (
         _expired(roll, now)
         or _ended(roll, now)
-        or _cancelled(roll)
+        or _ordered(roll)
         or _recovering(roll, now)
         or _succeeded(roll)
         or _live(roll, now)
@@ -190,17 +191,23 @@ def _ended(roll: Roll, now: float) -> Decision | None:
         return None
     if roll.farewell_said:
         return Decision(Wait(), f"ended: {roll.outcome.message}", _next_expiry(roll))
-    slow = sorted(member.name for member in roll.members.values() if not member.acknowledged)
-    if slow:
+    if slow := unacknowledged(roll):
         return Decision(Wait(), f"ended; {_names(slow)} still stopping ranks", _next_expiry(roll))
+    if roll.holds_farewell:
+        return Decision(Wait(), "ended; no rank runs, the end is being recorded", _next_expiry(roll))
     return Decision(Farewell(), "everyone has the outcome and no rank runs")
 
 
-def _cancelled(roll: Roll) -> Decision | None:
-    if roll.cancelled is None:
+def unacknowledged(roll: Roll) -> list[str]:
+    """Members whose ranks may still be stopping, once there is an outcome."""
+    return sorted(member.name for member in roll.members.values() if not member.acknowledged)
+
+
+def _ordered(roll: Roll) -> Decision | None:
+    if roll.ordered is None:
         return None
     number = roll.round.number if roll.round else None
-    return Decision(End(Outcome(OutcomeState.CANCELLED, "cancelled", roll.cancelled, number)), roll.cancelled)
+    return Decision(End(replace(roll.ordered, round=number)), roll.ordered.message)
 
 
 def _expired(roll: Roll, now: float) -> Decision | None:

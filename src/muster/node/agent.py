@@ -64,6 +64,7 @@ class _InRound:
     progress_files: dict[int, str] = field(default_factory=dict)
     exits: dict[int, tuple[RankExit, float]] = field(default_factory=dict)
     told_steps: dict[int, int] = field(default_factory=dict)
+    oom_kills: int = 0  # of our memory group, as far as they are accounted for
     running: bool = True  # its ranks, or what they left behind, may still be there
     stopping: bool = False
     hung: bool = False
@@ -306,7 +307,7 @@ class Agent:
             self._end(EXIT_FAILED, f"cannot start ranks: {error}")
 
     def _start_ranks(self, place: Place) -> None:
-        self._round = current = _InRound(place)
+        self._round = current = _InRound(place, oom_kills=system.oom_kills())
         ranks = place.ranks
         span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         self._say(f"{span} of {place.round.rank_count}; {place.round.why}")
@@ -420,6 +421,9 @@ class Agent:
         mark = progress.read(current.progress_files[rank])
         if mark is not None:
             known |= {"step": mark[0], "idle_s": round(time.monotonic() - mark[1], 3)}
+        if status == -signal.SIGKILL and system.oom_kills() > current.oom_kills:
+            current.oom_kills += 1
+            known["oom"] = True
         if status != 0:
             err = str(self._config.log_dir / f"round-{current.number}" / f"rank-{rank}.err")
             known["stderr_tail"] = logs.tail(err, current.log_starts[rank])

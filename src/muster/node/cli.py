@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     where.add_argument("--standalone", action="store_true", help="start a coordinator for this run here")
     where.add_argument("--listen", metavar="HOST:PORT", help="where the --standalone coordinator listens")
     where.add_argument("--coordinator", "--rdzv-endpoint", metavar="HOST:PORT", help="join the coordinator there")
+    where.add_argument("--coordinator-file", metavar="FILE", help="HOST:PORT lines, read at every (re)connection")
     where.add_argument("--run-id", "--rdzv-id", metavar="ID")
     where.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="how long to try to reach it (60)")
     world = parser.add_argument_group("the world (fixed by the first member of a run)")
@@ -129,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         program = _program(given)
         procs = _procs(given.nproc)
         _check_health_command(given.health_check)
-        standalone, address = _coordinator(given, settings)
+        standalone, addresses = _coordinator(given, settings)
     except ValueError as error:
         _usage(str(error))
     # The agent is imported late so that a mistake on the command line is answered at once.
@@ -148,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     identity = Identity(
-        addresses=(lambda: standalone.addresses) if standalone else (lambda: address),
+        addresses=addresses,
         run_id=RunId(run_id),
         member_id=MemberId(secrets.token_hex(6)),
         name=given.name or f"{socket.gethostname()}-{os.getpid()}",
@@ -182,7 +184,7 @@ def _with_environment(parser: argparse.ArgumentParser, argv: list[str]) -> list[
         return argv
     typed = parser.parse_args(argv)
     skipped = {"help", "version"} | ({"coordinator"} if typed.standalone else set())
-    skipped |= {"standalone", "listen"} if typed.coordinator else set()
+    skipped |= {"standalone", "listen"} if typed.coordinator or typed.coordinator_file else set()
     extra = []
     for action in parser._actions:
         names = [name for name in action.option_strings if name.startswith("--")]
@@ -294,11 +296,16 @@ def _gpus() -> int:
         return 0
 
 
-def _coordinator(given: argparse.Namespace, settings: dict[str, object]) -> tuple[Standalone | None, list[Address]]:
+def _coordinator(
+    given: argparse.Namespace, settings: dict[str, object]
+) -> tuple[Standalone | None, Callable[[], list[Address]]]:
     if given.standalone and given.coordinator:
         raise ValueError("--standalone starts a coordinator, --coordinator joins one: give one of them")
+    if given.coordinator_file:
+        return None, _AddressFile(Path(given.coordinator_file))
     if given.coordinator:
-        return None, [wire.parse_address(part) for part in given.coordinator.split(",")]
+        known = [wire.parse_address(part) for part in given.coordinator.split(",")]
+        return None, lambda: known
     if not given.standalone:
         raise ValueError("give --standalone, or --coordinator HOST:PORT and --run-id ID")
     host, port = wire.parse_address(given.listen) if given.listen else ("127.0.0.1", 0)
@@ -308,7 +315,26 @@ def _coordinator(given: argparse.Namespace, settings: dict[str, object]) -> tupl
     private = given.listen is None
     idle_s = float(os.environ.get("MUSTER_IDLE_S") or (PRIVATE_IDLE_S if private else IDLE_S))
     state = _scratch_root() / f"coordinator-{os.getpid()}-{secrets.token_hex(4)}.json"
-    return Standalone(host, port, state=state, idle_s=idle_s, private=private), []
+    started = Standalone(host, port, state=state, idle_s=idle_s, private=private)
+    return started, lambda: started.addresses
+
+
+class _AddressFile:
+    """Where a coordinator that may move writes where it is. A file that cannot be read leaves the last answer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: list[Address] = []
+        if not self():
+            raise ValueError(f"--coordinator-file {path}: no address in it")
+
+    def __call__(self) -> list[Address]:
+        try:
+            lines = self._path.read_text().split()
+            self._known = [wire.parse_address(line) for line in lines] or self._known
+        except (OSError, ValueError):
+            return self._known
+        return self._known
 
 
 def _open_standard_streams() -> None:

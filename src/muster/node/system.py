@@ -130,3 +130,24 @@ def show_as(argv: list[str]) -> None:
         *(0, 0, -1),  # no auxiliary vector, no other executable
     )
     _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, len(layout), 0)
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed something in our memory group for want of memory; 0 where it cannot be told."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            groups = [line.strip().split(":", 2) for line in file]
+    except OSError:
+        return 0
+    paths = {kinds: path for _, kinds, path in groups}
+    if "memory" in paths:
+        return _counted(f"/sys/fs/cgroup/memory{paths['memory']}/memory.oom_control")
+    return _counted(f"/sys/fs/cgroup{paths.get('', '')}/memory.events")
+
+
+def _counted(path: str) -> int:
+    try:
+        with open(path) as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except (OSError, ValueError):
+        return 0

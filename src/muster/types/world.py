@@ -188,6 +188,7 @@ class RankExit:
     round: int = 0
     stopped: bool = False  # muster itself asked it to stop
     hung: bool = False
+    oom: bool = False  # the kernel ended it for want of memory
     step: int | None = None
     idle_s: float | None = None  # how long before its end it last advanced
     waiting: bool = False  # its stack ended inside torch: it was waiting for others
@@ -203,6 +204,8 @@ class RankExit:
     def reason(self) -> str:
         if self.hung:
             return "HangDetected"
+        if self.oom:
+            return "OOMKilled"
         if self.stopped:
             return "Stopped"
         return f"Signal {self.signal}" if self.signal else f"Exit {self.exit_code}"

@@ -1,0 +1,297 @@
+"""Each worker is a `muster-node` process in its own session with its own log directory.
+
+A worker is written down before it is started and again when its pid is known, so that a control plane that dies in
+between finds it: by pid and start time, or by its token and name in the environment. The journal's WorkerStarted and
+WorkerExited are written here, in the same transactions, which is what usage is counted from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from muster.backends.local import gpus as devices
+from muster.backends.local import logs, processes, render
+from muster.core.reconcile import USAGE_ERROR
+from muster.ports import Clock, LogQuery, Record, Store, Write
+from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.training import Key, Training, Uid
+from muster.types.worker import Capacity, Worker
+
+log = logging.getLogger("muster.local")
+
+KIND = "worker"
+MARK = "MUSTER_WORKER"  # in a worker's environment: uid/name
+LAST_WORDS = 2000
+
+
+class LocalBackend:
+    def __init__(
+        self, home: Path, store: Store, clock: Clock, *, changed: Callable[[Uid], None] = lambda uid: None
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._clock = clock
+        self.changed = changed
+        self._devices = devices.visible(os.environ)
+        self._node = socket.gethostname()
+        self._boot = processes.boot_id()
+        self._workers: dict[Uid, dict[str, Worker]] = {}
+        self._keys: dict[Uid, Key] = {}
+        self._handles: dict[tuple[Uid, str], processes.Handle] = {}
+        self._children: dict[tuple[Uid, str], subprocess.Popen[bytes]] = {}
+        self._taken: dict[int, str] = {}
+
+    # What is there
+
+    def workers(self, uid: Uid) -> Sequence[Worker]:
+        return tuple(self._workers.get(uid, {}).values())
+
+    def capacity(self) -> Capacity:
+        return Capacity(len(self._devices), dict(self._taken))
+
+    def alive(self) -> int:
+        return len(self._handles)
+
+    def plan(self, training: Training) -> Mapping[str, Any]:
+        each = training.spec.resources.gpus
+        shown = self._order(training.masked(), f"{training.metadata.name}-0", tuple(range(each)), "***")
+        return {
+            "workers": training.spec.world_size.target + training.spec.spares,
+            "command": list(shown.argv),
+            "workingDir": shown.cwd,
+            "gpusPerWorker": each,
+            "gpusHere": len(self._devices),
+            "logDir": str(shown.log_dir),
+        }
+
+    # Adoption
+
+    async def adopt(self, last_alive: datetime | None) -> int:
+        """Take over workers that a control plane before us started; returns how many still run."""
+        found = 0
+        for _, kept in sorted(self._store.records(KIND).items(), key=lambda item: str(item[1]["startedAt"])):
+            worker, key = _worker(kept), Key(str(kept["namespace"]), str(kept["training"]))
+            self._keys[worker.uid] = key
+            self._workers.setdefault(worker.uid, {})[worker.name] = worker
+            if not worker.alive:
+                continue
+            handle = self._find(worker, kept)
+            if handle is None:
+                at = last_alive if last_alive is not None and last_alive > worker.started_at else worker.started_at
+                await self._ended(worker, at, None, "it was gone when the control plane came back")
+                continue
+            found += 1
+            self._watch(replace(worker, pid=handle.pid), handle)
+            if not worker.pid:
+                await self._note(self._workers[worker.uid][worker.name])
+        return found
+
+    def _find(self, worker: Worker, kept: Mapping[str, Any]) -> processes.Handle | None:
+        pid, ticks = worker.pid, kept.get("ticks")
+        if not pid:
+            pid, ticks = processes.find(MARK, f"{worker.uid}/{worker.name}") or 0, None
+        if not pid or (ticks is not None and kept.get("boot") != self._boot):
+            return None
+        try:
+            return processes.Handle(pid, ticks)
+        except (ProcessLookupError, PermissionError):
+            return None
+
+    # Starting
+
+    async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
+        worker = Worker(name, training.uid, self._node, self._clock.now(), gpus)
+        self._keys[training.uid] = training.key
+        self._workers.setdefault(training.uid, {})[name] = worker
+        for index in gpus:
+            self._taken[index] = name
+        shown = f" with GPUs {', '.join(self._devices[index] for index in gpus)}" if gpus else ""
+        begun = Event(WORKER_STARTED, f"{name}{shown}", data={"worker": name, "gpus": len(gpus)})
+        try:
+            await self._note(worker, begun, durable=True)
+        except BaseException:
+            self._release(worker)
+            del self._workers[training.uid][name]
+            raise
+        try:
+            child = self._spawn(training, worker, token)
+        except (OSError, ValueError) as error:
+            why = f"cannot be started: {error}"
+            return await self._ended(worker, self._clock.now(), USAGE_ERROR, why, last_words=why)
+        self._children[(training.uid, name)] = child
+        worker = self._watch(replace(worker, pid=child.pid), processes.Handle(child.pid, None))
+        await self._note(worker)
+        return worker
+
+    def _order(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> render.Order:
+        known = tuple(self._devices[index] for index in gpus if index < len(self._devices))
+        return render.order(
+            training,
+            name,
+            gpus=known if self._devices else None,
+            token=token,
+            coordinator_file=self._home / "coordinator.addr",
+            logs=self._home / "logs",
+            inherited=os.environ,
+        )
+
+    def _spawn(self, training: Training, worker: Worker, token: str) -> subprocess.Popen[bytes]:
+        order = self._order(training, worker.name, worker.gpus, token)
+        if not os.path.isdir(order.cwd):
+            raise ValueError(f"its working directory {order.cwd} does not exist")
+        order.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        env = {**order.env, MARK: f"{worker.uid}/{worker.name}"}
+        child = processes.spawn(order.argv, env, order.cwd, order.log_dir / "worker.log")
+        if order.memory_bytes is not None:
+            group = processes.MemoryGroup(f"{worker.uid}-{worker.name}")
+            if group.limit(order.memory_bytes):
+                group.add(child.pid)
+            else:
+                log.warning("%s: no memory limit can be set on this machine", worker.name)
+        return child
+
+    # Ending
+
+    async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
+        handle = self._handles.get((uid, name))
+        worker = self._workers.get(uid, {}).get(name)
+        if handle is None or worker is None or (worker.stopping and not kill):
+            return
+        self._workers[uid][name] = replace(worker, stopping=True, why_ended=why)
+        handle.signal(signal.SIGKILL if kill else signal.SIGTERM)
+
+    def _watch(self, worker: Worker, handle: processes.Handle) -> Worker:
+        """Be told when it ends, whoever its parent is."""
+        self._workers[worker.uid][worker.name] = worker
+        self._handles[(worker.uid, worker.name)] = handle
+        for index in worker.gpus:
+            self._taken[index] = worker.name
+        loop = asyncio.get_running_loop()
+        loop.add_reader(handle.fd, self._gone, worker.uid, worker.name)
+        return worker
+
+    def _gone(self, uid: Uid, name: str) -> None:
+        handle = self._handles.pop((uid, name))
+        asyncio.get_running_loop().remove_reader(handle.fd)
+        handle.close()
+        child = self._children.pop((uid, name), None)
+        code = child.wait() if child is not None else None
+        worker = self._workers[uid][name]
+        words = "" if code in (0, None) else self._last_words(worker)
+        why = worker.why_ended or (f"exit code {code}" if code is not None else "it ended")
+        asyncio.get_running_loop().create_task(self._end(worker, code, why, words))
+
+    async def _end(self, worker: Worker, code: int | None, why: str, words: str) -> None:
+        try:
+            await self._ended(worker, self._clock.now(), code, why, last_words=words)
+        finally:
+            self.changed(worker.uid)
+
+    async def _ended(self, worker: Worker, at: datetime, code: int | None, why: str, *, last_words: str = "") -> Worker:
+        over = replace(worker, ended_at=at, exit_code=code, why_ended=why, last_words=last_words)
+        self._workers[worker.uid][worker.name] = over
+        self._release(worker)
+        processes.MemoryGroup(f"{worker.uid}-{worker.name}").remove()
+        bad = code not in (0, None) and not worker.stopping
+        event = Event(
+            WORKER_EXITED,
+            f"{worker.name}: {why}",
+            "Warning" if bad else "Normal",
+            data={"worker": worker.name, "gpus": len(worker.gpus), "exitCode": code, "at": at.isoformat()},
+        )
+        await self._note(over, event)
+        return over
+
+    def _release(self, worker: Worker) -> None:
+        for index in worker.gpus:
+            if self._taken.get(index) == worker.name:
+                del self._taken[index]
+
+    def _last_words(self, worker: Worker) -> str:
+        try:
+            text = (self._home / "logs" / worker.uid / worker.name / "worker.log").read_text(errors="replace")
+        except OSError:
+            return ""
+        lines = [line for line in text[-LAST_WORDS:].splitlines() if line and "see muster-node --help" not in line]
+        return "; ".join(line.removeprefix("muster-node: ") for line in lines[-3:])
+
+    # Writing down
+
+    async def _note(self, worker: Worker, event: Event | None = None, *, durable: bool = False) -> None:
+        key = self._keys[worker.uid]
+        record = Record(KIND, f"{worker.uid}/{worker.name}", self._kept(worker, key))
+        events = () if event is None else (_about(event, key, worker.uid, self._clock.now()),)
+        await self._store.write(Write(events=events, records=(record,), lazy=not durable))
+
+    def _kept(self, worker: Worker, key: Key) -> dict[str, Any]:
+        return {
+            "name": worker.name,
+            "uid": worker.uid,
+            "namespace": key.namespace,
+            "training": key.name,
+            "node": worker.node,
+            "startedAt": worker.started_at.isoformat(),
+            "gpus": list(worker.gpus),
+            "pid": worker.pid,
+            "ticks": processes.start_ticks(worker.pid) if worker.pid and worker.alive else None,
+            "boot": self._boot,
+            "endedAt": worker.ended_at.isoformat() if worker.ended_at else None,
+            "exitCode": worker.exit_code,
+            "why": worker.why_ended,
+            "lastWords": worker.last_words,
+        }
+
+    async def forget(self, uid: Uid) -> None:
+        gone = self._workers.pop(uid, {})
+        self._keys.pop(uid, None)
+        records = tuple(Record(KIND, f"{uid}/{name}", None) for name in gone)
+        if records:
+            await self._store.write(Write(records=records, lazy=True))
+        await asyncio.to_thread(shutil.rmtree, self._home / "logs" / uid, ignore_errors=True)
+
+    # Logs
+
+    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+        return logs.read(self._home / "logs" / uid, query, ended)
+
+    def close(self) -> None:
+        """Let go of everything without ending anything."""
+        loop = asyncio.get_running_loop()
+        for handle in self._handles.values():
+            loop.remove_reader(handle.fd)
+            handle.close()
+        self._handles.clear()
+        for child in self._children.values():
+            child.returncode = 0  # they go on without us: nobody is to wait for them
+        self._children.clear()
+
+
+def _about(event: Event, key: Key, uid: Uid, now: datetime) -> Event:
+    return replace(event, namespace=key.namespace, training=key.name, uid=uid, at=now)
+
+
+def _worker(kept: Mapping[str, Any]) -> Worker:
+    ended = kept.get("endedAt")
+    return Worker(
+        name=str(kept["name"]),
+        uid=Uid(str(kept["uid"])),
+        node=str(kept["node"]),
+        started_at=datetime.fromisoformat(str(kept["startedAt"])),
+        gpus=tuple(kept["gpus"]),
+        pid=int(kept["pid"]),
+        ended_at=datetime.fromisoformat(str(ended)) if ended else None,
+        exit_code=kept.get("exitCode"),
+        why_ended=str(kept.get("why") or ""),
+        last_words=str(kept.get("lastWords") or ""),
+    )

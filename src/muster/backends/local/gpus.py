@@ -1,0 +1,26 @@
+"""Which GPUs this machine has to give."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+ASK_TIMEOUT_S = 10.0
+
+
+def visible(env: Mapping[str, str]) -> tuple[str, ...]:
+    """`MUSTER_GPUS=N` says so; else those that were left to us; else what nvidia-smi lists."""
+    if (told := env.get("MUSTER_GPUS", "")).isdigit():
+        return tuple(str(index) for index in range(int(told)))
+    if (left := env.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return tuple(part.strip() for part in left.split(",") if part.strip() not in ("", "-1"))
+    try:
+        asked = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(line.strip() for line in asked.stdout.splitlines() if line.strip()) if asked.returncode == 0 else ()

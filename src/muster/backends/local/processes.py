@@ -1,0 +1,105 @@
+"""Processes that outlive us: started apart from us, known by pid and start time, found again after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def boot_id() -> str:
+    """Start times count from the boot of the machine."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is none, or only what is left of it."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+def find(variable: str, value: str) -> int | None:
+    """The oldest process of ours whose environment has that variable; one that was started just before a crash."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append((start_ticks(int(entry.name)) or 0, int(entry.name)))
+    return min(found)[1] if found else None
+
+
+def spawn(argv: tuple[str, ...], env: Mapping[str, str], cwd: str, log: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own, with its output in a file, so that it does not notice when we go."""
+    with open(log, "ab") as file:
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+
+class Handle:
+    """A process that is certainly the one meant: a reused pid is never signalled."""
+
+    def __init__(self, pid: int, ticks: int | None) -> None:
+        """Raises ProcessLookupError if that process is gone or another one has its number."""
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+        if ticks is not None and start_ticks(pid) != ticks:
+            os.close(self.fd)
+            raise ProcessLookupError(pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, number)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class MemoryGroup:
+    """A memory limit for a worker and its ranks, where this user may set one (cgroup v1 or v2)."""
+
+    _V1 = Path("/sys/fs/cgroup/memory")
+    _V2 = Path("/sys/fs/cgroup")
+
+    def __init__(self, name: str) -> None:
+        self.old = self._V1.is_dir()
+        self.path = (self._V1 if self.old else self._V2) / "muster" / name
+
+    def limit(self, limit: int) -> bool:
+        """False where it cannot be done."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / ("memory.limit_in_bytes" if self.old else "memory.max")).write_text(str(limit))
+        except OSError:
+            self.remove()
+            return False
+        return True
+
+    def add(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.rmdir()

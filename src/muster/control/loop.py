@@ -1,0 +1,314 @@
+"""When is a training looked at, and what happens with the plan?
+
+One keyed queue: a training is never handled twice at once, and whatever happens to it meanwhile makes it be looked
+at once more. Failures back off per training and never block the others. All decisions are `core.reconcile`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from muster import errors
+from muster.control.observe import Observer
+from muster.core import lifecycle, reconcile
+from muster.core.reconcile import Plan
+from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write
+from muster.types.event import Event
+from muster.types.training import Key, Status, Training, Uid
+
+log = logging.getLogger("muster.control")
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 30.0
+STEP_WRITES_PER_S = 200  # steps alone are written at most this often, over all trainings
+ALIVE_EVERY_S = 5.0  # how exactly the end of a worker is known that died while nobody looked
+SCAN_CHUNK = 200  # ended trainings that are looked at before others get a turn, at the start
+TOKEN_KIND = "token"
+ALIVE_KIND, ALIVE_KEY = "control", "alive"
+RUN_KIND = "run"  # the coordinator's record of a run
+_EVERYTHING = Filter()
+
+
+class Loop:
+    def __init__(
+        self,
+        store: Store,
+        backends: Mapping[str, Backend],
+        worlds: Worlds,
+        clock: Clock,
+        *,
+        delay_s: float = 0.0,
+    ) -> None:
+        """`delay_s` holds every look back by that long: it shows that no wait believes an old status."""
+        self._store = store
+        self._backends = backends
+        self._worlds = worlds
+        self._clock = clock
+        self._delay_s = delay_s
+        self._observer = Observer(store, backends, worlds, clock)
+        self._due: dict[Key, None] = {}
+        self._busy: dict[Key, asyncio.Task[None]] = {}
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, tuple[int, str]] = {}
+        self._steps_at: dict[Key, datetime] = {}
+        self._stories: list[Event] = []
+        self._pump_due = False
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.handled = 0
+
+    # Life
+
+    def start(self) -> None:
+        """Look at everything that lives, then at what has ended: it may be due for removal."""
+        self._store.subscribe(self._changed)
+        ended = []
+        for stored in self._store.page(_EVERYTHING).items:
+            if lifecycle.NEXT[stored.phase]:
+                self._observer.know(stored.training)
+                self.wake(stored.key)
+            else:
+                ended.append(stored.key)
+        self._spawn(self._scan(ended))
+        self._spawn(self._stay_alive())
+
+    async def stop(self) -> None:
+        """Finish what is being written; workers go on."""
+        self._stopping = True
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._busy.values(), return_exceptions=True)
+        self._tell_stories()
+
+    async def idle(self) -> None:
+        """Until nothing is due and nothing is being handled."""
+        while self._due or self._busy or self._pump_due:
+            await asyncio.sleep(0)
+            if self._busy:
+                await asyncio.wait(self._busy.values())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _scan(self, keys: list[Key]) -> None:
+        for at in range(0, len(keys), SCAN_CHUNK):
+            for key in keys[at : at + SCAN_CHUNK]:
+                stored = self._store.get(key)
+                if stored is not None and _needs_a_look(stored.training, self._store):
+                    self.wake(key)
+            await asyncio.sleep(0)
+
+    async def _stay_alive(self) -> None:
+        """Leave word of when this process was last alive, for whoever starts after it."""
+        while True:
+            at = self._clock.now().isoformat()
+            await self._store.write(Write(records=(Record(ALIVE_KIND, ALIVE_KEY, {"at": at}),), lazy=True))
+            await asyncio.sleep(ALIVE_EVERY_S)
+
+    # What makes a training due
+
+    def wake(self, key: Key) -> None:
+        self._due[key] = None
+        if not self._pump_due and not self._stopping:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def run_changed(self, uid: Uid) -> None:
+        """The coordinator has something new about a training's world."""
+        if (key := self._observer.key_of(uid)) is not None:
+            self.wake(key)
+
+    def workers_changed(self, uid: Uid) -> None:
+        """A worker came or went; what it held is free for others."""
+        self.run_changed(uid)
+        for key in self._observer.waiting():
+            self.wake(key)
+
+    def story(self, uid: Uid, event: Event) -> None:
+        """A line of a run's story, for the journal."""
+        key = self._observer.key_of(uid)
+        if key is None:
+            return
+        if not self._stories:
+            asyncio.get_running_loop().call_soon(self._tell_stories)
+        told = replace(event, namespace=key.namespace, training=key.name, uid=uid, at=self._clock.now())
+        self._stories.append(told)
+
+    def _tell_stories(self) -> None:
+        stories, self._stories = self._stories, []
+        if stories:
+            self._spawn(self._journal(stories))
+
+    async def _journal(self, events: Iterable[Event]) -> None:
+        await self._store.write(Write(events=tuple(events), lazy=True))
+
+    def _changed(self, change: Change) -> None:
+        if change.type == "DELETED":
+            self._observer.forget(change.stored.training)
+            self._failures.pop(change.stored.key, None)
+        else:
+            self._observer.know(change.stored.training)
+        self.wake(change.stored.key)
+        if change.stored.training.spec.resources.gpus:
+            for key in self._observer.waiting():
+                self.wake(key)
+
+    # Handling
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        due, self._due = self._due, {}
+        loop = asyncio.get_running_loop()
+        for key in due:
+            if key in self._busy:
+                self._due[key] = None  # once more when it is done
+                continue
+            if (timer := self._timers.pop(key, None)) is not None:
+                timer.cancel()
+            task = loop.create_task(self._handle(key))
+            self._busy[key] = task
+            task.add_done_callback(lambda _, key=key: self._done(key))  # type: ignore[misc]
+
+    def _done(self, key: Key) -> None:
+        del self._busy[key]
+        if key in self._due:
+            self.wake(key)
+
+    async def _handle(self, key: Key) -> None:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        try:
+            await self._look(key)
+        except errors.Conflict:
+            self.wake(key)  # somebody wrote in between: look again
+        except Exception as error:  # noqa: BLE001 - top of the control loop: one training's trouble is its own
+            self._back_off(key, error)
+        else:
+            self._failures.pop(key, None)
+
+    def _back_off(self, key: Key, error: Exception) -> None:
+        count, told = self._failures.get(key, (0, ""))
+        text = f"{type(error).__name__}: {error}"
+        log.log(
+            logging.WARNING if isinstance(error, errors.MusterError) else logging.ERROR,
+            "%s: %s",
+            key,
+            text,
+            exc_info=not isinstance(error, errors.MusterError),
+        )
+        if text != told and (stored := self._store.get(key)) is not None:
+            self.story(stored.uid, Event("ReconcileFailed", f"{text}; trying again", "Warning"))
+        self._failures[key] = (count + 1, text)
+        self._wake_in(key, min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(count, 20)))
+
+    def _wake_in(self, key: Key, seconds: float) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        if not self._stopping:
+            self._timers[key] = asyncio.get_running_loop().call_later(max(0.0, seconds), self.wake, key)
+
+    async def _look(self, key: Key) -> None:
+        stored = self._store.get(key)
+        if stored is None:
+            return
+        self.handled += 1
+        now = self._clock.now()
+        training = stored.training
+        plan = reconcile.reconcile(training, self._observer.look(training), now)
+        await self._carry_out(stored, plan)
+        removed = any(isinstance(action, reconcile.Remove) for action in plan.actions)
+        if not removed:
+            await self._write_status(stored, plan, now)
+            if plan.wake_at is not None:
+                self._wake_in(key, (plan.wake_at - self._clock.now()).total_seconds())
+
+    async def _carry_out(self, stored: Stored, plan: Plan) -> None:
+        training = stored.training
+        starts = []
+        for action in plan.actions:
+            match action:
+                case reconcile.OpenRun(settings=settings, target=target):
+                    self._worlds.open(training.uid, settings, target)
+                case reconcile.EndRun(state=state, reason=reason, message=message):
+                    self._worlds.end(training.uid, state, reason, message)
+                case reconcile.Confirm(outcome=outcome):
+                    self._worlds.confirm(training.uid, reconcile.world_outcome(outcome))
+                case reconcile.LetGo():
+                    self._worlds.let_go(training.uid)
+                case reconcile.CloseRun():
+                    self._worlds.close(training.uid)
+                case reconcile.StartWorker(name=name):
+                    starts.append(name)
+                case reconcile.StopWorker(name=name, why=why, kill=kill):
+                    await self._backends[training.spec.backend].stop(training.uid, name, why=why, kill=kill)
+                case reconcile.Remove(why=why):
+                    await self._remove(stored, why)
+        if starts:
+            await self._start_workers(training, starts)
+
+    async def _start_workers(self, training: Training, names: list[str]) -> None:
+        backend, each = self._backends[training.spec.backend], training.spec.resources.gpus
+        token = await self._token(training)
+        begun = []
+        for name in names:
+            free = backend.capacity().free
+            if len(free) < each:
+                break  # somebody took them in between; the next look says who
+            begun.append(asyncio.ensure_future(backend.start(training, name, free[:each], token)))
+            await asyncio.sleep(0)  # its GPUs are taken now
+        await asyncio.gather(*begun)
+
+    async def _token(self, training: Training) -> str:
+        """The secret that this training's workers prove to the coordinator; the same after a restart."""
+        if (kept := self._store.record(TOKEN_KIND, training.uid)) is not None:
+            return str(kept["token"])
+        token = secrets.token_urlsafe(24)
+        await self._store.write(Write(records=(Record(TOKEN_KIND, training.uid, {"token": token}),), lazy=True))
+        return token
+
+    async def _remove(self, stored: Stored, why: str) -> None:
+        training = stored.training
+        self._worlds.close(training.uid)
+        await self._backends[training.spec.backend].forget(training.uid)
+        gone = Event("Deleted", why)
+        token = Record(TOKEN_KIND, training.uid, None)
+        await self._store.write(Write(delete=stored.key, expect=stored.version, events=(gone,), records=(token,)))
+
+    async def _write_status(self, stored: Stored, plan: Plan, now: datetime) -> None:
+        training, status = stored.training, plan.status
+        if status == training.status and not plan.events:
+            return
+        if broken := lifecycle.broken_rules(training.status, status):
+            raise errors.InternalError(f"{stored.key}: {'; '.join(broken)}")
+        only_steps = not plan.events and _without_steps(status) == _without_steps(training.status)
+        if only_steps and now < self._steps_at.get(stored.key, now) + self._step_interval():
+            return
+        self._steps_at[stored.key] = now
+        put = replace(training, status=status)
+        await self._store.write(Write(put=put, expect=stored.version, events=plan.events, lazy=only_steps))
+
+    def _step_interval(self) -> timedelta:
+        return max(reconcile.STEP_REFRESH, timedelta(seconds=self._observer.live / STEP_WRITES_PER_S))
+
+
+def _without_steps(status: Status) -> Status:
+    return replace(status, ranks=tuple(replace(rank, step=None) for rank in status.ranks))
+
+
+def _needs_a_look(training: Training, store: Store) -> bool:
+    """An ended training about which something is left to do."""
+    return (
+        training.metadata.deletion_timestamp is not None
+        or training.spec.ttl_seconds_after_finished is not None
+        or training.generation > training.status.observed_generation
+        or store.record(RUN_KIND, training.uid) is not None
+    )

@@ -1,0 +1,42 @@
+"""A worker as its backend knows it, and what a backend has to give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from muster.types.training import Uid
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One that runs, or that ended."""
+
+    name: str
+    uid: Uid  # the training that it works for
+    node: str
+    started_at: datetime
+    gpus: tuple[int, ...] = ()
+    pid: int = 0
+    stopping: bool = False  # it was asked to leave
+    ended_at: datetime | None = None
+    exit_code: int | None = None  # None while it runs, and when nobody saw its end
+    why_ended: str = ""
+    last_words: str = ""  # what it said before it ended, if it failed
+
+    @property
+    def alive(self) -> bool:
+        return self.ended_at is None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many GPUs there are, and which are taken: index → worker name."""
+
+    gpus: int
+    taken: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        return tuple(index for index in range(self.gpus) if index not in self.taken)
