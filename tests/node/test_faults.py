@@ -225,3 +225,15 @@ def test_what_can_be_read_of_a_state_file_is_used(fleet: Fleet) -> None:
     fleet.started(0, 1)
     fleet.go()
     assert node.wait() == 0
+
+
+def test_a_rank_that_is_stopped_while_it_starts_ends_by_that_signal(fleet: Fleet) -> None:
+    """Before it has left its parent's signal handling behind, a SIGTERM must neither be lost nor end its siblings."""
+    fleet.coordinator()
+    for attempt in range(3):
+        fleet.run_id = f"run-{attempt}"
+        program = fleet.probe("exit=3@1.*", "sleep")
+        options = ("--nnodes", "1", "--nproc", "2", "--max-restarts", "0", "--fail-grace-s", "20", "--blame-s", "0.05")
+        begun = time.monotonic()
+        assert fleet.node("a", *options, program=program).wait() == 1
+        assert time.monotonic() - begun < 15, "the signal was lost, and the rank had to be killed"

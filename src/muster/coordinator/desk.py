@@ -147,6 +147,7 @@ class Desk:
             if self.roll is not None and visitor.member_id in self.roll.members:
                 kind = "left" if self.roll.outcome is not None else "lost"
                 self._tell(kind, f"{self._name(visitor.member_id)}: its connection closed", now)
+                self.unsaved |= self.roll.round is not None and visitor.member_id in self.roll.round.finished
                 self.roll = register.disconnected(self._renewed_roll(), visitor.member_id, now)
                 self._probe(visitor.member_id)
 
@@ -233,7 +234,7 @@ class Desk:
         """Take over the round that a record shows; members that are already here enter it again."""
         before = self.roll
         old = before.members if before is not None else {}
-        last = Round.from_wire(record) if record.get("seats") else None
+        last = _round_of(record)
         settings, target, used = Settings.parse(record["settings"]), int(record["target"]), record["restarts_used"]
         if self.directed and before is not None:
             settings, target = before.settings, before.target
@@ -395,6 +396,7 @@ class Desk:
             case "ack":
                 self.roll = register.exited(self.roll, member_id, number, _exits(frame.get("exits"), now))
                 self.roll = register.acknowledge(self.roll, member_id)
+                self.unsaved |= self.directed  # it may be gone before its exits are recorded elsewhere
 
     def _renew(self, peer: Peer, visitor: _Visitor, member_id: MemberId, frame: Frame, now: float) -> None:
         assert self.roll is not None
@@ -698,6 +700,8 @@ class Desk:
             "best_step": roll.best_step,
             "stale_rounds": roll.stale_rounds,
             "outcome": roll.outcome.to_wire() if roll.outcome else None,
+            "exits": [end.to_wire() for end in _settled_exits(roll)],
+            "finished": sorted(roll.round.finished) if roll.round else [],
         }
 
     def _record_frame(self, kind: str) -> bytes:
@@ -731,6 +735,22 @@ class Desk:
             return member.name
         seat = self.roll.round.seat_of(member_id) if self.roll is not None and self.roll.round else None
         return seat.name if seat else str(member_id)
+
+
+def _settled_exits(roll: rolls.Roll) -> list[RankExit]:
+    """Ends that stand whatever comes: all of them once there is an outcome, before it those that succeeded."""
+    if roll.round is None:
+        return []
+    return [end for end in roll.round.exits.values() if roll.outcome is not None or end.exit_code == 0]
+
+
+def _round_of(record: Mapping[str, Any]) -> Round | None:
+    """The round that a record shows, with what was known of its ranks' ends."""
+    if not record.get("seats"):
+        return None
+    ends = [RankExit.from_wire(end) for end in record.get("exits") or ()]
+    finished = frozenset(MemberId(member_id) for member_id in record.get("finished") or ())
+    return replace(Round.from_wire(record), exits={end.rank: end for end in ends}, finished=finished)
 
 
 def _grace(current: Round, member_id: MemberId) -> float:

@@ -211,6 +211,7 @@ class _Parent:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._control.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
@@ -288,10 +289,18 @@ class _Parent:
 
 
 def _fork() -> int:
-    """A fork without Python's warning about threads: those that numpy's BLAS started see to themselves."""
+    """A fork without Python's warning about threads: those that numpy's BLAS started see to themselves.
+
+    In the child SIGTERM stays blocked until `_become_child` has replaced the parent's handler: one that comes before
+    would make the child end its siblings, or be lost.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+        pid = os.fork()
+    if pid != 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return pid
 
 
 def _send(pid: int, number: int, *, group: bool) -> None:

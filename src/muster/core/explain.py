@@ -1,0 +1,191 @@
+"""Why is a training where it is? One sentence first, then what leads to it.
+
+The reconciler writes its reasons into conditions, in words meant for users; this module picks the one that answers
+the question and puts what else matters behind it. It shows no variable of `env`, and no line that a rank printed but
+the last words of the one that failed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from muster.types.event import FINISHED, WORKER_EXITED, Event
+from muster.types.training import Condition, Outcome, Training
+
+_EVENTS_SHOWN = 5
+_EXITS_SHOWN = 8
+_CONDITIONS = ("Admitted", "BelowMinimum", "Resizing", "TargetReached", "MeshReady", "DegradedMesh")
+_BAD = {"Admitted": "False", "BelowMinimum": "True", "TargetReached": "False", "MeshReady": "False"}
+_BAD |= {"Resizing": "True", "DegradedMesh": "True"}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A sentence that answers, and lines that support it."""
+
+    summary: str
+    details: tuple[str, ...] = ()
+
+
+def explain(training: Training, events: Sequence[Event], now: datetime) -> Explanation:
+    """What holds a training up, or how it ended."""
+    details = (*_details(training, now), *_last_events(training, events, now))
+    return Explanation(_summary(training, now), details)
+
+
+def show_age(age: timedelta) -> str:
+    """A duration in its two largest units, as a person would say it: 45s, 3m20s, 2h5m, 4d1h."""
+    seconds = max(0, int(age.total_seconds()))
+    for size, below, unit, next_unit in ((86_400, 3600, "d", "h"), (3600, 60, "h", "m"), (60, 1, "m", "s")):
+        if seconds >= size:
+            rest = seconds % size // below
+            return f"{seconds // size}{unit}{rest}{next_unit}" if rest else f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+# The sentence ------------------------------------------------------------------------------------
+
+
+def _summary(training: Training, now: datetime) -> str:
+    name, status, world = training.metadata.name, training.status, training.status.world_size
+    if training.is_terminal:
+        return _ended(training, now)
+    if status.outcome is not None:
+        return _sentence(f"{name} is ending as {status.outcome.state}", _why(status.outcome))
+    if training.metadata.deletion_timestamp is not None:
+        return f"{name} is being deleted: its workers are being stopped."
+    if training.spec.cancel is not None:
+        age = show_age(now - training.spec.cancel.requested_at)
+        return f"{name} is being cancelled since {age}: its ranks are being stopped."
+    if status.observed_generation == 0:
+        return f"{name} was submitted; the control plane has not looked at it yet."
+    if _is_bad(admitted := status.condition("Admitted")):
+        return _sentence(f"{name} is {status.phase}", _message(admitted))
+    if status.phase == "pending":
+        return _sentence(f"{name} is pending with {world.ready} of at least {world.min} workers", _blocker(training))
+    if _is_bad(below := status.condition("BelowMinimum")):
+        return _sentence(f"{name} is below its minimum: {world.ready} of {world.min} workers train", _message(below))
+    if _is_bad(resizing := status.condition("Resizing")):
+        return _sentence(f"{name} is resizing to {world.target} workers", _message(resizing))
+    if training.generation > status.observed_generation:
+        return f"{name} was changed; the control plane has not acted on that yet."
+    if _is_bad(reached := status.condition("TargetReached")):
+        return _sentence(f"{name} trains with {world.ready} of {world.target} workers", _message(reached))
+    return f"{name} is ready: {world.ready} of {world.target} workers train in round {status.round}."
+
+
+def _ended(training: Training, now: datetime) -> str:
+    status = training.status
+    ago = f" {show_age(now - status.finished_at)} ago" if status.finished_at else ""
+    took = ""
+    if status.finished_at and status.started_at:
+        took = f" after {show_age(status.finished_at - status.started_at)}"
+    verb = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}[status.phase]
+    why = "" if status.phase == "succeeded" or status.outcome is None else _why(status.outcome)
+    return _sentence(f"{training.metadata.name} {verb}{ago}{took}", why)
+
+
+def _blocker(training: Training) -> str:
+    """The first condition that is not as it should be, in the order in which a training passes them."""
+    for kind in ("MeshReady", "BelowMinimum", "TargetReached", "Resizing"):
+        condition = training.status.condition(kind)
+        if _is_bad(condition) and _message(condition):
+            return _message(condition)
+    return "its world has not formed yet"
+
+
+def _why(outcome: Outcome) -> str:
+    return first_line(outcome.message) or (str(outcome.first_failure) if outcome.first_failure else outcome.reason)
+
+
+def first_line(text: str) -> str:
+    """A message without the lines that it goes on with, and without the words that announce them."""
+    line, *more = text.strip().splitlines() or [""]
+    if more and line.endswith(":"):
+        line = line.rpartition(";")[0] or line
+    return line.strip()
+
+
+def _sentence(what: str, why: str) -> str:
+    text = " ".join(f"{what}: {why}".split()) if why else what  # on one line, whatever the reason looked like
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _is_bad(condition: Condition | None) -> bool:
+    return condition is not None and condition.status == _BAD.get(condition.type)
+
+
+def _message(condition: Condition | None) -> str:
+    return "" if condition is None else condition.message or condition.reason
+
+
+# What supports it --------------------------------------------------------------------------------
+
+
+def _details(training: Training, now: datetime) -> Iterator[str]:
+    status, spec = training.status, training.spec
+    if training.is_terminal:
+        yield from _exits(training)
+    else:
+        yield from _conditions(training, now)
+        yield from _deadlines(training, now)
+        if 0 < status.observed_generation < training.generation:
+            yield f"generation {training.generation} was asked for; generation {status.observed_generation} is acted on"
+        if status.spares.target:
+            yield f"spares: {status.spares.ready} of {status.spares.target} ready"
+    if status.restarts:
+        yield f"restarts: {status.restarts} of {spec.max_restarts}"
+    if status.last_resize is not None:
+        resize = status.last_resize
+        ago = f", {show_age(now - resize.at)} ago" if resize.at else ""
+        reason = f": {resize.reason}" if resize.reason else ""
+        yield f"last resize: {resize.from_target} → {resize.to_target} workers{ago}{reason}"
+
+
+def _conditions(training: Training, now: datetime) -> Iterator[str]:
+    for kind in _CONDITIONS:
+        condition = training.status.condition(kind)
+        if condition is None or not _is_bad(condition):
+            continue
+        since = f" for {show_age(now - condition.last_transition_time)}" if condition.last_transition_time else ""
+        yield f"{kind} is {condition.status}{since}: {_message(condition) or 'no reason was given'}"
+
+
+def _deadlines(training: Training, now: datetime) -> Iterator[str]:
+    below = training.status.condition("BelowMinimum")
+    if below is not None and _is_bad(below) and below.last_transition_time:
+        left = below.last_transition_time + timedelta(seconds=training.spec.below_minimum_timeout_seconds) - now
+        yield f"it fails in {show_age(left)} unless {training.status.world_size.min} workers train by then"
+    if training.spec.active_deadline_seconds is not None and training.status.started_at:
+        left = training.status.started_at + timedelta(seconds=training.spec.active_deadline_seconds) - now
+        yield f"its deadline is in {show_age(left)}"
+
+
+def _exits(training: Training) -> Iterator[str]:
+    failed = [one for one in training.status.rank_exits or () if one.failed]
+    for one in failed[:_EXITS_SHOWN]:
+        where = f" on {one.worker}" if one.worker else ""
+        yield f"{one}{where} in round {one.round}"
+    if len(failed) > _EXITS_SHOWN:
+        yield f"and {len(failed) - _EXITS_SHOWN} more ranks that failed"
+    first = training.status.outcome.first_failure if training.status.outcome else None
+    if first is not None and first.stderr_tail:
+        yield f"last words of rank {first.rank}: {first.stderr_tail[-1]}"
+
+
+def _last_events(training: Training, events: Sequence[Event], now: datetime) -> Iterator[str]:
+    """The latest that bear on the question: warnings and exits before the rest, in the order of their time."""
+    mine = [event for event in events if event.uid == training.metadata.uid or not event.uid]
+    ends = [place for place, event in enumerate(mine) if event.reason in FINISHED.values()]
+    if training.is_terminal and ends:
+        mine = mine[: ends[0] + 1]  # that its workers leave then explains nothing
+    telling = [place for place, event in enumerate(mine) if event.type == "Warning" or event.reason == WORKER_EXITED]
+    others = [place for place in range(len(mine)) if place not in set(telling)]
+    chosen = telling[-_EVENTS_SHOWN:]
+    if free := _EVENTS_SHOWN - len(chosen):
+        chosen += others[-free:]
+    for event in (mine[place] for place in sorted(chosen)):
+        age = f"{show_age(now - event.at)} ago" if event.at else "just now"
+        yield f"{age}: {event.reason}" + (f": {first_line(event.message)}" if event.message else "")

@@ -1,0 +1,150 @@
+"""What did a training use? A fold over the journal: from each worker's start to its exit, and what that costs.
+
+The journal may hold an entry twice, late, or in another order than things happened: the control plane writes again
+what it is not sure to have written, and learns of exits that took place while it was down. So the answer never
+depends on the order of entries: a worker starts at its earliest start and ends at its earliest end. A replacement
+always has a new name, which is why a name starts once. Who wrote the entries, and when, is left to the control loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from muster.types.codec import Invalid, Problem, from_wire, limited
+from muster.types.event import FINISHED, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.usage import Interval, Usage
+
+By = Literal["training", "namespace"]
+
+_ENDS = frozenset(FINISHED.values())
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What an hour costs."""
+
+    worker_hour: float = limited(0.0, ge=0)
+    gpu_hour: float = limited(0.0, ge=0)
+    currency: str = limited("", max_length=16)
+
+    def cost(self, worker_seconds: float, gpu_seconds: float) -> float:
+        return (worker_seconds * self.worker_hour + gpu_seconds * self.gpu_hour) / _HOUR_S
+
+
+def read_rates(text: str) -> Rates:
+    """Rates from JSON, {"currency": "EUR", "workerHour": 0.1, "gpuHour": 2.5}, or the same as TOML."""
+    try:
+        data: object = json.loads(text) if text.lstrip().startswith(("{", "[")) else tomllib.loads(text)
+    except ValueError as error:
+        raise Invalid([Problem("rates", f"is neither JSON nor TOML: {error}")]) from error
+    return from_wire(Rates, data)
+
+
+def intervals(events: Iterable[Event], now: datetime) -> list[Interval]:
+    """Every worker's interval, oldest first. One that is open has no end."""
+    starts: dict[tuple[str, str], _Start] = {}
+    exits: dict[tuple[str, str], datetime] = {}
+    ends: dict[str, tuple[datetime, str]] = {}
+    for event in events:
+        at = _time_of(event, now)
+        owner = event.uid or f"{event.namespace}/{event.training}"
+        worker = (owner, str(event.data.get("worker", "")))
+        if event.reason == WORKER_STARTED:
+            start = _Start(at, -_gpus_of(event.data), event)
+            starts[worker] = min(starts.get(worker, start), start)
+        elif event.reason == WORKER_EXITED:
+            exits[worker] = min(exits.get(worker, at), at)
+        elif event.reason in _ENDS:
+            ends[owner] = min(ends.get(owner, (at, event.reason)), (at, event.reason))
+    found = [_interval(start, exits.get(worker), ends.get(worker[0])) for worker, start in starts.items()]
+    return sorted(found, key=lambda one: (one.since, one.namespace, one.training, one.uid, one.worker))
+
+
+def totals(
+    intervals: Iterable[Interval],
+    *,
+    now: datetime,
+    since: datetime | None = None,
+    by: By = "training",
+    rates: Rates | None = None,
+) -> list[Usage]:
+    """Sums from `since` to `now`, in order of namespace, name and age. What is open counts up to now."""
+    sums: dict[tuple[str, str, str], _Sum] = {}
+    for one in intervals:
+        if since is not None and one.until is not None and one.until <= since:
+            continue
+        owner = (one.namespace, one.training, one.uid) if by == "training" else (one.namespace, "", "")
+        sums.setdefault(owner, _Sum(one.since)).add(one, _seconds(one, since, now))
+    ordered = sorted(sums, key=lambda owner: (owner[0], owner[1], sums[owner].first, owner[2]))
+    return [sums[owner].usage(owner, rates) for owner in ordered]
+
+
+@dataclass(frozen=True, order=True)
+class _Start:
+    """Compared by time; of two that are equal, the one with more GPUs counts, so that order does not matter."""
+
+    at: datetime
+    minus_gpus: int
+    event: Event = field(compare=False)
+
+
+@dataclass
+class _Sum:
+    first: datetime
+    workers: int = 0
+    worker_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    running: int = 0
+
+    def add(self, one: Interval, seconds: float) -> None:
+        self.first = min(self.first, one.since)
+        self.workers += 1
+        self.worker_seconds += seconds
+        self.gpu_seconds += seconds * one.gpus
+        self.running += one.until is None
+
+    def usage(self, owner: tuple[str, str, str], rates: Rates | None) -> Usage:
+        cost = None if rates is None else rates.cost(self.worker_seconds, self.gpu_seconds)
+        return Usage(*owner, self.workers, self.worker_seconds, self.gpu_seconds, self.running, cost)
+
+
+def _interval(start: _Start, exited: datetime | None, ended: tuple[datetime, str] | None) -> Interval:
+    event = start.event
+    owner = (event.namespace, event.training, event.uid)
+    closes = [] if exited is None else [(exited, WORKER_EXITED)]
+    closes += [] if ended is None else [ended]
+    until, why = min(closes, default=(None, ""))
+    if until is not None:
+        until = max(until, start.at)  # clocks differ: an exit is never before its start
+    return Interval(*owner, str(event.data.get("worker", "")), -start.minus_gpus, start.at, until, why)
+
+
+def _seconds(one: Interval, since: datetime | None, now: datetime) -> float:
+    begin = one.since if since is None else max(one.since, since)
+    end = now if one.until is None else min(one.until, now)
+    return max(0.0, (end - begin).total_seconds())
+
+
+def _time_of(event: Event, now: datetime) -> datetime:
+    """When it happened; never in the future, which a clock that was set back would otherwise make of the past."""
+    meant = event.data.get("at")
+    at = event.at or now
+    if isinstance(meant, str):
+        with contextlib.suppress(ValueError):  # the time of writing is the next best
+            at = datetime.fromisoformat(meant)
+    return min(at if at.tzinfo else at.replace(tzinfo=UTC), now)
+
+
+def _gpus_of(data: Mapping[str, Any]) -> int:
+    """How many, given as a number or as the list of their indices."""
+    gpus = data.get("gpus")
+    if isinstance(gpus, list | tuple):
+        return len(gpus)
+    return max(0, gpus) if isinstance(gpus, int) else 0

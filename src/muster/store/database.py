@@ -1,0 +1,270 @@
+"""What lies in the file, and how does it get there? The blocking half of the SQLite store.
+
+Two connections to one file in WAL mode: one writes, each transaction as a whole, and one reads history and journal
+without holding writers up. Neither is used by two threads at once; `sqlite` sees to that. Every row of `objects`
+carries a seal, a hash of the row as muster wrote it, so that an edit around the API shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from muster import errors
+from muster.ports import Change, Stored, Version
+from muster.store import schema
+from muster.store.ledger import Entry
+from muster.store.schema import Row
+from muster.types import codec
+from muster.types.event import Event
+from muster.types.training import Key, Uid
+
+Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
+_BUSY_MS = 5000  # how long another program may hold the file before a write of ours gives up
+_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the file holds, read at start."""
+
+    rows: Sequence[Row]
+    records: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    version: Version
+    last_event: int
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Another program has written to the file: the rows that are not as muster left them, and all that there are."""
+
+    rows: Sequence[Row]
+    keys: frozenset[Key]
+    last_event: int
+
+
+class Database:
+    """One file, open for this process alone."""
+
+    def __init__(self, path: Path, *, synchronous: Synchronous, keep_changes: int) -> None:
+        if synchronous not in get_args(Synchronous):
+            raise errors.InvalidRequest(f"synchronous must be one of {', '.join(get_args(Synchronous))}")
+        self.path = path
+        self._synchronous = synchronous
+        self._keep_changes = keep_changes
+        self._seen: int | None = None  # the data_version up to which foreign writes are known
+        with contextlib.ExitStack() as undo, _translated(path, "opened"):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = undo.enter_context(_locked(path))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            path.chmod(0o600)  # SQLite gives its side files the same mode
+            self._writer = undo.enter_context(contextlib.closing(_connect(path)))
+            schema.bring_up_to_date(self._writer, path)
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            self._set_synchronous(synchronous)
+            self._reader = undo.enter_context(contextlib.closing(_connect(path)))
+            self._reader.execute("PRAGMA query_only = ON")
+            self._undo = undo.pop_all()
+
+    def close(self) -> None:
+        """Waits for nothing: what is committed is committed."""
+        with contextlib.suppress(sqlite3.Error):
+            self._undo.close()
+
+    # Writing -------------------------------------------------------------------------------------
+
+    def load(self) -> Found:
+        with _translated(self.path, "read"):
+            self._seen = self._data_version()
+            records: dict[str, dict[str, Mapping[str, Any]]] = {}
+            for kind, key, value in self._writer.execute("SELECT kind, key, value FROM records"):
+                records.setdefault(kind, {})[key] = json.loads(value)
+            rows = list(schema.rows(self._writer))
+            latest = self._number("SELECT max(version) FROM changes")
+            version = max([latest, *(row.version for row in rows)])
+            return Found(rows, records, version, self._last_event())
+
+    def commit(self, entries: Iterable[Entry], *, durable: bool) -> Foreign | None:
+        """Write all of them in one transaction; nothing is written if someone else wrote meanwhile.
+
+        What need not be durable is handed to the operating system only: it outlives the process, not the machine.
+        """
+        try:
+            with _translated(self.path, "written"):
+                return self._transact(entries, durable)
+        except errors.Unavailable:
+            self._seen = None  # whatever was found meanwhile is found again
+            with contextlib.suppress(sqlite3.Error):
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+            raise
+
+    def _transact(self, entries: Iterable[Entry], durable: bool) -> Foreign | None:
+        self._set_synchronous(self._synchronous if durable else "NORMAL")
+        self._writer.execute("BEGIN IMMEDIATE")
+        now = self._data_version()
+        if now != self._seen:
+            rows = list(schema.rows(self._writer))
+            last_event = self._last_event()
+            self._writer.execute("ROLLBACK")
+            self._seen = now
+            return Foreign([row for row in rows if not row.ours], frozenset(row.key for row in rows), last_event)
+        latest = 0
+        for entry in entries:
+            self._write(entry)
+            latest = entry.change.version if entry.change is not None else latest
+        if latest:
+            self._writer.execute("DELETE FROM changes WHERE version <= ?", (latest - self._keep_changes,))
+        self._writer.execute("COMMIT")
+        return None
+
+    def _write(self, entry: Entry) -> None:
+        run = self._writer.execute
+        if entry.change is not None:
+            self._write_change(entry, entry.change)
+        for noted in entry.events:
+            event = noted.event
+            assert event.at is not None  # the ledger fills it
+            run(
+                "INSERT INTO events (id, at, namespace, training, uid, body) VALUES (?, ?, ?, ?, ?, ?)",
+                (event.id, codec.show_time(event.at), event.namespace, event.training, event.uid, noted.raw.decode()),
+            )
+        for kept in entry.records:
+            place = (kept.record.kind, kept.record.key)
+            if kept.raw is None:
+                run("DELETE FROM records WHERE kind = ? AND key = ?", place)
+            else:
+                run("INSERT OR REPLACE INTO records (kind, key, value) VALUES (?, ?, ?)", (*place, kept.raw.decode()))
+
+    def _write_change(self, entry: Entry, change: Change) -> None:
+        run, stored = self._writer.execute, change.stored
+        labels = json.dumps(dict(stored.labels), sort_keys=True)
+        what = (stored.key.namespace, stored.key.name, stored.uid, stored.version, stored.phase, labels)
+        body = stored.raw.decode()
+        run(
+            "INSERT OR REPLACE INTO changes (version, type, namespace, name, uid, stored_version, phase, labels, body)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (change.version, change.type, *what, body),
+        )
+        if entry.training is None:
+            run("DELETE FROM objects WHERE namespace = ? AND name = ?", what[:2])
+            return
+        training = entry.training
+        row = Row(stored.key, *what[2:], stored.raw, training.generation, schema.spec_hash(training.spec), "")
+        run(
+            "INSERT OR REPLACE INTO objects"
+            " (namespace, name, uid, version, phase, labels, body, generation, spec_hash, seal)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*what, body, row.generation, row.spec_hash, schema.seal(row)),
+        )
+
+    def _set_synchronous(self, level: Synchronous) -> None:
+        order = get_args(Synchronous)
+        weaker = min(level, self._synchronous, key=order.index)
+        self._writer.execute(f"PRAGMA synchronous = {weaker}")
+
+    # Reading -------------------------------------------------------------------------------------
+
+    def _data_version(self) -> int:
+        return self._number("PRAGMA data_version")
+
+    def _last_event(self) -> int:
+        return self._number(
+            "SELECT max((SELECT ifnull(max(id), 0) FROM events), (SELECT ifnull(max(seq), 0)"
+            " FROM sqlite_sequence WHERE name = 'events'))"
+        )
+
+    def _number(self, query: str) -> int:
+        return int(self._writer.execute(query).fetchone()[0] or 0)
+
+    def last_written(self, row: Row) -> Stored | None:
+        """The object as the history has it, for when its row is not as muster left it."""
+        with _translated(self.path, "read"):
+            found = self._changes(
+                self._writer,
+                "version = ? AND namespace = ? AND name = ? AND type <> 'DELETED'",
+                (row.version, row.key.namespace, row.key.name),
+            )
+        return found[0].stored if found else None
+
+    def changes(self, after: Version, upto: Version) -> list[Change]:
+        """The next changes, oldest first; empty if the first of them is no longer kept."""
+        with _translated(self.path, "read"):
+            found = self._changes(
+                self._reader, "version > ? AND version <= ? ORDER BY version LIMIT ?", (after, upto, _AT_ONCE)
+            )
+            return found if found and found[0].version == after + 1 else []
+
+    @staticmethod
+    def _changes(connection: sqlite3.Connection, where: str, values: tuple[str | int, ...]) -> list[Change]:
+        found = connection.execute(
+            "SELECT version, type, namespace, name, uid, stored_version, phase, labels, CAST(body AS BLOB)"
+            f" FROM changes WHERE {where}",
+            values,
+        )
+        return [
+            Change(
+                version,
+                kind,
+                Stored(Key(namespace, name), Uid(uid), stored_version, phase, schema.read_labels(labels), body),
+            )
+            for version, kind, namespace, name, uid, stored_version, phase, labels, body in found
+        ]
+
+    def events(self, where: Mapping[str, str], after: int) -> list[Event]:
+        """Entries of the journal whose columns have these values."""
+        tests = "".join(f" AND {column} = ?" for column in where)
+        with _translated(self.path, "read"):
+            rows = self._reader.execute(
+                f"SELECT id, body FROM events WHERE id > ?{tests} ORDER BY id", (after, *where.values())
+            ).fetchall()
+        return [codec.from_wire(Event, json.loads(body) | {"id": number}, strict=False) for number, body in rows]
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The right to be the one process that has this file open."""
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise errors.MusterError(
+                f"{path} is in use by another control plane",
+                code="store_busy",
+                hint="stop that one first (muster server stop), or choose another MUSTER_HOME",
+            ) from None
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _translated(path: Path, verb: str) -> Iterator[None]:
+    """What SQLite and the system say about a disk, in words for whoever asked for the write."""
+    try:
+        yield
+    except (sqlite3.Error, OSError, UnicodeError, OverflowError) as error:
+        said = str(error)
+        hint = "see that its disk works and that muster may write there; nothing of this was stored"
+        if "full" in said:
+            hint = "make room on its disk, then try again; nothing of this was stored"
+        elif "locked" in said:
+            hint = "another program holds it in a transaction: end that, then try again"
+        elif "not a database" in said or "malformed" in said:
+            hint = "the file is damaged or is not muster's: move it away, or restore a copy"
+            raise errors.Unavailable(f"{path} cannot be {verb}: {said}", "store_damaged", False, hint) from error
+        raise errors.Unavailable(f"{path} cannot be {verb}: {said}", hint=hint) from error

@@ -1,0 +1,32 @@
+"""What the stories about stores have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from muster.ports import Change, Filter, Store, Write
+from tests.training_builders import a_training
+
+Story = Callable[[Store], Awaitable[None]]
+ALL = Filter()
+
+
+class Run(Protocol):
+    def __call__(self, story: Story, *, keep_changes: int = 5000) -> None: ...
+
+
+async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:
+    return [await anext(changes) for _ in range(count)]
+
+
+async def settle() -> None:
+    """Let every task that can run do so until it waits."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def fill(store: Store, names: str, namespace: str = "default") -> None:
+    for name in names:
+        await store.write(Write(put=a_training(name, namespace=namespace)))

@@ -1,0 +1,357 @@
+"""Random lives of one training: users, workers, crashes and time against a model of what must always hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import settings, stateful
+from hypothesis import strategies as st
+
+from muster import errors
+from muster.core import edits, lifecycle, metering, register, waits
+from muster.core import roll as rolls
+from muster.core.admission import Grant
+from muster.core.reconcile import (
+    CloseRun,
+    Confirm,
+    EndRun,
+    LetGo,
+    OpenRun,
+    Remove,
+    StartWorker,
+    StopWorker,
+    reconcile,
+    world_outcome,
+)
+from muster.core.truth import Observed
+from muster.types.event import FINISHED, TERMINAL_EDIT, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.training import Status, Training, Uid
+from muster.types.worker import Worker
+from muster.types.world import Member, MemberId, Outcome, RankExit, Role, Round
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class TrainingLife(stateful.RuleBasedStateMachine):
+    """The store, the backend and the coordinator in one; only decisions are the product's."""
+
+    @stateful.initialize(
+        least=st.integers(1, 2), more=st.integers(0, 1), room=st.integers(0, 2), spares=st.integers(0, 1)
+    )
+    def submit(self, least: int, more: int, room: int, spares: int) -> None:
+        size = {"min": least, "target": least + more, "max": least + more + room}
+        body = {
+            "metadata": {"name": "demo"},
+            "spec": {"script": "t.py", "worldSize": size, "spares": spares, "maxRestarts": 1},
+        }
+        self.clock = 0.0
+        self.training = edits.created(
+            body, namespace="default", now=self.now, uid=Uid("u"), actor="a", backends={"local"}
+        ).training
+        self.roll: rolls.Roll | None = None
+        self.kept: tuple[int, Round | None, int] | None = None
+        self.confirmed = False
+        self.workers: dict[str, Worker] = {}
+        self.reports: dict[str, dict[int, dict[int, RankExit]]] = {}  # what each worker knows: round → rank → end
+        self.journal: list[Event] = []
+        self.history: list[Status] = [self.training.status]
+        self.removed = False
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.clock)
+
+    # The control plane
+
+    @stateful.rule()
+    def look(self) -> None:
+        if self.removed:
+            return
+        self.settle()
+        grant = Grant(self.training.spec.world_size.target + self.training.spec.spares, True, "Admitted", "")
+        seen = Observed(self.roll, "because", self.confirmed, tuple(self.workers.values()), {}, grant)
+        plan = reconcile(self.training, seen, self.now)
+        for action in plan.actions:
+            self.carry_out(action)
+        if self.removed:
+            return
+        assert lifecycle.broken_rules(self.training.status, plan.status) == []
+        if plan.status.phase in FINISHED and not self.training.is_terminal:
+            self.check_exits(plan.status, seen)
+        self.journal += [self.stamped(event) for event in plan.events]
+        self.training = replace(self.training, status=plan.status)
+        self.history.append(plan.status)
+
+    @stateful.rule(times=st.integers(2, 6))
+    def look_again(self, times: int) -> None:
+        for _ in range(times):
+            self.look()
+
+    def carry_out(self, action: object) -> None:
+        match action:
+            case OpenRun(settings=wanted, target=target):
+                opened = self.roll or replace(register.open_roll(wanted), holds_farewell=True)
+                self.roll = register.reconfigure(opened, wanted, target, self.clock)
+            case StartWorker(name=name):
+                assert not self.training.is_terminal, "no worker for a training that has ended"
+                assert name not in self.workers, "a replacement has a new name"
+                self.workers[name] = Worker(name, Uid("u"), "node", self.now)
+                self.journal.append(self.stamped(Event(WORKER_STARTED, data={"worker": name, "gpus": 1})))
+            case StopWorker(name=name):
+                self.die(self.workers[name])
+            case EndRun(state=state, reason=reason, message=message):
+                assert self.roll is not None
+                self.roll = register.order(self.roll, Outcome(state, reason, message))
+            case Confirm(outcome=outcome):
+                assert self.roll is not None and outcome == self.training.status.outcome, "stored before it is told"
+                self.roll, self.confirmed = register.confirm(self.roll, world_outcome(outcome)), True
+            case LetGo():
+                assert self.training.is_terminal and self.roll is not None, "members leave after the end is recorded"
+                self.roll = register.let_go(self.roll)
+                for worker in list(self.workers.values()):
+                    self.die(worker)
+            case CloseRun():
+                self.roll = None
+            case Remove():
+                assert self.training.is_terminal
+                self.removed = True
+
+    @stateful.rule(keeps_record=st.booleans())
+    def crash(self, keeps_record: bool) -> None:
+        """The control plane dies: the roll is what was written of it, and workers come back one by one."""
+        if self.roll is None:
+            return
+        before = self.roll
+        if keeps_record and before.round is not None:
+            known = before.round
+            bare = Round(known.number, known.seats, exits=known.exits, finished=known.finished)
+            self.roll = register.restored(before.settings, before.target, before.restarts_used, bare, self.clock)
+            self.roll = replace(self.roll, holds_farewell=before.holds_farewell)
+        elif before.round is None and not self.training.is_terminal:
+            self.roll = None
+        else:
+            return
+        self.confirmed = False
+
+    def settle(self) -> None:
+        for _ in range(50):
+            if self.roll is None:
+                return
+            self.roll = register.tell_time(self.roll, self.clock)
+            decision = rolls.decide(self.roll, self.clock)
+            self.roll = rolls.carry_out(self.roll, decision.action, self.clock)
+            if isinstance(decision.action, rolls.Wait):
+                return
+        raise AssertionError("the roll does not settle")
+
+    # Workers
+
+    def member(self, worker: Worker) -> Member | None:
+        return self.roll.members.get(MemberId(worker.name)) if self.roll is not None else None
+
+    @stateful.rule()
+    def everybody_joins(self) -> None:
+        for worker in self.workers.values():
+            if self.roll is None or not worker.alive or self.member(worker) is not None or self.roll.farewell_said:
+                continue
+            joined = register.join(self.roll, Member(MemberId(worker.name), worker.name, store_port=1), self.clock)
+            assert isinstance(joined, rolls.Roll)
+            self.roll = joined
+            if self.roll.round is not None:
+                self.tell_exits(worker, self.roll.round)
+        self.settle()
+
+    def tell_exits(self, worker: Worker, current: Round) -> None:
+        assert self.roll is not None
+        known = self.reports.get(worker.name, {}).get(current.number, {})
+        ends = [(end, self.clock) for end in known.values()]
+        self.roll = register.exited(self.roll, MemberId(worker.name), current.number, ends)
+        if known and all(end.exit_code == 0 for end in known.values()):
+            self.roll = register.finished(self.roll, MemberId(worker.name), current.number)
+        elif known:
+            self.roll = register.stopped(self.roll, MemberId(worker.name), current.number, 1, self.clock)
+        else:
+            self.roll = register.up(self.roll, MemberId(worker.name), current.number, self.clock)
+
+    @stateful.rule()
+    def ranks_come_up(self) -> None:
+        if self.roll is not None and (current := self.roll.running) is not None:
+            for seat in current.seats:
+                self.roll = register.up(self.roll, seat.member_id, current.number, self.clock)
+            self.settle()
+
+    @stateful.rule(which=st.integers(0, 3), code=st.sampled_from([0, 0, 0, 1, 137]))
+    def a_rank_exits(self, which: int, code: int) -> None:
+        if self.roll is None or (current := self.roll.running) is None:
+            return
+        seat = current.seats[which % len(current.seats)]
+        self.end_rank(seat.name, current, seat.rank, code, stopped=False)
+
+    def end_rank(self, name: str, current: Round, rank: int, code: int, *, stopped: bool) -> None:
+        worker = self.workers[name]
+        if not worker.alive or self.member(worker) is None or self.roll is None:
+            return
+        known = self.reports.setdefault(name, {}).setdefault(current.number, {})
+        known.setdefault(rank, RankExit(rank, code, name, round=current.number, stopped=stopped))
+        self.tell_exits(worker, current)
+
+    @stateful.rule()
+    def what_was_told_to_stop_stops(self) -> None:
+        """Ranks of a recalled round, or all ranks once the outcome was told; then their worker acknowledges."""
+        if self.roll is None or self.roll.round is None:
+            return
+        current = self.roll.round
+        told = self.roll.outcome is not None and self.confirmed
+        if not told and current.recall is None:
+            return
+        for seat in current.seats:
+            self.end_rank(seat.name, current, seat.rank, 143, stopped=True)
+            self.roll = register.gone(self.roll, seat.member_id, current.number)
+        if told:
+            for member_id in self.roll.members:
+                self.roll = register.acknowledge(self.roll, member_id)
+        self.settle()
+
+    @stateful.rule(which=st.integers(0, 5))
+    def a_worker_dies(self, which: int) -> None:
+        alive = [worker for worker in self.workers.values() if worker.alive]
+        if alive:
+            self.die(alive[which % len(alive)])
+
+    def die(self, worker: Worker) -> None:
+        if not worker.alive:
+            return
+        self.workers[worker.name] = replace(worker, ended_at=self.now, exit_code=137)
+        self.journal.append(self.stamped(Event(WORKER_EXITED, data={"worker": worker.name})))
+        if self.roll is not None:
+            self.roll = register.disconnected(self.roll, MemberId(worker.name), self.clock)
+
+    # Users and time
+
+    @stateful.rule(size=st.integers(1, 5))
+    def scale(self, size: int) -> None:
+        terminal = self.training.is_terminal
+        try:
+            self.edit(edits.scaled(self.training, size, actor="a"))
+        except errors.UDTerminalState:
+            assert terminal
+        except errors.WorldSizeOutOfBounds:
+            bounds = self.training.spec.world_size
+            assert not bounds.min <= size <= bounds.max
+
+    @stateful.rule(rarely=st.integers(0, 5))
+    def cancel(self, rarely: int) -> None:
+        if rarely == 0:
+            self.edit(edits.cancelled(self.training, None, now=self.now, actor="a"))
+
+    @stateful.rule(rarely=st.integers(0, 9))
+    def delete(self, rarely: int) -> None:
+        if rarely == 0:
+            self.edit(edits.deleted(self.training, now=self.now, actor="a"))
+
+    def edit(self, edit: edits.Edit) -> None:
+        assert edit.training.generation >= self.training.generation
+        assert edit.training.status == self.training.status, "requests write the spec only"
+        self.training = edit.training
+
+    @stateful.precondition(lambda self: self.training.is_terminal and not self.removed)
+    @stateful.rule()
+    def someone_edits_around_the_api(self) -> None:
+        before = sum(event.reason == TERMINAL_EDIT for event in self.journal)
+        size = replace(self.training.spec.world_size, max=50, target=50)
+        spec = replace(self.training.spec, world_size=size)
+        metadata = replace(self.training.metadata, generation=self.training.generation + 1)
+        self.training = replace(self.training, spec=spec, metadata=metadata)
+        self.look()
+        self.look()
+        after = sum(event.reason == TERMINAL_EDIT for event in self.journal)
+        assert self.removed or after == before + 1
+
+    @stateful.rule(by=st.sampled_from([0.1, 1.0, 3.0, 30.0]))
+    def time_passes(self, by: float) -> None:
+        self.clock += by
+        if self.roll is not None:  # whoever lives renews its lease
+            alive = {MemberId(worker.name): self.clock for worker in self.workers.values() if worker.alive}
+            self.roll = register.renew(self.roll, {key: at for key, at in alive.items() if key in self.roll.members})
+            self.settle()
+
+    def stamped(self, event: Event) -> Event:
+        return replace(event, at=self.now, namespace="default", training="demo", uid="u", id=len(self.journal) + 1)
+
+    # What must hold
+
+    def check_exits(self, status: Status, seen: Observed) -> None:
+        """One exit per rank of the last round, and nothing that a present worker reported is lost."""
+        exits = {one.rank: one for one in status.rank_exits or ()}
+        last = seen.last_round
+        if last is None:
+            assert sorted(exits) == sorted(rank.rank for rank in self.training.status.ranks)
+            return
+        assert sorted(exits) == list(range(last.rank_count))
+        for rank, end in last.exits.items():
+            assert exits[rank].exit_code == end.exit_code
+            assert exits[rank].failed == end.failed or status.phase == "cancelled"
+
+    @stateful.invariant()
+    def terminal_phases_stay_and_generations_grow(self) -> None:
+        if len(getattr(self, "history", [])) < 2:
+            return
+        before, after = self.history[-2:]
+        assert after.observed_generation >= before.observed_generation
+        assert after.observed_generation <= self.training.generation
+        if before.phase in FINISHED:
+            assert (after.phase, after.rank_exits, after.outcome) == (before.phase, before.rank_exits, before.outcome)
+        assert (after.rank_exits is None) == (after.phase not in FINISHED)
+        if after.phase == "succeeded":
+            assert all(one.exit_code == 0 for one in after.rank_exits or ())
+
+    @stateful.invariant()
+    def a_wait_is_never_true_early(self) -> None:
+        if not hasattr(self, "training"):
+            return
+        verdict = waits.judge(waits.Wait("target"), self.training, waits.Look(at=0.0))
+        if isinstance(verdict, waits.Done) and not self.training.is_terminal:
+            status, target = self.training.status, self.training.spec.world_size.target
+            assert status.observed_generation == self.training.generation
+            assert status.world_size.ready == target
+            assert {rank.worker for rank in status.ranks} <= set(self.workers)
+            assert len(status.ranks) == target
+
+    @stateful.invariant()
+    def every_interval_opens_once_and_closes_once(self) -> None:
+        if not getattr(self, "journal", None):
+            return
+        found = metering.intervals(self.journal, self.now)
+        assert sorted(one.worker for one in found) == sorted(self.workers)
+        if self.training.is_terminal:
+            assert all(one.until is not None for one in found)
+        for one in found:
+            assert one.until is None or one.until >= one.since
+
+    @stateful.invariant()
+    def members_are_told_only_what_is_stored(self) -> None:
+        if getattr(self, "confirmed", False):
+            assert self.training.status.outcome is not None
+        for member in self.roll.members.values() if getattr(self, "roll", None) is not None and self.roll else ():
+            assert member.role is not Role.LEAVING or not self.training.is_terminal or self.confirmed
+
+
+TrainingLife.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestTrainingLife = TrainingLife.TestCase
+
+
+def test_an_unobserved_training_is_told_apart_from_one_that_is_below_its_minimum() -> None:
+    fresh = edits.created(
+        {"metadata": {"name": "demo"}, "spec": {"script": "t.py"}},
+        namespace="default",
+        now=START,
+        uid=Uid("u"),
+        actor="a",
+        backends={"local"},
+    ).training
+    assert isinstance(fresh, Training)
+    plan = reconcile(fresh, Observed(grant=Grant(0, False, "InsufficientGPUs", "needs 2 GPUs")), START)
+    assert plan.actions == () and plan.status.phase == "pending"
+    admitted = plan.status.condition("Admitted")
+    assert admitted is not None and (admitted.status, admitted.message) == ("False", "needs 2 GPUs")
