@@ -99,11 +99,11 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.marker = f"MUSTER_TEST_MARK={folder}"
+        self.marker = f"MARK_OF_TEST={folder}"
         home = folder / "home"
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")},
-            "MUSTER_TEST_MARK": str(folder),
+            "MARK_OF_TEST": str(folder),
             "MUSTER_HOME": str(home),
             "TMPDIR": str(folder),
             "PYTHONPATH": "",

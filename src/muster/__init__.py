@@ -9,16 +9,75 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.errors import AlreadyExists as AlreadyExists
+    from muster.errors import BelowMinimumWorld as BelowMinimumWorld
+    from muster.errors import Compacted as Compacted
+    from muster.errors import Conflict as Conflict
+    from muster.errors import DistributedError as DistributedError
+    from muster.errors import Forbidden as Forbidden
+    from muster.errors import InternalError as InternalError
+    from muster.errors import InvalidRequest as InvalidRequest
+    from muster.errors import MusterError as MusterError
+    from muster.errors import NotFound as NotFound
+    from muster.errors import QuotaExceeded as QuotaExceeded
+    from muster.errors import RendezvousUnavailable as RendezvousUnavailable
+    from muster.errors import ScaleSuperseded as ScaleSuperseded
+    from muster.errors import TooLarge as TooLarge
+    from muster.errors import TrainingCancelled as TrainingCancelled
+    from muster.errors import TrainingFailed as TrainingFailed
+    from muster.errors import UDTerminalState as UDTerminalState
+    from muster.errors import Unauthenticated as Unauthenticated
+    from muster.errors import Unavailable as Unavailable
+    from muster.errors import WaitTimeout as WaitTimeout
+    from muster.errors import WorldSizeOutOfBounds as WorldSizeOutOfBounds
     from muster.node.progress import progress as progress
+    from muster.sdk.client import Change as Change
+    from muster.sdk.client import Client as Client
+    from muster.sdk.flows import Explanation as Explanation
+    from muster.sdk.functions import distributed as distributed
+    from muster.sdk.functions import distributed_async as distributed_async
+    from muster.sdk.training import DistributedTraining as DistributedTraining
+    from muster.types.event import Event as Event
+    from muster.types.training import Condition as Condition
+    from muster.types.training import Mesh as Mesh
+    from muster.types.training import Outcome as Outcome
+    from muster.types.training import RankExit as RankExit
+    from muster.types.training import RankStatus as RankStatus
+    from muster.types.training import Resources as Resources
+    from muster.types.training import Training as Training
+    from muster.types.training import WorldSize as WorldSize
+    from muster.types.training import WorldStatus as WorldStatus
+    from muster.types.usage import Usage as Usage
 
 __version__ = "0.1.0"
 
-_LAZY = {"progress": "muster.node.progress"}
+_PLACES = {
+    "muster.errors": (
+        "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden InternalError InvalidRequest "
+        "MusterError NotFound QuotaExceeded RendezvousUnavailable ScaleSuperseded TooLarge TrainingCancelled "
+        "TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout WorldSizeOutOfBounds"
+    ),
+    "muster.node.progress": "progress",
+    "muster.sdk.client": "Change Client",
+    "muster.sdk.flows": "Explanation",
+    "muster.sdk.functions": "distributed distributed_async",
+    "muster.sdk.training": "DistributedTraining",
+    "muster.types.event": "Event",
+    "muster.types.training": ("Condition Mesh Outcome RankExit RankStatus Resources Training WorldSize WorldStatus"),
+    "muster.types.usage": "Usage",
+}
+_LAZY = {name: module for module, names in _PLACES.items() for name in names.split()}
 
-__all__ = ["__version__", "progress"]
+__all__ = ["__version__", *_LAZY]  # noqa: PLE0604  # the names are those above, written once
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value  # found at once the next time
+        return value
     raise AttributeError(f"module 'muster' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

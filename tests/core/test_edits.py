@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from muster.core import edits
 from muster.core.edits import Edit
 from muster.errors import Conflict, InvalidRequest, MusterError, UDTerminalState, WorldSizeOutOfBounds
+from muster.types.codec import camel
 from muster.types.training import MASK, Phase, Training, Uid
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
@@ -234,9 +235,7 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-_NAMES = st.sampled_from(
-    "command script module args env worldSize spares priority cancel mesh secretEnv maxRestarts resources x".split()
-)
+_NAMES = st.sampled_from([*map(camel, edits.FIXED), "worldSize", "spares", "priority", "cancel", "maxRestarts", "x"])
 _SPECS = st.dictionaries(
     _NAMES, _JSON | st.sampled_from([{"min": 2}, {"target": 3}, {"max": 1}, {"A": "b"}, 1, ["x"], {}]), max_size=4
 )

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import typer
 
-from muster.coordinator import __main__ as program
-
-EXAMPLE = "Example: muster coordinator --listen 127.0.0.1:29400"
+app = typer.Typer(rich_markup_mode=None)
 
 
+@app.command("coordinator", epilog="Example: muster coordinator --listen 127.0.0.1:29400")
 def coordinator(
     listen: str = typer.Option("127.0.0.1:29400", metavar="HOST:PORT", help="Where members connect."),
     state: Path | None = typer.Option(None, help="Where its record is kept (under MUSTER_HOME by default)."),
@@ -18,4 +17,6 @@ def coordinator(
     outcome_ttl_s: float = typer.Option(600.0, help="How long late joiners are told how a run ended."),
 ) -> None:
     """Serve the roll of any number of runs. Beyond loopback, MUSTER_RUN_TOKEN must be set."""
+    from muster.coordinator import __main__ as program
+
     raise typer.Exit(program.run(listen, state=state, idle_s=idle_s, outcome_ttl_s=outcome_ttl_s))

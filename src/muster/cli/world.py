@@ -10,17 +10,14 @@ from enum import StrEnum
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from muster.coordinator import wire
-from muster.coordinator.client import Refused, ask
 from muster.types.world import RunId
 
 app = typer.Typer(
     help="Show a run, set its target, or cancel it, by asking its coordinator.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     epilog="Example: muster world --coordinator 127.0.0.1:29400 --run-id demo show",
 )
 
@@ -41,9 +38,12 @@ class _Where:
 @app.callback()
 def where(
     context: typer.Context,
-    coordinator: str = typer.Option(..., envvar="MUSTER_COORDINATOR", metavar="HOST:PORT"),
-    run_id: str = typer.Option(..., envvar="MUSTER_RUN_ID", metavar="ID"),
+    coordinator: str = typer.Option(
+        ..., envvar="MUSTER_COORDINATOR", metavar="HOST:PORT", help="Where it listens; several with commas."
+    ),
+    run_id: str = typer.Option(..., envvar="MUSTER_RUN_ID", metavar="ID", help="Which run."),
 ) -> None:
+    """Show a run, set its target, or cancel it, by asking its coordinator."""
     try:
         addresses = [wire.parse_address(part) for part in coordinator.split(",")]
     except ValueError as error:
@@ -51,8 +51,10 @@ def where(
     context.obj = _Where(addresses, RunId(run_id))
 
 
-@app.command()
-def show(context: typer.Context, output: Output = typer.Option(Output.TABLE, "-o", "--output")) -> None:
+@app.command(epilog="Example: muster world … show -o json")
+def show(
+    context: typer.Context, output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it.")
+) -> None:
     """Members, roles, ranks, and why the run is where it is."""
     _print(_ask(context.obj, "show"), output)
 
@@ -60,25 +62,27 @@ def show(context: typer.Context, output: Output = typer.Option(Output.TABLE, "-o
 @app.command("set-target", epilog="Example: muster world … set-target 3")
 def set_target(
     context: typer.Context,
-    target: int = typer.Argument(..., metavar="N"),
+    target: int = typer.Argument(..., metavar="N", help="How many workers."),
     remove: list[str] = typer.Option([], help="When shrinking, send these workers away first."),
-    output: Output = typer.Option(Output.TABLE, "-o", "--output"),
+    output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it."),
 ) -> None:
     """Ask for N workers. Up waits for members; down sends the highest ranks away."""
     _print(_ask(context.obj, "set-target", target=target, remove=remove), output)
 
 
-@app.command()
+@app.command(epilog="Example: muster world … cancel --reason enough")
 def cancel(
     context: typer.Context,
     reason: str = typer.Option("cancelled on request", help="Recorded as the outcome's message."),
-    output: Output = typer.Option(Output.TABLE, "-o", "--output"),
+    output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it."),
 ) -> None:
     """End the run as cancelled."""
     _print(_ask(context.obj, "cancel", why=reason), output)
 
 
 def _ask(where: _Where, question: str, **fields: Any) -> dict[str, Any]:
+    from muster.coordinator.client import Refused, ask
+
     token = os.environ.get("MUSTER_RUN_TOKEN") or None
     try:
         return asyncio.run(ask(where.addresses, where.run_id, question, token=token, **fields))
@@ -97,6 +101,10 @@ def _print(view: dict[str, Any], output: Output) -> None:
     if output is Output.JSON:
         print(json.dumps(view))
         return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     console = Console()
     round_text = "no round yet" if view["round"] is None else f"round {view['round']}"
     size = f"{view['world']} of {view['target']} workers ({view['min']}…{view['max']})"

@@ -192,7 +192,7 @@ def _proposed(training: Training, seen: Observed, proposal: world.Outcome, now: 
     outcome = Outcome(
         state=proposal.state.value,
         reason=proposal.reason,
-        message=proposal.message,
+        message=_one_line(proposal.message),
         first_failure=_first_failure(seen, proposal),
         finished_at=now,
     )
@@ -203,6 +203,11 @@ def _proposed(training: Training, seen: Observed, proposal: world.Outcome, now: 
     status = replace(training.status, outcome=outcome)
     event = Event("OutcomeDecided", f"{outcome.state}: {outcome.message}", round=status.round)
     return Plan((), status, outcome.message, (event,))
+
+
+def _one_line(message: str) -> str:
+    """Without the rank's last words: they are the first failure's own."""
+    return message.partition("\n")[0].removesuffix("; its last stderr lines:")
 
 
 def _first_failure(seen: Observed, proposal: world.Outcome) -> RankExit | None:
@@ -343,7 +348,7 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
         wake = _sooner(wake, since + ABSENT)
     have = [worker for worker in alive if worker.name not in leaving]
     if len(have) > wanted:
-        return [*useless, *_too_many(seen, have, len(have) - wanted)], wake
+        return [*useless, *_too_many(spec, seen, have, len(have) - wanted)], wake
     missing = wanted - len(have)
     if missing == 0:
         return useless, wake
@@ -355,10 +360,10 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
     return [*useless, *(StartWorker(name) for name in names)], wake
 
 
-def _too_many(seen: Observed, have: list[Worker], count: int) -> list[Action]:
+def _too_many(spec: Spec, seen: Observed, have: list[Worker], count: int) -> list[Action]:
     """Only spares, and only while the world has its size: leaving the world is the coordinator's business."""
     current = seen.roll.running if seen.roll is not None else None
-    if seen.roll is None or current is None or current.world_size > seen.roll.target:
+    if seen.roll is None or current is None or current.world_size > spec.world_size.target:
         return []
     idle = {
         member.name for member in seen.roll.members.values() if member.role in (world.Role.SPARE, world.Role.PARKED)

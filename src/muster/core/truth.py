@@ -95,7 +95,9 @@ def _conditions(
     if seen.grant.admitted or not status.holds("Admitted"):  # once admitted, it stays so
         grant = seen.grant
         status = turn(status, "Admitted", grant.admitted, grant.reason, grant.message, now, generation)
-    why = seen.reason if seen.roll is not None and seen.reason else seen.grant.message
+    why = seen.reason if seen.roll is not None else seen.grant.message
+    if seen.roll is None and seen.grant.admitted:
+        why = "workers are being started"
     ready = status.world_size.ready
     told = f"{ready} of {size.target} workers train" if reached else f"{ready} of {size.target} ready: {why}"
     status = turn(status, "TargetReached", reached, "Reached" if reached else "NotYet", told, now, generation)

@@ -105,7 +105,7 @@ def world_of(training: Training, *, target: int | None = None) -> WorldStatus:
 def superseded(training: Training, receipt: Receipt | None) -> ScaleSuperseded | None:
     """The error if another writer has moved the target since the handle's own scale."""
     target = training.spec.world_size.target
-    if receipt is None or target == receipt.target or training.generation <= receipt.generation:
+    if receipt is None or target == receipt.target or training.generation < receipt.generation:
         return None
     return ScaleSuperseded(
         f"training {training.key}: this handle asked for {receipt.target} workers, "

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_MOST_GUESSES = 20
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -148,7 +150,9 @@ def _record_decoder(cls: type) -> _Read:
             path = f"{at}.{wire}" if at else str(wire)
             if wire not in readers:
                 if strict:
-                    problems.append(Problem(path, f"unknown field{_nearest(wire, readers)}"))
+                    # Looking for what was meant takes time that a body full of nonsense must not get.
+                    meant = _nearest(wire, readers) if len(problems) < _MOST_GUESSES else ""
+                    problems.append(Problem(path, f"unknown field{meant}"))
                 continue
             name, reader, limits, optional = readers[wire]
             if raw is None:
@@ -304,7 +308,8 @@ def _record_schema(cls: type) -> dict[str, Any]:
     properties, required = {}, []
     hints = _hints(cls)
     for item in dataclasses.fields(cls):
-        properties[camel(item.name)] = _schema(hints[item.name], _limits(item))
+        shown_as = _schema(hints[item.name], _limits(item))
+        properties[camel(item.name)] = shown_as | ({"nullable": True} if _optional(hints[item.name]) else {})
         if item.default is MISSING and item.default_factory is MISSING:
             required.append(camel(item.name))
     shown: dict[str, Any] = {"type": "object", "properties": properties}

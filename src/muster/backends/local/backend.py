@@ -1,7 +1,7 @@
 """Each worker is a `muster-node` process in its own session with its own log directory.
 
 A worker is written down before it is started and again when its pid is known, so that a control plane that dies in
-between finds it: by pid and start time, or by its token and name in the environment. The journal's WorkerStarted and
+between finds it: by pid and start time, or by the run and name on its command line. The journal's WorkerStarted and
 WorkerExited are written here, in the same transactions, which is what usage is counted from.
 """
 
@@ -31,7 +31,6 @@ from muster.types.worker import Capacity, Worker
 log = logging.getLogger("muster.local")
 
 KIND = "worker"
-MARK = "MUSTER_WORKER"  # in a worker's environment: uid/name
 LAST_WORDS = 2000
 
 
@@ -100,7 +99,7 @@ class LocalBackend:
     def _find(self, worker: Worker, kept: Mapping[str, Any]) -> processes.Handle | None:
         pid, ticks = worker.pid, kept.get("ticks")
         if not pid:
-            pid, ticks = processes.find(MARK, f"{worker.uid}/{worker.name}") or 0, None
+            pid, ticks = processes.find("--run-id", worker.uid, "--name", worker.name) or 0, None
         if not pid or (ticks is not None and kept.get("boot") != self._boot):
             return None
         try:
@@ -151,8 +150,7 @@ class LocalBackend:
         if not os.path.isdir(order.cwd):
             raise ValueError(f"its working directory {order.cwd} does not exist")
         order.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        env = {**order.env, MARK: f"{worker.uid}/{worker.name}"}
-        child = processes.spawn(order.argv, env, order.cwd, order.log_dir / "worker.log")
+        child = processes.spawn(order.argv, order.env, order.cwd, order.log_dir / "worker.log")
         if order.memory_bytes is not None:
             group = processes.MemoryGroup(f"{worker.uid}-{worker.name}")
             if group.limit(order.memory_bytes):

@@ -30,16 +30,15 @@ def start_ticks(pid: int) -> int | None:
     return None if state in "ZX" else int(rest[18])
 
 
-def find(variable: str, value: str) -> int | None:
-    """The oldest process of ours whose environment has that variable; one that was started just before a crash."""
-    wanted = f"{variable}={value}".encode()
-    found = []
+def find(*words: str) -> int | None:
+    """The process with these words in a row on its command line: one that was started just before a crash."""
+    wanted = b"\0".join(word.encode() for word in words) + b"\0"
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((start_ticks(int(entry.name)) or 0, int(entry.name)))
-    return min(found)[1] if found else None
+                if wanted in (entry / "cmdline").read_bytes() and start_ticks(int(entry.name)) is not None:
+                    return int(entry.name)
+    return None
 
 
 def spawn(argv: tuple[str, ...], env: Mapping[str, str], cwd: str, log: Path) -> subprocess.Popen[bytes]:

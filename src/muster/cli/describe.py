@@ -1,0 +1,179 @@
+"""`muster describe`, `events` and `explain`: what is going on with one training, and why?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import typer
+
+from muster.cli import session
+from muster.cli.output import Report, write_data, write_table
+
+if TYPE_CHECKING:
+    from muster.types.event import Event
+    from muster.types.training import Training
+
+app = typer.Typer(rich_markup_mode=None)
+
+_EVENTS_SHOWN = 10
+_RANKS_SHOWN = 32
+
+
+@app.command(epilog="Example: muster describe demo")
+def describe(
+    name: session.Name,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Tell all about a training: spec, conditions, ranks, exits and its last events."""
+    handle = session.find(session.open_client(url, token, namespace), name)
+    print("\n".join(description(handle.training, handle.events(), datetime.now(UTC))))
+
+
+@app.command(epilog="Example: muster events demo -o json")
+def events(
+    name: session.Name,
+    output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print them."),
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """List what happened to a training, oldest first, with who did it and why."""
+    from muster.core.explain import show_age
+    from muster.types.codec import to_wire
+
+    found = session.find(session.open_client(url, token, namespace), name).events()
+    if output is not Report.TABLE:
+        write_data({"items": [to_wire(event) for event in found]}, output)
+        return
+    now = datetime.now(UTC)
+    ages = [show_age(now - event.at) if event.at else "-" for event in found]
+    rows = [
+        (age, event.type, event.reason, "-" if event.round is None else event.round, event.actor, event.message)
+        for age, event in zip(ages, found, strict=True)
+    ]
+    write_table(("AGE", "TYPE", "REASON", "ROUND", "ACTOR", "MESSAGE"), rows)
+
+
+@app.command(epilog="Example: muster explain demo")
+def explain(
+    name: session.Name,
+    output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print it."),
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Say why a training is pending, below its minimum or resizing, or how it ended."""
+    client = session.open_client(url, token, namespace)
+    found = session.explained(client, name)
+    if output is not Report.TABLE:
+        write_data({"summary": found.summary, "details": list(found.details)}, output)
+        return
+    print(found.summary)
+    for line in found.details:
+        print(f"  {line}")
+
+
+# The text of describe ----------------------------------------------------------------------------
+
+
+def description(training: Training, events: Sequence[Event], now: datetime) -> Iterator[str]:
+    """Lines for a person. Values of variables are left out; `get -o json` has those that are not secret."""
+    yield from _fields(_head(training, now))
+    yield from _section("Conditions", _conditions(training, now))
+    yield from _section("Ranks", _ranks(training, now))
+    yield from _section("Exits", _exits(training))
+    yield from _section("Events", _events(events, now))
+
+
+def _head(training: Training, now: datetime) -> Mapping[str, object]:
+    from muster.core.explain import explain as explain_training
+    from muster.core.explain import show_age
+
+    metadata, spec, status = training.metadata, training.spec, training.status
+    size, created = spec.world_size, metadata.creation_timestamp
+    program = " ".join(spec.command or ((spec.script,) if spec.script else ("-m", spec.module or "")))
+    asked = {"cpu": spec.resources.cpu, "memory": spec.resources.memory, "gpus": spec.resources.gpus or None}
+    return {
+        "Name": metadata.name,
+        "Namespace": metadata.namespace,
+        "Labels": ", ".join(f"{key}={value}" for key, value in metadata.labels.items()),
+        "Phase": status.phase,
+        "Summary": explain_training(training, (), now).summary,
+        "Age": show_age(now - created) if created else "",
+        "Program": " ".join((program, *spec.args)),
+        "Directory": spec.working_dir,
+        "Variables": ", ".join(spec.env),
+        "Workers": f"{status.world_size.ready} ready, {size.target} wanted, {size.min} to {size.max} allowed",
+        "Spares": f"{status.spares.ready} ready, {spec.spares} wanted",
+        "Per worker": ", ".join(
+            [
+                f"{spec.procs_per_worker} rank{'s' * (spec.procs_per_worker > 1)}",
+                *(f"{value} {key}" for key, value in asked.items() if value is not None),
+            ]
+        ),
+        "Round": "none yet" if status.round is None else status.round,
+        "Restarts": f"{status.restarts} of {spec.max_restarts}",
+        "Priority": spec.priority or None,
+        "Generation": f"{metadata.generation}, acted on {status.observed_generation}",
+    }
+
+
+def _fields(fields: Mapping[str, object]) -> Iterator[str]:
+    shown = {name: value for name, value in fields.items() if value not in ("", None)}
+    width = max(len(name) for name in shown) + 3
+    yield from (f"{name + ':':<{width}}{value}" for name, value in shown.items())
+
+
+def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
+    found = list(lines)
+    if found:
+        yield ""
+        yield f"{title}:"
+        yield from (f"  {line}" for line in found)
+
+
+def _conditions(training: Training, now: datetime) -> Iterator[str]:
+    from muster.core.explain import show_age
+
+    for one in training.status.conditions:
+        since = f" for {show_age(now - one.last_transition_time)}" if one.last_transition_time else ""
+        why = one.message or one.reason
+        yield f"{one.type} is {one.status}{since}" + (f": {why}" if why else "")
+
+
+def _ranks(training: Training, now: datetime) -> Iterator[str]:
+    from muster.core.explain import show_age
+
+    ranks = training.status.ranks
+    for one in ranks[:_RANKS_SHOWN]:
+        step = "" if one.step is None else f", step {one.step}"
+        age = f" for {show_age(now - one.started_at)}" if one.started_at else ""
+        yield f"rank {one.rank} {one.phase}{age} on {one.worker or '-'}, round {one.round}{step}"
+    if len(ranks) > _RANKS_SHOWN:
+        yield f"and {len(ranks) - _RANKS_SHOWN} more"
+
+
+def _exits(training: Training) -> Iterator[str]:
+    exits = training.status.rank_exits
+    if exits is not None and not exits:
+        yield "none: no rank had started"
+    for one in (exits or ())[:_RANKS_SHOWN]:
+        where = f" on {one.worker}" if one.worker else ""
+        yield f"{one}{where}, round {one.round}"
+        if one.failed:
+            yield from (f"    {line}" for line in one.stderr_tail[-5:])
+    if exits and len(exits) > _RANKS_SHOWN:
+        yield f"and {len(exits) - _RANKS_SHOWN} more"
+
+
+def _events(events: Sequence[Event], now: datetime) -> Iterator[str]:
+    from muster.core.explain import show_age
+
+    for event in events[-_EVENTS_SHOWN:]:
+        age = show_age(now - event.at) if event.at else "-"
+        mark = "! " if event.type == "Warning" else ""
+        yield f"{age:>6}  {mark}{event.reason}" + (f": {event.message}" if event.message else "")

@@ -1,0 +1,201 @@
+"""`muster doctor`: is everything here that muster needs, and what is the next command if not?
+
+It looks and changes nothing: no control plane is started, torch is not imported, no file stays behind.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from muster.cli import exits, home
+from muster.cli.output import Report, write_data
+
+app = typer.Typer(rich_markup_mode=None)
+
+State = Literal["ok", "warn", "fail"]
+
+_FILES_WANTED = 4096  # a training of 200 workers needs a few descriptors for each
+_SHM_WANTED = 1 << 30  # data loaders of torch pass batches through it
+_SECRETS = ("token", "tokens.json")
+_CLOCK_OFF_S = 5.0
+_ANSWER_S = 3.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; `next` is the command that mends it."""
+
+    name: str
+    state: State
+    message: str
+    next: str = ""
+
+
+@app.command(epilog="Example: muster doctor -o json")
+def doctor(output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print it.")) -> None:
+    """Look for what keeps muster from working here. Exits 1 if anything fails."""
+    found = [check for look in LOOKS for check in look()]
+    if output is Report.TABLE:
+        width = max(len(check.name) for check in found)
+        for check in found:
+            print(f"{check.state:<4}  {check.name:<{width}}  {check.message}")
+            if check.next and check.state != "ok":
+                print(f"{'':<{width + 8}}next: {check.next}")
+    else:
+        write_data({"checks": [asdict(check) for check in found]}, output)
+    if any(check.state == "fail" for check in found):
+        raise typer.Exit(exits.ERROR)
+
+
+# The looks, in the order in which they are shown --------------------------------------------------
+
+
+def _python() -> Iterator[Check]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    yield Check("python", "ok" if good else "fail", f"{version} at {sys.executable}", "install Python 3.11 or newer")
+
+
+def _packages() -> Iterator[Check]:
+    torch = _version("torch")
+    message = torch or "not installed: scripts that need it will fail"
+    yield Check("torch", "ok" if torch else "warn", message, "pip install 'muster-train[torch]'")
+    for name in ("fastapi", "uvicorn", "httptools"):
+        version = _version(name)
+        message = version or "not installed: this machine cannot run a control plane"
+        yield Check(name, "ok" if version else "warn", message, "pip install 'muster-train[server]'")
+
+
+def _gpus() -> Iterator[Check]:
+    told = os.environ.get("MUSTER_GPUS", "")
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        known = f"MUSTER_GPUS={told}" if told else "none seen: nvidia-smi is not here and MUSTER_GPUS is not set"
+        yield Check("gpus", "ok", known)
+        return
+    try:
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Check("gpus", "fail", f"nvidia-smi does not answer: {type(error).__name__}", "nvidia-smi")
+        return
+    if listed.returncode != 0:
+        yield Check("gpus", "fail", f"nvidia-smi fails: {listed.stderr.strip()[:200]}", "nvidia-smi")
+        return
+    yield Check("gpus", "ok", f"{sum(line.startswith('GPU ') for line in listed.stdout.splitlines())} seen")
+
+
+def _home() -> Iterator[Check]:
+    where = home.path()
+    nearest = next(path for path in (where, *where.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield Check("home", "fail", f"{where} is not writable", "set MUSTER_HOME to a directory of yours")
+        return
+    there = "is writable" if nearest == where else "will be made when needed"
+    yield Check("home", "ok", f"{where} {there}")
+    for name in _SECRETS:
+        path = where / name
+        if path.exists():
+            mode = stat.S_IMODE(path.stat().st_mode)
+            good = not mode & 0o077
+            yield Check(name, "ok" if good else "fail", f"mode {mode:04o}", f"chmod 600 {path}")
+
+
+def _control_plane() -> Iterator[Check]:
+    told = os.environ.get("MUSTER_URL")
+    running = home.running(home.path())
+    url = told or (running.url if running else None)
+    if url is None:
+        yield Check("control plane", "ok", "does not run; it starts when it is needed")
+        return
+    try:
+        offset_s = _ask(url)
+    except OSError as error:
+        yield Check("control plane", "fail", f"{url} does not answer: {error}", "muster server status")
+        return
+    yield Check("control plane", "ok", f"answers at {url}")
+    if offset_s is not None:
+        good = abs(offset_s) <= _CLOCK_OFF_S
+        yield Check("clock", "ok" if good else "warn", f"{offset_s:+.1f} s from the control plane's", "set the clock")
+
+
+def _clock() -> Iterator[Check]:
+    good = time.time() > 1_700_000_000
+    yield Check("time", "ok" if good else "fail", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "set the clock")
+
+
+def _limits() -> Iterator[Check]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    good = soft == resource.RLIM_INFINITY or soft >= _FILES_WANTED or hard >= _FILES_WANTED
+    message = f"{soft} at once, at most {hard}"
+    yield Check("open files", "ok" if good else "warn", message, f"ulimit -n {_FILES_WANTED}")
+
+
+def _shared_memory() -> Iterator[Check]:
+    shm = Path("/dev/shm")
+    if not shm.is_dir():
+        yield Check("/dev/shm", "warn", "is not there: data loaders with workers may fail")
+        return
+    total = shutil.disk_usage(shm).total
+    message = f"{total / (1 << 20):.0f} MiB"
+    next_command = "docker run --shm-size=2g …, or mount -o remount,size=2g /dev/shm"
+    yield Check("/dev/shm", "ok" if total >= _SHM_WANTED else "warn", message, next_command)
+
+
+LOOKS: tuple[Callable[[], Iterator[Check]], ...] = (
+    _python,
+    _packages,
+    _gpus,
+    _home,
+    _control_plane,
+    _clock,
+    _limits,
+    _shared_memory,
+)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _ask(url: str) -> float | None:
+    """How far its clock is from ours, if it says. Raises OSError when nobody answers."""
+    import email.utils
+    import http.client
+    import ssl
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        trust = ssl.create_default_context(cafile=os.environ.get("MUSTER_CA") or None)
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S, context=trust)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", f"{parts.path}/healthz")
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise OSError(f"it answered {answer.status}")
+        said = answer.headers.get("Date")
+        return None if said is None else email.utils.parsedate_to_datetime(said).timestamp() - time.time()
+    except (http.client.HTTPException, ValueError) as error:
+        raise OSError(f"{type(error).__name__}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,203 @@
+"""What does a person see while a training runs?
+
+On a terminal one panel that stays at the bottom, with the ranks' output above it. Elsewhere one line on stderr for
+each change, and the ranks' output on stdout, so that a pipe gets what the training printed and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from muster.cli import exits
+from muster.cli.trainings import reason_of, target_of
+from muster.errors import MusterError
+
+if TYPE_CHECKING:
+    from muster.sdk.training import DistributedTraining
+    from muster.types.training import Training
+
+_DRAIN_S = 10.0  # how long output may still come after the end
+_COLOURS = {"pending": "yellow", "ready": "green", "succeeded": "bright_green", "failed": "red", "cancelled": "magenta"}
+
+
+@dataclass(frozen=True)
+class View:
+    """A training in one glance."""
+
+    name: str
+    phase: str
+    ready: int
+    target: int
+    round: int | None
+    step: int | None
+    reason: str
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes a line worth printing. Steps alone do not: they would drown the rest."""
+        return (self.phase, self.ready, self.target, self.round, self.reason)
+
+    def __str__(self) -> str:
+        parts = [self.name, self.phase, f"{self.ready}/{self.target} workers"]
+        parts += [] if self.round is None else [f"round {self.round}"]
+        parts += [] if self.step is None else [f"step {self.step}"]
+        return "  ".join(parts + ([self.reason] if self.reason else []))
+
+
+def view_of(training: Training) -> View:
+    status = training.status
+    steps = [rank.step for rank in status.ranks if rank.step is not None]
+    return View(
+        name=training.metadata.name,
+        phase=status.phase,
+        ready=status.world_size.ready,
+        target=target_of(training),
+        round=status.round,
+        step=min(steps, default=None),  # the world is where its slowest rank is
+        reason=" ".join(reason_of(training).split()),
+    )
+
+
+def ending(training: Training) -> str:
+    """How it ended, in a sentence; each rank that failed has a clause."""
+    from muster.core.explain import explain
+
+    status = training.status
+    text = explain(training, (), datetime.now(UTC)).summary
+    clauses = [str(one) for one in status.rank_exits or () if one.failed and str(one) not in text]
+    return "\n  ".join([text, *clauses])
+
+
+# Two ways to show it -----------------------------------------------------------------------------
+
+
+class Show(Protocol):
+    def change(self, training: Training) -> None: ...
+    def output(self, line: str) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Lines:
+    """One line per change on stderr, ranks' output on stdout."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[object, ...] | None = None
+        self._turn = threading.Lock()  # output comes from a thread of its own; lines must not mix
+
+    def change(self, training: Training) -> None:
+        view = view_of(training)
+        if view.key != self._shown:
+            self._shown = view.key
+            self.note(str(view))
+
+    def output(self, line: str) -> None:
+        with self._turn:
+            sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
+            sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        with self._turn:
+            print(text, file=sys.stderr, flush=True)
+
+
+class Panel:
+    """One live panel, redrawn in place."""
+
+    def __init__(self, live: Any) -> None:
+        self._live = live
+
+    def change(self, training: Training) -> None:
+        self._live.update(panel_of(view_of(training)), refresh=True)
+
+    def output(self, line: str) -> None:
+        from rich.text import Text
+
+        self._live.console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False, style="dim")
+
+
+def panel_of(view: View) -> Any:
+    """What the panel holds."""
+    from rich.panel import Panel as Box
+    from rich.table import Table
+    from rich.text import Text
+
+    colour = _COLOURS.get(view.phase, "white")
+    grid = Table.grid(padding=(0, 3))
+    dash = "–"
+    cells = (
+        Text(view.phase, style=f"bold {colour}"),
+        Text(f"{view.ready}/{view.target} workers"),
+        Text(f"round {dash if view.round is None else view.round}"),
+        Text(f"step {dash if view.step is None else view.step}"),
+        Text(view.reason, style="dim"),
+    )
+    grid.add_row(*cells)
+    return Box(grid, title=Text(view.name, style="bold"), title_align="left", border_style=colour)
+
+
+@contextlib.contextmanager
+def _live() -> Iterator[Panel]:
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(highlight=False), auto_refresh=False, transient=True) as live:
+        yield Panel(live)
+
+
+def shown() -> AbstractContextManager[Show]:
+    """The way that suits where the output goes."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        return _live()
+    return contextlib.nullcontext(Lines())
+
+
+# Following ---------------------------------------------------------------------------------------
+
+
+def follow(handle: DistributedTraining, changes: Callable[[], Iterator[Training]], show: Show) -> Training:
+    """Show a training until it ends; how it is then. The end is told only after the last output."""
+    show.change(handle.training)
+    pump = threading.Thread(target=_pump, args=(handle, show), daemon=True)
+    pump.start()
+    last = handle.training
+    if not last.is_terminal:
+        for last in changes():
+            if last.is_terminal:
+                break
+            show.change(last)
+    pump.join(_DRAIN_S)
+    show.change(last)
+    return last
+
+
+def _pump(handle: DistributedTraining, show: Show) -> None:
+    try:
+        for line in handle.logs(follow=True):
+            show.output(line)
+    except MusterError as error:
+        show.note(f"its output cannot be followed: {error.message}")
+    except (BrokenPipeError, ValueError):
+        return  # nobody reads any more; the training goes on
+
+
+def come_back(name: str, namespace: str) -> str:
+    """What to type after having left."""
+    where = "" if namespace == "default" else f" -n {namespace}"
+    return (
+        f"detached; {name} goes on. To come back:\n"
+        f"  muster logs -f {name}{where}\n  muster wait {name}{where}\n  muster cancel {name}{where}"
+    )
+
+
+def exit_code(training: Training) -> int:
+    return exits.OF_PHASE.get(training.status.phase, exits.ERROR)

@@ -1,0 +1,117 @@
+"""`muster scale`, `wait`, `cancel` and `delete`: orders to trainings that exist."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli import durations, exits, session
+
+if TYPE_CHECKING:
+    from muster.sdk.training import DistributedTraining
+
+app = typer.Typer(rich_markup_mode=None)
+
+Timeout = Annotated[
+    float | None,
+    typer.Option("--timeout", parser=durations.option, metavar="DURATION", help="Give up after 90, 90s, 5m, 1h30m."),
+]
+
+
+class Goal(StrEnum):
+    COMPLETE = "complete"
+    TARGET = "target"
+    MIN = "min"
+
+
+@app.command(epilog="Example: muster scale demo 3 --wait --timeout 5m")
+def scale(
+    name: session.Name,
+    target: int = typer.Argument(..., metavar="N", min=1, help="How many workers."),
+    wait: bool = typer.Option(False, "--wait", help="Come back when that many train."),
+    timeout: Timeout = None,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Ask for N workers. The order is recorded at once; --wait stays until it is carried out."""
+    if timeout is not None and not wait:
+        raise exits.Misused("--timeout needs --wait", hint=f"muster scale {name} {target} --wait --timeout 5m")
+    handle = session.find(session.open_client(url, token, namespace), name)
+    world = handle.scale(target=target)
+    typer.echo(f"{name}: {world.target} workers asked for, {world.ready} ready", err=True)
+    if wait:
+        reached = handle.wait_until_target_world(timeout=timeout)
+        _say_end(handle) if handle.training.is_terminal else typer.echo(
+            f"{name}: {reached.ready} of {reached.target} workers ready", err=True
+        )
+    else:
+        typer.echo(f"muster wait {name} --for=target waits for it", err=True)
+
+
+@app.command(epilog="Example: muster wait demo --for=complete --timeout 5m")
+def wait(
+    name: session.Name,
+    goal: Goal = typer.Option(Goal.COMPLETE, "--for", help="Its end, its target size, or its minimum size."),
+    timeout: Timeout = None,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Wait for a training. Exits 0 when it came, 100 if it failed, 103 if it was cancelled, 124 on timeout."""
+    handle = session.find(session.open_client(url, token, namespace), name)
+    if goal is Goal.COMPLETE:
+        handle.wait(timeout=timeout)
+        raise typer.Exit(_say_end(handle))
+    if goal is Goal.TARGET:
+        world = handle.wait_until_target_world(timeout=timeout)
+    else:
+        world = handle.wait_until_min_world(timeout=timeout)
+    if handle.training.is_terminal:
+        raise typer.Exit(_say_end(handle))
+    typer.echo(f"{name}: {world.ready} of {world.target} workers ready", err=True)
+
+
+@app.command(epilog="Example: muster cancel demo --grace 10s")
+def cancel(
+    names: session.Names,
+    grace: float | None = typer.Option(
+        None, parser=durations.option, metavar="DURATION", help="How long ranks may take to stop."
+    ),
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """End trainings as cancelled; they stay to be looked at. One that has ended is left as it is."""
+    client = session.open_client(url, token, namespace)
+    for handle in [session.find(client, name) for name in names]:
+        if handle.training.is_terminal:
+            typer.echo(f"{handle.name} has already ended: {handle.training.status.phase}", err=True)
+            continue
+        handle.cancel(grace_seconds=grace)
+        typer.echo(f"{handle.name}: cancel was requested", err=True)
+
+
+@app.command(epilog="Example: muster delete demo other")
+def delete(
+    names: session.Names,
+    timeout: Timeout = None,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Stop trainings if they run, and remove them with their logs. Their events and usage stay."""
+    client = session.open_client(url, token, namespace)
+    for handle in [session.find(client, name) for name in names]:
+        handle.delete(timeout=timeout)
+        typer.echo(f"{handle.name} is deleted", err=True)
+
+
+def _say_end(handle: DistributedTraining) -> int:
+    """Tell how a training ended; the exit code for that."""
+    from muster.cli.follow import ending
+
+    typer.echo(ending(handle.training), err=True)
+    return exits.OF_PHASE[handle.training.status.phase]

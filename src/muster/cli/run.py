@@ -1,0 +1,156 @@
+"""`muster run`: submit a training and follow it. The front door."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from muster.cli import exits, session
+
+if TYPE_CHECKING:
+    from muster.sdk.client import Client
+    from muster.sdk.training import DistributedTraining
+    from muster.types.training import WorldSize
+
+app = typer.Typer(rich_markup_mode=None)
+
+_EXAMPLE = """\b
+Example: muster run train.py --workers 2:2:4 --spares 1 -- --lr 3e-4
+         muster run -m pkg.train --nproc 4 --gpus 4 -d
+         muster run --command -- ./train.sh --fast"""
+
+
+@app.command(epilog=_EXAMPLE)
+def run(
+    program: list[str] = typer.Argument(None, metavar="SCRIPT [-- ARGS…]", help="The script, and arguments behind --."),
+    workers: str = typer.Option("1", metavar="MIN:TARGET:MAX|MIN:MAX|N", help="How many workers train together."),
+    spares: int = typer.Option(0, min=0, metavar="K", help="How many more wait to take over."),
+    nproc: int = typer.Option(1, min=1, metavar="N", help="Ranks per worker."),
+    name: str | None = typer.Option(None, help="Its name; made from the script's if not given."),
+    detach: bool = typer.Option(False, "-d", "--detach", help="Print the name and come back at once."),
+    module: str | None = typer.Option(None, "-m", "--module", metavar="MODULE", help="Run a module, like python -m."),
+    command: bool = typer.Option(False, "--command", help="What follows is a program of any kind, not a script."),
+    gpus: int = typer.Option(0, min=0, metavar="N", help="GPUs per worker."),
+    cpu: float | None = typer.Option(None, metavar="N", help="CPUs per worker."),
+    memory: str | None = typer.Option(None, metavar="AMOUNT", help="Memory per worker, like 4Gi."),
+    max_restarts: int = typer.Option(3, min=0, metavar="N", help="How many crashes it survives."),
+    env: list[str] = typer.Option([], metavar="K=V", help="A variable for the ranks; K alone passes yours on."),
+    secret_env: list[str] = typer.Option([], metavar="K", help="One that is secret: its value is never shown."),
+    label: list[str] = typer.Option([], "-l", "--label", metavar="K=V", help="A label to find it by."),
+    priority: int = typer.Option(0, help="Higher goes first when GPUs are short."),
+    remove: bool = typer.Option(False, "--rm", help="Delete it once it has ended."),
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Submit a training and follow it to its end. Ctrl-C leaves it running and says how to come back."""
+    if detach and remove:
+        raise exits.Misused("--rm needs someone to stay until the end, and -d leaves", hint="muster delete NAME")
+    asked = program_of(program or [], module, command=command)
+    variables = _variables(env, "--env", os.environ)
+    secrets = _variables(secret_env, "--secret-env", os.environ | variables)
+    fields: dict[str, Any] = {
+        **asked,
+        "world_size": world_size_of(workers),
+        "spares": spares,
+        "procs_per_worker": nproc,
+        "resources": {"gpus": gpus, "cpu": cpu, "memory": memory},
+        "max_restarts": max_restarts,
+        "env": variables | secrets,
+        "secret_env": tuple(secrets),
+        "priority": priority,
+        "labels": _pairs(label, "--label"),
+        "name": name,
+    }
+    fields["resources"] = {key: value for key, value in fields["resources"].items() if value is not None}
+    client = session.open_client(url, token, namespace)
+    handle = client.train(**fields)
+    if detach:
+        print(handle.name)
+        return
+    _follow(client, handle, namespace, remove=remove)
+
+
+def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remove: bool) -> None:
+    from muster.cli import follow
+
+    try:
+        with follow.shown() as show:
+            ended = follow.follow(handle, lambda: session.changes(client, handle), show)
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        typer.echo(follow.come_back(handle.name, namespace), err=True)
+        raise typer.Exit(exits.INTERRUPT) from None
+    typer.echo(follow.ending(ended) if ended.is_terminal else f"{handle.name} was deleted by someone else", err=True)
+    if remove and ended.is_terminal:
+        handle.delete()
+    raise typer.Exit(follow.exit_code(ended))
+
+
+# What the words mean -----------------------------------------------------------------------------
+
+
+def program_of(words: list[str], module: str | None, *, command: bool) -> dict[str, Any]:
+    """One of script, module and command, from what was typed. A script that is not there is refused."""
+    if module is not None and command:
+        raise exits.Misused("-m and --command exclude each other")
+    if module is not None:
+        return {"module": module, "args": words}
+    if not words:
+        hint = "muster run train.py, muster run -m MODULE, or muster run --command -- PROGRAM"
+        raise exits.Misused("nothing to run was given", hint=hint)
+    if command:
+        return {"command": words}
+    script = words[0]
+    if not Path(script).is_file():
+        raise exits.Misused(f"there is no script {script!r} in {os.getcwd()}", hint=_nearest_script(script))
+    return {"script": script, "args": words[1:]}
+
+
+def _nearest_script(script: str) -> str:
+    path = Path(script)
+    if path.is_dir():
+        return f"{script} is a directory; muster run -m MODULE runs a package"
+    folder = path.parent if path.parent.is_dir() else Path()
+    names = [one.name for one in folder.glob("*.py")]
+    close = difflib.get_close_matches(path.name, names, 1) or difflib.get_close_matches(f"{path.name}.py", names, 1)
+    return f"did you mean {folder / close[0]}?" if close else "--command runs a program that is no Python script"
+
+
+def world_size_of(text: str) -> WorldSize:
+    """MIN:TARGET:MAX; MIN:MAX aims at MAX; N alone is fixed."""
+    from muster.types.training import WorldSize
+
+    parts = text.split(":")
+    if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
+        hint = "muster run train.py --workers 2:2:4 starts with two, and scales up to four"
+        raise exits.Misused(f"--workers: {text!r} is not MIN:TARGET:MAX, MIN:MAX or N", hint=hint)
+    numbers = [int(part) for part in parts]
+    least, target, most = {1: numbers * 3, 2: [*numbers, numbers[-1]], 3: numbers}[len(parts)]
+    if not 1 <= least <= target <= most:
+        raise exits.Misused(f"--workers: 1 ≤ min ≤ target ≤ max does not hold for {least}, {target}, {most}")
+    return WorldSize(min=least, target=target, max=most)
+
+
+def _variables(given: list[str], option: str, known: Mapping[str, str]) -> dict[str, str]:
+    """K=V, or K alone for the value that is known already."""
+    found = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals and key not in known:
+            raise exits.Misused(f"{option}: {key!r} is not set here", hint=f"{option} {key}=VALUE")
+        found[key] = value if equals else known[key]
+    return found
+
+
+def _pairs(given: list[str], option: str) -> dict[str, str]:
+    pairs = [one.partition("=") for one in given]
+    if bad := [key for key, equals, _ in pairs if not equals or not key]:
+        raise exits.Misused(f"{option}: {bad[0]!r} is not K=V")
+    return {key: value for key, _, value in pairs}

@@ -1,0 +1,156 @@
+"""`muster server`: start, stop and look at this machine's own control plane.
+
+Only `start` starts one. Whether one runs is said by the lock that it holds, never by a pid in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from muster.cli import exits, home, session
+from muster.cli.output import Report, write_data, write_table
+from muster.errors import Conflict, MusterError, Unavailable
+
+if TYPE_CHECKING:
+    from muster.cli.home import Running
+    from muster.sdk.training import DistributedTraining
+
+app = typer.Typer(
+    help="Start, stop and look at this machine's own control plane.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Example: muster server status -o json",
+)
+
+_STOP_S = 30.0  # how long it may take to end by itself
+
+
+@app.command(epilog="Example: muster server start --listen 0.0.0.0:8470 --tls-cert cert.pem --tls-key key.pem")
+def start(
+    listen: str | None = typer.Option(None, metavar="HOST:PORT", help="Where to listen; a free port of loopback."),
+    tls_cert: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="Its certificate."),
+    tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
+    insecure: bool = typer.Option(False, help="Listen beyond loopback without TLS: tokens travel in clear."),
+    foreground: bool = typer.Option(False, help="Stay, and log here; for a supervisor."),
+) -> None:
+    """Start the control plane, unless it runs already. Trainings that outlived the last one are adopted."""
+    if (tls_cert is None) != (tls_key is None):
+        raise exits.Misused("--tls-cert and --tls-key need each other")
+    if listen is not None:
+        _check_listen(listen, tls=tls_cert is not None, insecure=insecure)
+    options = _options(listen, tls_cert, tls_key, insecure=insecure)
+    where = home.path()
+    if home.is_locked(where):
+        running = home.running(where)
+        at = f" at {running.url}" if running else ""
+        if options or foreground:
+            raise Conflict(f"the control plane runs already{at}", hint="muster server stop, then start it again")
+        typer.echo(f"the control plane runs already{at}", err=True)
+        return
+    if foreground:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "muster.daemon", "--home", str(where), *options])
+    _start(where, options)
+
+
+def _start(where: Path, options: list[str]) -> None:
+    from muster.sdk.find import Search, find
+
+    search = Search(home=where)
+    found = find(Search(home=where, daemon=(*search.daemon, *options)))
+    typer.echo(f"the control plane listens at {found.url}", err=True)
+
+
+def _check_listen(listen: str, *, tls: bool, insecure: bool) -> None:
+    """The daemon checks it as well; here it is still a mistake of the command line."""
+    from muster.coordinator.wire import parse_address
+    from muster.server.auth import check_listen
+
+    try:
+        host, _ = parse_address(listen)
+        check_listen(host, tls=tls, insecure=insecure)
+    except ValueError as error:
+        raise exits.Misused(f"--listen: {error}", hint="muster server start --listen 127.0.0.1:8470") from error
+
+
+def _options(listen: str | None, cert: Path | None, key: Path | None, *, insecure: bool) -> list[str]:
+    options = [] if listen is None else ["--listen", listen]
+    if cert is not None and key is not None:
+        options += ["--tls-cert", str(cert.absolute()), "--tls-key", str(key.absolute())]
+    return options + (["--insecure"] if insecure else [])
+
+
+@app.command(epilog="Example: muster server stop --cancel")
+def stop(
+    cancel: bool = typer.Option(False, "--cancel", help="Cancel all trainings first, and wait for their end."),
+) -> None:
+    """Stop the control plane. Trainings go on without it, and are adopted when it starts again."""
+    where = home.path()
+    running = home.running(where)
+    if running is None:
+        if home.is_locked(where):
+            raise Unavailable("the control plane is still starting", hint="try again in a moment")
+        typer.echo("the control plane does not run", err=True)
+        return
+    active = _active(where, running, needed=cancel)
+    if cancel:
+        _cancel(active)
+        active = []
+    _stop(where, running)
+    typer.echo(f"the control plane (pid {running.pid}) has stopped", err=True)
+    if active:
+        names = ", ".join(str(handle.training.key) for handle in active)
+        typer.echo(f"these trainings go on, and are adopted at the next start: {names}", err=True)
+
+
+def _stop(where: Path, running: Running) -> None:
+    try:
+        os.kill(running.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has just ended by itself
+    except PermissionError as error:
+        raise MusterError(f"the control plane (pid {running.pid}) belongs to another user") from error
+    if not home.wait_until_unlocked(where, _STOP_S):
+        hint = f"kill -9 {running.pid} loses nothing: trainings go on and are adopted"
+        raise MusterError(f"the control plane (pid {running.pid}) has not stopped in {_STOP_S:.0f} s", hint=hint)
+
+
+def _active(where: Path, running: Running, *, needed: bool) -> list[DistributedTraining]:
+    """The trainings that are not over. Without --cancel not knowing them is no reason not to stop."""
+    try:
+        client = session.open_client(running.url, home.token(where), session.DEFAULT)
+        return [handle for handle in session.everywhere(client) if not handle.training.is_terminal]
+    except MusterError as error:
+        if needed:
+            raise
+        typer.echo(f"which trainings go on is not known: {error.message}", err=True)
+        return []
+
+
+def _cancel(active: list[DistributedTraining]) -> None:
+    for handle in active:
+        handle.cancel()
+    for handle in active:
+        typer.echo(f"waiting for {handle.training.key} to end", err=True)
+        session.wait_for_end(handle)
+
+
+@app.command(epilog="Example: muster server status -o json")
+def status(output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print it.")) -> None:
+    """Say whether the control plane runs, and where. Exits 7 if it does not."""
+    running = home.running(home.path())
+    if running is None:
+        raise Unavailable("the control plane does not run", hint="muster server start")
+    if output is Report.TABLE:
+        write_table(
+            ("PID", "URL", "VERSION", "STARTED"), [(running.pid, running.url, running.version, running.started_at)]
+        )
+    else:
+        write_data(running.to_wire(), output)

@@ -1,0 +1,149 @@
+"""How does a command reach the control plane, and find the training that the user meant?
+
+The only place of the command line that opens a client of the SDK; tests put a stand-in in the place of `open_client`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from muster.errors import MusterError, NotFound, TrainingCancelled, TrainingFailed
+from muster.types.training import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from muster.sdk.client import Client
+    from muster.sdk.effects import Flow
+    from muster.sdk.flows import Explanation
+    from muster.sdk.training import DistributedTraining
+    from muster.types.training import Training
+
+T = TypeVar("T")
+
+Namespace = Annotated[
+    str, typer.Option("-n", "--namespace", envvar="MUSTER_NAMESPACE", metavar="NS", help="Which namespace.")
+]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", envvar="MUSTER_URL", metavar="URL", help="Control plane; by default this machine's own."),
+]
+Token = Annotated[str | None, typer.Option("--token", envvar="MUSTER_TOKEN", metavar="TOKEN", help="Who is asking.")]
+
+
+def complete_names(incomplete: str) -> list[str]:
+    """Names for a shell to offer. Pressing tab starts no control plane, and an error there would only confuse."""
+    from muster.cli import home
+
+    running = home.running(home.path())
+    url = os.environ.get("MUSTER_URL") or (running.url if running else None)
+    if url is None:
+        return []
+    try:
+        client = open_client(url, os.environ.get("MUSTER_TOKEN"), os.environ.get("MUSTER_NAMESPACE") or DEFAULT)
+        return [handle.name for handle in client.list() if handle.name.startswith(incomplete)]
+    except MusterError:
+        return []
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the training.", autocompletion=complete_names)]
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of trainings.", autocompletion=complete_names)]
+
+DEFAULT = DEFAULT_NAMESPACE
+
+
+def open_client(url: str | None, token: str | None, namespace: str) -> Client:
+    """The control plane that the user means; the SDK starts the embedded one if there is none."""
+    from muster.sdk.client import Client
+
+    return Client(url=url, token=token, namespace=namespace)
+
+
+def find(client: Client, name: str) -> DistributedTraining:
+    """The training of that name; one that does not exist is answered with the nearest that does."""
+    return _or_nearest(client, name, lambda: client.get(name))
+
+
+def explained(client: Client, name: str) -> Explanation:
+    return _or_nearest(client, name, lambda: client.explain(name))
+
+
+def listed(client: Client, selector: str | None, phase: str | None, *, every: bool) -> list[Training]:
+    """The trainings of the client's namespace, or of all that the token may see."""
+    if every:
+        return client.run(_all(selector, phase))
+    return [handle.training for handle in client.list(selector, phase)]
+
+
+def everywhere(client: Client) -> list[DistributedTraining]:
+    """A handle on every training, whatever its namespace."""
+    from muster.sdk.training import DistributedTraining
+
+    return [DistributedTraining(client, training) for training in listed(client, None, None, every=True)]
+
+
+def changes(client: Client, handle: DistributedTraining) -> Iterator[Training]:
+    """A training each time that it has changed, until it is deleted. Nothing since it was read is missed."""
+    for change in client.watch(handle.training.metadata.resource_version or None):
+        training = change.training.training
+        if training.uid != handle.training.uid:
+            continue
+        if change.type == "DELETED":
+            return
+        yield training
+
+
+def watched(client: Client) -> Iterator[tuple[bool, Training]]:
+    """Every training of the namespace, then every change; with whether it was deleted."""
+    for change in client.watch():
+        yield change.type == "DELETED", change.training.training
+
+
+def wait_for_end(handle: DistributedTraining) -> None:
+    """Until it has ended, in whichever way."""
+    try:
+        handle.wait()
+    except (TrainingFailed, TrainingCancelled):
+        return
+
+
+def _all(selector: str | None, phase: str | None) -> Flow[list[Training]]:
+    from muster.sdk import flows
+    from muster.sdk.effects import Request
+    from muster.types.training import Training
+
+    asked = {"labelSelector": selector, "phase": phase, "limit": str(flows.PAGE)}
+    params = {name: value for name, value in asked.items() if value is not None}
+    found: list[Training] = []
+    while True:
+        answer = yield from flows.call(Request("GET", "/v1/trainings", params))
+        found += [flows.read(Training, item) for item in flows.items(answer)]
+        metadata: dict[str, Any] = answer.json.get("metadata") or {}
+        if not metadata.get("continue"):
+            return found
+        params["continue"] = str(metadata["continue"])
+
+
+def _or_nearest(client: Client, name: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except NotFound as error:
+        raise NotFound(error.message, hint=_nearest(client, name) or error.hint) from error
+
+
+def _nearest(client: Client, name: str) -> str:
+    try:
+        names = [handle.name for handle in client.list()]
+    except MusterError:
+        return ""  # the first error is the one to tell
+    return nearest(name, names)
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, 3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return "muster ps lists what there is; -n NAMESPACE looks elsewhere" if names else "there is no training here yet"

@@ -1,0 +1,122 @@
+"""`muster ps` and `muster get`: which trainings are there, and how are they?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli import session
+from muster.cli.output import Output, write_data, write_table
+
+if TYPE_CHECKING:
+    from muster.types.training import Training
+
+app = typer.Typer(rich_markup_mode=None)
+
+COLUMNS = ("NAME", "PHASE", "READY", "SPARES", "ROUND", "RESTARTS", "AGE", "REASON")
+
+# Conditions that explain why a training is not well, the most telling first, and the status that says so.
+_WORRIES = (("Admitted", "False"), ("BelowMinimum", "True"), ("Resizing", "True"), ("TargetReached", "False"))
+
+
+class PhaseName(StrEnum):
+    PENDING = "pending"
+    READY = "ready"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print it.")]
+
+
+@app.command(epilog="Example: muster ps --phase ready -l team=vision -o name")
+def ps(
+    selector: str | None = typer.Option(None, "-l", "--selector", metavar="K=V[,K=V]", help="Only with these labels."),
+    phase: PhaseName | None = typer.Option(None, help="Only in this phase."),
+    every: bool = typer.Option(False, "-A", "--all-namespaces", help="From every namespace."),
+    output: OutputOption = Output.TABLE,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """List trainings with their phase, workers and reason."""
+    client = session.open_client(url, token, namespace)
+    found = session.listed(client, selector, phase.value if phase else None, every=every)
+    if output is Output.TABLE and not found:
+        where = "in any namespace" if every else f"in namespace {namespace!r}"
+        typer.echo(f"no trainings {where}", err=True)
+        return
+    show_all(found, output, with_namespace=every)
+
+
+@app.command(epilog="Example: muster get demo -o yaml")
+def get(
+    names: session.Names,
+    output: OutputOption = Output.TABLE,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Print trainings as they are now, as a line or as the whole object."""
+    client = session.open_client(url, token, namespace)
+    found = [session.find(client, name).training for name in names]
+    if len(found) == 1 and output in (Output.JSON, Output.YAML):
+        write_data(found[0].to_wire(), output)
+    else:
+        show_all(found, output)
+
+
+def show_all(trainings: Sequence[Training], output: Output, *, with_namespace: bool = False) -> None:
+    if output is Output.NAME:
+        for one in trainings:
+            print(one.metadata.name)
+    elif output is Output.TABLE:
+        now = datetime.now(UTC)
+        space = ("NAMESPACE",) if with_namespace else ()
+        rows = [((one.metadata.namespace,) if with_namespace else ()) + row_of(one, now) for one in trainings]
+        write_table(space + COLUMNS, rows)
+    else:
+        write_data({"items": [one.to_wire() for one in trainings]}, output)
+
+
+def row_of(training: Training, now: datetime) -> tuple[object, ...]:
+    """A training on one line, in the order of COLUMNS."""
+    from muster.core.explain import show_age
+
+    status, created = training.status, training.metadata.creation_timestamp
+    return (
+        training.metadata.name,
+        status.phase,
+        f"{status.world_size.ready}/{target_of(training)}",
+        f"{status.spares.ready}/{training.spec.spares}",
+        "-" if status.round is None else status.round,
+        status.restarts,
+        show_age(now - created) if created else "-",
+        reason_of(training),
+    )
+
+
+def target_of(training: Training) -> int:
+    """How many workers it should have; what was asked for, also where the control plane has not seen it yet."""
+    return training.spec.world_size.target
+
+
+def reason_of(training: Training) -> str:
+    """Why it is not simply well, in the words of the control plane; empty if it is."""
+    from muster.core.explain import first_line
+
+    status, outcome = training.status, training.status.outcome
+    if outcome is not None:
+        return "" if outcome.state == "succeeded" else first_line(outcome.message) or outcome.reason
+    if training.spec.cancel is not None:
+        return "cancel was requested"
+    for kind, bad in _WORRIES:
+        condition = status.condition(kind)
+        if condition is not None and condition.status == bad:
+            return condition.message or condition.reason
+    return ""

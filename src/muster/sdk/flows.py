@@ -1,0 +1,362 @@
+"""What does each call of the SDK do, step by step?
+
+All logic lives here once, as generators that yield effects; `drive` carries them out for synchronous and for
+asynchronous callers. A lost connection is an answer like any other: plain calls are repeated for a while where that
+is safe, waits and streams go on until their own time is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from muster.core import waits
+from muster.core.waits import Receipt, Wait
+from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, Unavailable, from_wire
+from muster.sdk.effects import CALL_TIMEOUT_S, Flow, Locate, Lost, Now, Pause, Request, Response
+from muster.types import codec
+from muster.types.codec import Invalid, Problem
+from muster.types.event import Event
+from muster.types.training import Key, Training, WorldStatus
+from muster.types.usage import Usage
+
+T = TypeVar("T")
+
+LONG_POLL_S = 30.0  # the longest that one look asks the server to hold its answer
+SILENCE_S = 5.0  # how much later than promised an answer may come before the connection counts as lost
+RETURN_S = 10.0  # how long a plain call waits for a server that was there before
+FIRST_PAUSE_S = 0.05  # between attempts to reach a server that is away; doubles up to the next
+LONGEST_PAUSE_S = 1.0
+MOST_FAILED_STARTS = 5  # an embedded control plane that fails that often in a row will not come by itself
+PAGE = 500
+
+
+@dataclass
+class Handle:
+    """What a DistributedTraining knows: the training as last read, and the receipt of its own last scale."""
+
+    training: Training
+    receipt: Receipt | None = None
+
+    @property
+    def path(self) -> str:
+        return path_of(self.training.key)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a training is as it is: one sentence, and what it follows from."""
+
+    summary: str
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary, *(f"  {line}" for line in self.details)])
+
+
+def path_of(key: Key) -> str:
+    return f"{all_of(key.namespace)}/{_safe('metadata.name', key.name)}"
+
+
+def all_of(namespace: str | None) -> str:
+    return (
+        "/v1/trainings" if namespace is None else f"/v1/namespaces/{_safe('metadata.namespace', namespace)}/trainings"
+    )
+
+
+def _safe(field: str, name: str) -> str:
+    """A name goes into a path, so nothing that would change the path may be in it."""
+    if not name or not all(char.isalnum() or char in "-._" for char in name) or set(name) == {"."}:
+        problem = Problem(field, f"{name[:80]!r} is not a name: lower-case letters, digits and dashes")
+        raise InvalidRequest(f"{problem.field}: {problem.message}", problems=(problem,))
+    return name
+
+
+# One call ----------------------------------------------------------------------------------------
+
+
+def call(request: Request, *, again: Request | None = None, left: float = math.inf) -> Flow[Response]:
+    """The server's answer; errors are raised as what they stand for.
+
+    When the connection is lost, the server is looked for and asked once more, with `again` if that is another
+    request. A plain call gives a server that has answered before time to come back; a wait (`left`) has its own.
+    """
+    answer: Response | Lost = yield request
+    until, pause = None if left == math.inf else 0.0, FIRST_PAUSE_S
+    while isinstance(answer, Lost) and (request.repeatable or not answer.sent):
+        found: Lost | None = yield Locate(max(left, SILENCE_S))
+        if isinstance(found, Lost):
+            raise unavailable(found)
+        answer = yield again or request
+        if not isinstance(answer, Lost) or not answer.known or until == 0.0:
+            break
+        now: float = yield Now()
+        until = until or now + RETURN_S
+        if now >= until:
+            break
+        yield Pause(pause)
+        pause = min(LONGEST_PAUSE_S, 2 * pause)
+    if isinstance(answer, Lost):
+        raise unavailable(answer)
+    if answer.status >= 400:
+        raise from_wire(answer.status, answer.json)
+    return answer
+
+
+def unavailable(lost: Lost) -> Unavailable:
+    return Unavailable(
+        f"the control plane does not answer: {lost.reason}", hint="muster server status shows where it should be"
+    )
+
+
+def _training(answer: Response) -> Training:
+    return read(Training, answer.json)
+
+
+def read(kind: type[T], data: object) -> T:
+    """A record from an answer; fields that a newer server added are dropped."""
+    if isinstance(data, dict):
+        data = {name: value for name, value in data.items() if name not in ("apiVersion", "kind")}
+    try:
+        return codec.from_wire(kind, data, strict=False)
+    except Invalid as wrong:
+        raise MusterError(f"the server's answer cannot be understood: {wrong}") from wrong
+
+
+def items(answer: Response) -> list[Any]:
+    body = answer.json
+    items = body.get("items") if isinstance(body, dict) else None
+    if not isinstance(items, list):
+        raise MusterError("the server's answer cannot be understood: it has no list of items")
+    return items
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+def get(key: Key) -> Flow[Training]:
+    return _training((yield from call(Request("GET", path_of(key)))))
+
+
+def refresh(handle: Handle) -> Flow[None]:
+    yield from look(handle, Request("GET", handle.path))
+
+
+def look(handle: Handle, request: Request, left: float = math.inf) -> Flow[Training]:
+    """Read the handle's own training. Another one that took over its name is not it."""
+    # A look that the server was to hold is not repeated as it is: another server may count versions differently, and
+    # the time that it was to be held for has partly passed.
+    again = _poll(handle, None, left) if request.method == "GET" else None
+    training = _training((yield from call(request, again=again, left=left)))
+    known = handle.training.uid
+    if known and training.uid and training.uid != known:
+        raise NotFound(
+            f"training {training.key} was deleted; another one has its name now",
+            hint=f"get {training.metadata.name!r} again to follow the new one",
+        )
+    handle.training = training
+    return training
+
+
+def listed(namespace: str | None, label_selector: str | None, phase: str | None) -> Flow[tuple[list[Training], str]]:
+    """Every training of a namespace or of all, page by page, and the version from which a watch goes on."""
+    asked = {"labelSelector": label_selector, "phase": phase, "limit": str(PAGE)}
+    params = {name: value for name, value in asked.items() if value is not None}
+    found: list[Training] = []
+    version = ""
+    while True:
+        answer = yield from call(Request("GET", all_of(namespace), params))
+        found += [read(Training, item) for item in items(answer)]
+        metadata = answer.json.get("metadata") or {}
+        # The first page's version: what changed while later pages were read is then seen again, never missed.
+        version = version or str(metadata.get("resourceVersion") or "")
+        if not metadata.get("continue"):
+            return found, version
+        params["continue"] = str(metadata["continue"])
+
+
+def events(handle: Handle) -> Flow[list[Event]]:
+    answer = yield from call(Request("GET", f"{handle.path}/events"))
+    return [read(Event, item) for item in items(answer)]
+
+
+def usage_of(handle: Handle) -> Flow[Usage]:
+    answer = yield from call(Request("GET", f"{handle.path}/usage"))
+    if isinstance(answer.json, dict) and "items" in answer.json:
+        key = handle.training.key
+        nothing = Usage(namespace=key.namespace, training=key.name, uid=handle.training.uid)
+        return next((read(Usage, item) for item in items(answer)), nothing)
+    return read(Usage, answer.json)
+
+
+def usage(since: str | None, by: str | None) -> Flow[list[Usage]]:
+    params = {name: value for name, value in (("since", since), ("by", by)) if value is not None}
+    answer = yield from call(Request("GET", "/v1/usage", params))
+    return [read(Usage, item) for item in items(answer)]
+
+
+def explain(key: Key) -> Flow[Explanation]:
+    body = (yield from call(Request("GET", f"{path_of(key)}/explain"))).json
+    if not isinstance(body, dict):
+        raise MusterError("the server's answer cannot be understood: it is no explanation")
+    return Explanation(str(body.get("summary", "")), tuple(str(line) for line in body.get("details") or ()))
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def create(training: Training, idempotency_key: str) -> Flow[Training]:
+    # The server fills these in; sending empty ones would claim to know them.
+    wire = training.to_wire()
+    wire.pop("status", None)
+    kept = ("name", "namespace", "labels", "annotations")
+    wire["metadata"] = {name: wire["metadata"][name] for name in kept if name in wire["metadata"]}
+    headers = {"Idempotency-Key": idempotency_key}
+    path = all_of(training.metadata.namespace)
+    return _training((yield from call(Request("POST", path, json=wire, headers=headers))))
+
+
+def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str) -> Flow[Training]:
+    """Create what the manifest describes, or bring the training of that name in line with it."""
+    metadata = manifest.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(metadata, Mapping) or not isinstance(name, str):
+        problem = Problem("metadata.name", "is required")
+        raise InvalidRequest("the manifest has no metadata.name", problems=(problem,))
+    key = Key(str(metadata.get("namespace") or namespace), name)
+    try:
+        yield from get(key)
+    except NotFound:
+        body = {**manifest, "metadata": {**metadata, "namespace": key.namespace}}
+        request = Request("POST", all_of(key.namespace), json=body, headers={"Idempotency-Key": idempotency_key})
+        try:
+            return _training((yield from call(request)))
+        except AlreadyExists:
+            pass  # somebody created it in between: then it is there to be changed
+    headers = {"Content-Type": "application/merge-patch+json"}
+    request = Request("PATCH", path_of(key), json=_patch(manifest, metadata), headers=headers)
+    return _training((yield from call(request)))
+
+
+def _patch(manifest: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a manifest that may change a training that exists."""
+    patch: dict[str, Any] = {}
+    about = {name: metadata[name] for name in ("labels", "annotations") if name in metadata}
+    if about:
+        patch["metadata"] = about
+    spec = manifest.get("spec")
+    if isinstance(spec, Mapping):
+        programs = ("command", "script", "module")
+        named = any(name in spec for name in programs)
+        # A merge patch keeps what it does not name, so the program that is replaced has to be named.
+        patch["spec"] = {**(dict.fromkeys(programs) if named else {}), **spec}
+    return patch
+
+
+def scale(handle: Handle, target: int) -> Flow[WorldStatus]:
+    """Ask for another size. A training that has ended is refused before anything is written."""
+    yield from refresh(handle)
+    if handle.training.is_terminal:
+        raise waits.refusal(handle.training, target)
+    training = yield from look(handle, Request("POST", f"{handle.path}/scale", json={"target": target}))
+    handle.receipt = Receipt(target, training.generation)
+    return waits.world_of(training, target=target)
+
+
+def cancel(handle: Handle, grace_seconds: float | None) -> Flow[None]:
+    body = {} if grace_seconds is None else {"graceSeconds": grace_seconds}
+    yield from look(handle, Request("POST", f"{handle.path}/cancel", json=body))
+
+
+def delete(handle: Handle, timeout: float | None) -> Flow[None]:
+    """Have it removed, and come back when it is gone."""
+    deadline = yield from _deadline(timeout)
+    answer: Response | Lost = yield Request("DELETE", handle.path)
+    if isinstance(answer, Lost):
+        try:
+            yield from call(Request("DELETE", handle.path))
+        except NotFound:
+            return  # the first order had arrived
+    elif answer.status >= 400:
+        raise from_wire(answer.status, answer.json)
+    outage = Outage()
+    while True:
+        began: float = yield Now()
+        left = math.inf if deadline is None else deadline - began
+        try:
+            yield from look(handle, _poll(handle, None if outage.pause_s else handle.training, left), left)
+            outage = Outage()
+        except NotFound:
+            return
+        except Unavailable as lost:
+            if left > 0:
+                outage = yield from outage.wait(lost, left)
+        if left <= 0:
+            raise waits.timed_out(Wait("result", timeout), handle.training, "it has not been removed yet")
+
+
+# Waiting -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A control plane that is away: how long to pause before the next attempt, and how often starting it failed."""
+
+    pause_s: float = 0.0
+    failed_starts: int = 0
+
+    def wait(self, lost: Unavailable, left: float = math.inf) -> Flow[Outage]:
+        """Pause, look for the control plane, and say how the outage stands. Gives up if it cannot be started."""
+        pause_s = min(max(self.pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        yield Pause(max(0.0, min(pause_s, left)))
+        found: Lost | None = yield Locate(max(left, SILENCE_S))
+        if not isinstance(found, Lost):
+            return Outage(pause_s)
+        if self.failed_starts + 1 >= MOST_FAILED_STARTS:
+            raise unavailable(found) from lost
+        return Outage(pause_s, self.failed_starts + 1)
+
+
+def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldStatus]:
+    """Look, and look again whenever the server has news, until `core.waits` says that the wait is over."""
+    asked = Wait(goal, timeout, handle.receipt)
+    deadline = yield from _deadline(timeout)
+    seen: Training | None = None
+    outage = Outage()
+    while True:
+        began: float = yield Now()
+        left = math.inf if deadline is None else deadline - began
+        try:
+            training = yield from look(handle, _poll(handle, None if outage.pause_s else seen, left), left)
+        except Unavailable as lost:
+            if left <= 0:
+                raise waits.timed_out(asked, handle.training, lost.message) from lost
+            outage = yield from outage.wait(lost, left)
+            continue
+        verdict = waits.judge(asked, training, waits.Look(began, deadline, first=seen is None))
+        if isinstance(verdict, waits.Done):
+            return verdict.world
+        if isinstance(verdict, waits.Raise):
+            raise verdict.error
+        seen, outage = training, Outage()
+
+
+def _deadline(timeout: float | None) -> Flow[float | None]:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout) or timeout < 0:
+        problem = Problem("timeout", f"must be None or a number of seconds from 0, not {timeout!r}")
+        raise InvalidRequest(f"{problem.field} {problem.message}", problems=(problem,))
+    now: float = yield Now()
+    return None if timeout == math.inf else now + timeout
+
+
+def _poll(handle: Handle, seen: Training | None, left: float) -> Request:
+    """A look that the server answers at once, or, once something was seen, when there is something newer."""
+    if seen is None or left <= 0:
+        return Request("GET", handle.path, timeout_s=min(CALL_TIMEOUT_S, max(left, SILENCE_S)))
+    hold_s = max(0.001, min(LONG_POLL_S, left))
+    params = {"resourceVersion": seen.metadata.resource_version, "timeoutSeconds": f"{hold_s:.3f}"}
+    return Request("GET", handle.path, params, timeout_s=hold_s + SILENCE_S)

@@ -1,0 +1,209 @@
+"""How does a stream go on when its connection breaks?
+
+Logs and watches are long answers that outlive a restart of the control plane. A watch resumes at the last version
+that it saw. Log lines carry no number, so a log is read again from its start, and lines that were already handed out
+are left out: counted by content, because lines of several ranks may come in another order the second time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from muster.errors import Compacted, MusterError, Unavailable, from_wire
+from muster.sdk.effects import Emit, Flow, Lost, NextLine, Pause, Request, Response
+from muster.sdk.flows import FIRST_PAUSE_S, Handle, Outage, listed, look, read, unavailable
+from muster.types.training import Key, Training
+
+HEARTBEAT_S = 60.0  # a watch that is silent for longer has lost its server: heartbeats come more often
+
+Kind = Literal["ADDED", "MODIFIED", "DELETED"]
+
+
+def _open(request: Request) -> Flow[None]:
+    answer: Response | Lost = yield request
+    if isinstance(answer, Lost):
+        raise unavailable(answer)
+    if answer.status >= 400:
+        raise from_wire(answer.status, answer.json)
+
+
+def _next_line() -> Flow[str | None]:
+    line: str | Lost | None = yield NextLine()
+    if isinstance(line, Lost):
+        raise unavailable(line)
+    return line
+
+
+# Logs --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Reader:
+    """Which lines were handed out, so that a second reading leaves them out."""
+
+    whole: bool  # the reading began at the start of the log, not with its tail
+    handed_out: Counter[int] = field(default_factory=Counter)
+    again: Counter[int] = field(default_factory=Counter)
+    known: set[str] = field(default_factory=set)  # ranks of which something was handed out
+    unseen: set[str] = field(default_factory=set)  # of these: not yet come to where the first reading began
+
+    def begin(self) -> None:
+        self.again = Counter(self.handed_out)
+        self.unseen = set() if self.whole else set(self.known)
+
+    def takes(self, line: str) -> bool:
+        mark, rank = hash(line), line.partition("] ")[0] if line.startswith("[") else ""
+        if self.again[mark] > 0:
+            self.again[mark] -= 1
+            self.unseen.discard(rank)
+            return False
+        if rank in self.unseen:
+            return False
+        self.handed_out[mark] += 1
+        self.known.add(rank)
+        return True
+
+
+def logs(handle: Handle, rank: int | None, round: int | None, follow: bool, tail: int | None) -> Flow[None]:
+    """Emit each line. Following goes on until the training is over, through restarts of the control plane."""
+    reader, outage = _Reader(whole=tail is None), Outage()
+    while True:
+        reader.begin()
+        asked = {"rank": rank, "round": round, "tail": None if reader.handed_out else tail}
+        params = {name: str(value) for name, value in asked.items() if value is not None}
+        before = reader.handed_out.total()
+        try:
+            yield from _log(handle, params | ({"follow": "true"} if follow else {}), reader)
+            if not follow or round is not None or (yield from look(handle, Request("GET", handle.path))).is_terminal:
+                return
+            raise Unavailable("the control plane closed the stream while the training runs")
+        except Unavailable as lost:
+            if not follow and outage.pause_s:
+                raise
+            fresh = reader.handed_out.total() > before
+            outage = yield from (Outage() if fresh else outage).wait(lost)
+
+
+def _log(handle: Handle, params: dict[str, str], reader: _Reader) -> Flow[None]:
+    yield from _open(Request("GET", f"{handle.path}/logs", params, timeout_s=None, stream=True))
+    while (line := (yield from _next_line())) is not None:
+        if reader.takes(line):
+            yield Emit(line)
+
+
+# Watches -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One change, as the wire tells it."""
+
+    kind: Kind
+    training: Training
+
+
+@dataclass
+class _Position:
+    """How far a watch has come: the version to go on from, and what is there."""
+
+    version: str | None
+    known: dict[Key, Training] = field(default_factory=dict)
+    moved: bool = False  # something arrived since the last outage
+
+    def differences(self, now: list[Training]) -> Iterator[Seen]:
+        """What must have happened between what was known and what a list shows."""
+        there = {training.key: training for training in now}
+        for key in [key for key in self.known if key not in there]:
+            yield Seen("DELETED", self.known.pop(key))
+        for key, training in there.items():
+            before = self.known.get(key)
+            if before is None or before.uid != training.uid:
+                yield Seen("ADDED", training)
+            elif before.version != training.version:
+                yield Seen("MODIFIED", training)
+            self.known[key] = training
+
+    def take(self, seen: Seen) -> None:
+        if seen.kind == "DELETED":
+            self.known.pop(seen.training.key, None)
+        else:
+            self.known[seen.training.key] = seen.training
+
+
+def watch(namespace: str | None, resource_version: str | None) -> Flow[None]:
+    """Emit every change of a namespace's trainings, or of all. Without a version, what is there comes first, as added.
+
+    When the server no longer knows the changes since the last one seen, the difference to a new list stands in.
+    """
+    position, outage = _Position(resource_version), Outage()
+    while True:
+        try:
+            if position.version is None:
+                now, version = yield from listed(namespace, None, None)
+                for seen in position.differences(now):
+                    yield Emit(seen)
+                position.version = version
+            yield from _follow(namespace, position)
+        except Compacted:
+            position.version = None
+            yield Pause(FIRST_PAUSE_S)
+        except Unavailable as lost:
+            outage = yield from (Outage() if position.moved else outage).wait(lost)
+            position.moved = False
+
+
+def _follow(namespace: str | None, position: _Position) -> Flow[None]:
+    version = position.version or ""
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": version}
+    params = {"resourceVersion": version} | ({} if namespace is None else {"namespace": namespace})
+    yield from _open(Request("GET", "/v1/watch", params, headers=headers, timeout_s=HEARTBEAT_S, stream=True))
+    message = _Message()
+    while (line := (yield from _next_line())) is not None:
+        position.moved = True
+        if line:
+            message.add(line)
+            continue
+        if (seen := message.read()) is not None and namespace in (None, seen.training.metadata.namespace):
+            position.take(seen)
+            yield Emit(seen)
+        position.version = message.id or position.version
+        message = _Message()
+    raise Unavailable("the control plane closed the stream")
+
+
+@dataclass
+class _Message:
+    """One server-sent event, line by line; a line that opens with a colon is a heartbeat."""
+
+    id: str = ""
+    event: str = ""
+    data: list[str] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "id":
+            self.id = value
+        elif name == "event":
+            self.event = value
+        elif name == "data":
+            self.data.append(value)
+
+    def read(self) -> Seen | None:
+        if not self.data:
+            return None
+        try:
+            body = json.loads("\n".join(self.data))
+        except ValueError as wrong:
+            raise MusterError(f"the server's answer cannot be understood: {wrong}") from wrong
+        if isinstance(body, dict) and "error" in body:
+            raise from_wire(500, body)
+        if isinstance(body, dict) and "object" in body:
+            self.event, body = str(body.get("type") or self.event), body["object"]
+        kinds: dict[str, Kind] = {"ADDED": "ADDED", "MODIFIED": "MODIFIED", "DELETED": "DELETED"}
+        kind = kinds.get(self.event.upper())
+        return None if kind is None else Seen(kind, read(Training, body))

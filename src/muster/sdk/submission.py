@@ -1,0 +1,139 @@
+"""How do Python arguments become the request for a training?
+
+Everything that can be wrong with them is found here, all at once, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from muster.errors import InvalidRequest
+from muster.types import codec
+from muster.types.codec import Invalid, Problem
+from muster.types.training import DEFAULT_NAMESPACE, Mesh, Resources, Training, WorldSize, problems_of
+
+LONGEST_NAME = 52
+_PROGRAMS = ("command", "script", "module")
+_LISTS = ("command", "args", "secret_env")
+
+
+class Options(TypedDict, total=False):
+    """What `distributed` takes beside the program: the fields of a training's spec, and its metadata."""
+
+    args: Sequence[str]
+    name: str | None
+    namespace: str | None
+    labels: Mapping[str, str] | None
+    annotations: Mapping[str, str] | None
+    working_dir: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    world_size: WorldSize | int | tuple[int, int, int]
+    spares: int
+    procs_per_worker: int
+    resources: Resources | Mapping[str, Any] | None
+    max_restarts: int
+    hang_timeout_seconds: float | None
+    no_progress_rounds: int | None
+    active_deadline_seconds: float | None
+    below_minimum_timeout_seconds: float
+    stop_grace_seconds: float
+    ttl_seconds_after_finished: float | None
+    secret_env: Sequence[str]
+    priority: int
+    backend: str
+    image: str | None
+    mesh: Mesh | Mapping[str, Any] | None
+
+
+def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) -> Training:
+    """The training that those arguments describe. Raises InvalidRequest, which lists every bad field."""
+    values = {name: value for name, value in given.items() if value is not None}
+    metadata = {name: values.pop(name) for name in ("name", "namespace", "labels", "annotations") if name in values}
+    metadata.setdefault("namespace", namespace)
+    metadata.setdefault("name", default_name(values))
+    problems: list[Problem] = []
+    _place(values)
+    wire = {codec.camel(name): _plain(name, value, problems) for name, value in values.items()}
+    document = {"metadata": {name: _plain(name, value, problems) for name, value in metadata.items()}, "spec": wire}
+    return _read(document, problems)
+
+
+def default_name(values: Mapping[str, Any]) -> str:
+    """A name that tells what runs, and that nobody else has."""
+    command = values.get("command")
+    program = values.get("script") or values.get("module") or (command[0] if command else "")
+    stem = os.path.basename(str(program))
+    stem = stem.rpartition(".")[2] if values.get("module") else stem.partition(".")[0]
+    return unique_name(stem)
+
+
+def unique_name(stem: str) -> str:
+    suffix = secrets.token_hex(3)
+    label = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[: LONGEST_NAME - len(suffix) - 1].strip("-")
+    return f"{label or 'training'}-{suffix}"
+
+
+def _place(values: dict[str, Any]) -> None:
+    """Make paths mean the same to the control plane as they do here."""
+    script = values.get("script")
+    if isinstance(script, str | os.PathLike):
+        here = "working_dir" not in values and os.fspath(script) != ""
+        values["script"] = os.path.abspath(script) if here else os.fspath(script)
+    folder = values.get("working_dir", ".")
+    values["working_dir"] = os.path.abspath(folder) if isinstance(folder, str | os.PathLike) else folder
+
+
+def _plain(name: str, value: Any, problems: list[Problem]) -> Any:
+    """An argument as JSON values; whatever is then still wrong, reading it as a record will say."""
+    if name == "world_size":
+        return _sizes(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return codec.to_wire(value)
+    if name in ("resources", "mesh") and isinstance(value, Mapping):
+        return {codec.camel(str(key)): item for key, item in value.items()}
+    if name in _LISTS:
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            problems.append(Problem(f"spec.{codec.camel(name)}", f"must be a list of texts, not {value!r}"))
+            return []
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _sizes(value: Any) -> Any:
+    if isinstance(value, WorldSize):
+        return codec.to_wire(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, int):
+        return {"min": value, "target": value, "max": value}
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 3:
+        return dict(zip(("min", "target", "max"), value, strict=True))
+    return value
+
+
+def _read(document: dict[str, Any], problems: list[Problem]) -> Training:
+    """The record. Fields that cannot be read are left out once noted, so that the rest is checked too."""
+    try:
+        training = codec.from_wire(Training, document)
+    except Invalid as wrong:
+        problems += wrong.problems
+        bad = {tuple(problem.field.replace("[", ".").split(".")[:2]) for problem in wrong.problems}
+        rest = {
+            part: {name: value for name, value in fields.items() if (part, name) not in bad}
+            for part, fields in document.items()
+        }
+        rest["metadata"].setdefault("name", "unnamed")
+        training = codec.from_wire(Training, rest)
+        left_out = any(("spec", name) in bad for name in _PROGRAMS)
+        problems += [one for one in problems_of(training) if not (left_out and one.field == "spec")]
+    else:
+        problems += problems_of(training)
+    if problems:
+        listed = "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
+        raise InvalidRequest(f"the training was not submitted: {listed}", problems=tuple(problems))
+    return training

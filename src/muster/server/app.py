@@ -1,0 +1,84 @@
+"""The HTTP app: which call goes to which handler. `build` is all that the process which serves it needs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from muster.server import describe
+from muster.server.calls import Call
+from muster.server.describe import Operation
+from muster.server.front import Front
+from muster.server.routes import objects, orders, reads, system, watch
+from muster.server.services import Services
+
+__all__ = ["OPERATIONS", "App", "Services", "build"]
+
+OPERATIONS: tuple[Operation, ...] = (
+    *objects.OPERATIONS,
+    *orders.OPERATIONS,
+    *reads.OPERATIONS,
+    *watch.OPERATIONS,
+    *system.OPERATIONS,
+)
+
+
+class App(FastAPI):
+    """FastAPI for its router and its place in the ecosystem; layers, routes and document are our own.
+
+    Its own layers and dependency machinery would cost each request more than the answer does.
+    """
+
+    def __init__(self, services: Services) -> None:
+        super().__init__(
+            title="muster",
+            version=services.version,
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+        )
+        self.services = services
+        self.router.routes.extend(_routes(OPERATIONS, services))
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return Front(self.router, self.services)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = describe.document(OPERATIONS, self.services.version, self.services.backends)
+        return self.openapi_schema
+
+
+def build(services: Services) -> FastAPI:
+    return App(services)
+
+
+def _routes(operations: Iterable[Operation], services: Services) -> list[Route]:
+    by_path: defaultdict[str, dict[str, Operation]] = defaultdict(dict)
+    for operation in operations:
+        by_path[operation.path][operation.method] = operation
+    return [
+        Route(path, _endpoint(path, by_method, services), methods=list(by_method))
+        for path, by_method in by_path.items()
+    ]
+
+
+def _endpoint(
+    path: str, by_method: dict[str, Operation], services: Services
+) -> Callable[[Request], Awaitable[Response]]:
+    """One route per path, so that a method that is not possible is answered with all that are."""
+
+    async def endpoint(request: Request) -> Response:
+        request.scope["muster.route"] = path
+        method = "GET" if request.method == "HEAD" else request.method
+        return await by_method[method].handler(Call(services, request))
+
+    return endpoint

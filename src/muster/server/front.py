@@ -1,0 +1,136 @@
+"""Who may come in, and what do they hear when something goes wrong? One ASGI layer around every route.
+
+It gives each request an id, finds out whose token it carries, turns every exception into the one form of error, and
+counts. It is a single layer because each costs every request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from muster.errors import InternalError, MusterError, NotFound, Unauthenticated
+from muster.server.answers import as_error
+from muster.server.auth import Identity
+from muster.server.services import Services
+
+log = logging.getLogger("muster.server")
+
+_REQUEST_ID = re.compile(rb"[-A-Za-z0-9_.]{1,64}")
+_GUARDED = ("/v1", "/metrics")
+_SLASHES = re.compile(rb"%(2f|5c|00)", re.IGNORECASE)
+
+
+class Front:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app = app
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await _Exchange(self._app, self._services, scope, send).run(receive)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+        else:
+            await self._app(scope, receive, send)
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, app: ASGIApp, services: Services, scope: Scope, send: Send) -> None:
+        self._app = app
+        self._services = services
+        self._scope = scope
+        self._raw_send = send
+        self._status = 0
+        self._request_id = _request_id(scope)
+        scope["muster.abort"] = self._abort
+
+    async def run(self, receive: Receive) -> None:
+        began = time.perf_counter()
+        try:
+            self._admit()
+            await self._app(self._scope, receive, self._send)
+        except MusterError as error:
+            headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
+            await self._fail(error, error.status, headers)
+        except HTTPException as error:
+            await self._fail(_no_route(self._scope, error.status_code), error.status_code, error.headers or {})
+        except ClientDisconnect:
+            log.debug("the client of request %s left", self._request_id)
+        except Exception:  # the top of the HTTP app: whatever was not foreseen becomes one error, and a line in the log
+            log.exception("request %s failed", self._request_id)
+            await self._fail(InternalError("the server failed; its log has the details under this request's id"), 500)
+        finally:
+            self._count(time.perf_counter() - began)
+
+    def _admit(self) -> None:
+        path: str = self._scope["path"]
+        if _SLASHES.search(self._scope.get("raw_path") or b""):
+            raise NotFound("there is nothing at an address with an encoded slash or NUL")
+        if path.startswith(_GUARDED):
+            self._scope["muster.identity"] = self._identity()
+
+    def _identity(self) -> Identity:
+        given = [value for name, value in self._scope["headers"] if name == b"authorization"]
+        scheme, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not token.strip():
+            raise Unauthenticated(
+                "a token is needed", hint="send `Authorization: Bearer TOKEN`; the embedded one is in MUSTER_HOME/token"
+            )
+        return self._services.tokens.identify(token.strip().decode("latin-1"))
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id.encode())]
+        await self._raw_send(message)
+
+    async def _fail(self, error: MusterError, status: int, headers: Mapping[str, str] | None = None) -> None:
+        if self._status:  # the answer has begun: all that is left is to break it off, so that nobody takes it for whole
+            log.warning("request %s was broken off: %s", self._request_id, error.message)
+            await self._abort()
+            return
+        answer = as_error(error, self._request_id, status, headers or {})
+        await answer(self._scope, _nothing_more, self._send)
+
+    async def _abort(self) -> None:
+        """Cut the connection. ASGI has no word for it; a transport that closes politely would wait for the reader."""
+        transport: Any = getattr(getattr(self._raw_send, "__self__", None), "transport", None)
+        if transport is not None:
+            transport.abort()
+            await asyncio.sleep(0)  # lets the server hear of it before this request is seen to end unfinished
+
+    def _count(self, seconds: float) -> None:
+        waited = self._scope.get("muster.stream", False)
+        route = self._scope.get("muster.route", "none")
+        self._services.meter.count(self._scope["method"], route, self._status, None if waited else seconds)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            given: str = value.decode("ascii")
+            return given
+    return uuid.uuid4().hex
+
+
+def _no_route(scope: Scope, status: int) -> MusterError:
+    path = scope["path"][:200]
+    if status == 405:
+        return MusterError(f"{scope['method'][:20]} is not possible on {path!r}", code="method_not_allowed")
+    return NotFound(f"there is nothing at {path!r}", hint="/openapi.json describes what there is")
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}

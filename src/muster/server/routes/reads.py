@@ -1,0 +1,185 @@
+"""What a training said, what happened to it, what it used, and why it is where it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from starlette.responses import Response
+
+from muster.core import explain, metering
+from muster.errors import Unavailable
+from muster.ports import Backend, LogQuery, Stored
+from muster.server.answers import Stream, as_json
+from muster.server.calls import MOST, Call, no_training
+from muster.server.describe import Answer, Operation
+from muster.server.routes.objects import TRAINING
+from muster.types.codec import limited, to_wire
+from muster.types.event import Event
+from muster.types.training import API_VERSION, TERMINAL, Key, Training, Uid
+from muster.types.usage import Usage
+
+TEXT = "text/plain"
+
+
+@dataclass(frozen=True)
+class LogsQuery:
+    rank: int | None = limited(None, ge=0, le=10_000_000)
+    round: int | None = limited(None, ge=0, le=MOST)
+    tail: int | None = limited(None, ge=0, le=MOST)
+    follow: bool = False
+
+
+@dataclass(frozen=True)
+class EventsQuery:
+    after: int = limited(0, ge=0, le=MOST)
+
+
+@dataclass(frozen=True)
+class UsageQuery:
+    since: datetime | None = None
+    by: Literal["training", "namespace"] = "training"
+
+
+# Logs --------------------------------------------------------------------------------------------
+
+
+async def get_logs(call: Call) -> Response:
+    key = call.readable()
+    query = call.query(LogsQuery)
+    stored = call.found(key)
+    if stored.phase == "pending" and not query.follow:
+        note = {"X-Muster-Note": "pending"}
+        return Response(f"{_still_pending(stored.training)}\n", headers=note, media_type=TEXT)
+    backend = call.services.backends.get(stored.training.spec.backend)
+    if backend is None:
+        raise Unavailable(f"backend {stored.training.spec.backend!r} of training {key.name!r} is not served here")
+    asked = LogQuery(rank=query.rank, round=query.round, tail=query.tail, follow=query.follow)
+    return Stream(_lines(call, stored, backend, asked), TEXT, {"X-Accel-Buffering": "no"})
+
+
+def _still_pending(training: Training) -> str:
+    """Why there is nothing to read yet, in the reconciler's words."""
+    said = [one.message for one in training.status.conditions if one.status == "False" and one.message]
+    why = f": {said[0]}" if said else ""
+    return f"training {training.metadata.name!r} is pending, so no rank has written anything{why}"
+
+
+async def _lines(call: Call, stored: Stored, backend: Backend, query: LogQuery) -> AsyncIterator[bytes]:
+    store, key, uid = call.services.store, stored.key, stored.uid
+    now: Stored | None = stored
+    while now is not None and now.uid == uid and now.phase == "pending":
+        before = now.version
+        now = await store.newer(key, before, None)
+        if now is not None and now.version == before:  # without a timeout, only a store that closes says that
+            return
+    if now is None or now.uid != uid:
+        return
+    async for chunk in backend.logs(uid, query, _ended(call, key, uid)):
+        yield chunk
+
+
+def _ended(call: Call, key: Key, uid: Uid) -> Callable[[], bool]:
+    def ended() -> bool:
+        stored = call.services.store.get(key)
+        return stored is None or stored.uid != uid or stored.phase in TERMINAL
+
+    return ended
+
+
+# Journal -----------------------------------------------------------------------------------------
+
+
+async def get_events(call: Call) -> Response:
+    key = call.readable()
+    after = call.query(EventsQuery).after
+    events = await _journal(call, key, after)
+    return as_json({"apiVersion": API_VERSION, "kind": "EventList", "items": [to_wire(event) for event in events]})
+
+
+async def _journal(call: Call, key: Key, after: int = 0) -> list[Event]:
+    """Entries about the training of that name; about those that had it before, once there is none."""
+    store = call.services.store
+    stored = store.get(key)
+    if stored is not None:
+        return await store.events(namespace=key.namespace, training=key.name, uid=stored.uid, after=after)
+    events = await store.events(namespace=key.namespace, training=key.name)
+    if not events:
+        raise no_training(key)
+    return [event for event in events if event.id > after]
+
+
+async def explain_training(call: Call) -> Response:
+    key = call.readable()
+    training = call.found(key).training.masked()
+    events = await _journal(call, key)
+    return as_json(to_wire(explain.explain(training, events, call.services.clock.now())))
+
+
+async def get_usage(call: Call) -> Response:
+    key = call.readable()
+    now = call.services.clock.now()
+    events = await _journal(call, key)
+    found = metering.totals(metering.intervals(events, now), now=now, by="training", rates=call.services.rates)
+    stored = call.services.store.get(key)
+    uid = stored.uid if stored is not None else events[-1].uid
+    last = next((one for one in found if one.uid == uid), Usage(key.namespace, key.name, uid))
+    return _usages([last])
+
+
+async def list_usage(call: Call) -> Response:
+    query = call.query(UsageQuery)
+    services, identity = call.services, call.identity
+    spaces = (None,) if identity.sees_all else identity.namespaces
+    events = [event for space in spaces for event in await services.store.events(namespace=space)]
+    now = services.clock.now()
+
+    def fold() -> list[Usage]:
+        found = metering.intervals(events, now)
+        return metering.totals(found, now=now, since=query.since, by=query.by, rates=services.rates)
+
+    return _usages(await asyncio.to_thread(fold))  # a long journal must not hold up everyone else
+
+
+def _usages(found: list[Usage]) -> Response:
+    return as_json({"apiVersion": API_VERSION, "kind": "UsageList", "items": [to_wire(one) for one in found]})
+
+
+_LOGS = Answer("What ranks wrote; of a pending training, why there is nothing yet.", media_type=TEXT)
+_REFUSALS = (403, 404, 422)
+
+OPERATIONS = (
+    Operation("GET", f"{TRAINING}/logs", get_logs, "Read or follow logs", {200: _LOGS}, _REFUSALS, LogsQuery),
+    Operation(
+        "GET",
+        f"{TRAINING}/events",
+        get_events,
+        "What happened, oldest first",
+        {200: Answer("Entries of the journal.", "EventList")},
+        _REFUSALS,
+        EventsQuery,
+    ),
+    Operation(
+        "GET", f"{TRAINING}/usage", get_usage, "What it used", {200: Answer("One sum.", "UsageList")}, (403, 404)
+    ),
+    Operation(
+        "GET",
+        f"{TRAINING}/explain",
+        explain_training,
+        "Why it is where it is",
+        {200: Answer("A sentence, and what leads to it.", "Explanation")},
+        (403, 404),
+    ),
+    Operation(
+        "GET",
+        "/v1/usage",
+        list_usage,
+        "What all that the token may see used",
+        {200: Answer("Sums, by training or namespace.", "UsageList")},
+        (422,),
+        UsageQuery,
+    ),
+)

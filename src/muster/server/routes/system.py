@@ -1,0 +1,72 @@
+"""Is the server there, is it ready, how busy is it, and what does it answer?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from starlette.responses import Response
+
+from muster.errors import Unavailable
+from muster.ports import Filter
+from muster.server.answers import as_json
+from muster.server.calls import Call
+from muster.server.describe import Answer, Operation
+from muster.server.metrics import MEDIA_TYPE, Labels, family
+from muster.types.codec import show_time
+from muster.types.training import TERMINAL
+
+PHASES = ("pending", "ready", "succeeded", "failed", "cancelled")
+
+
+async def healthz(call: Call) -> Response:
+    services = call.services
+    return as_json({"status": "ok", "version": services.version, "startedAt": show_time(services.started_at)})
+
+
+async def readyz(call: Call) -> Response:
+    if not call.services.ready():
+        raise Unavailable("the control plane is not ready yet", hint="try again in a moment")
+    return as_json({"status": "ready"})
+
+
+async def metrics(call: Call) -> Response:
+    text = "\n".join((*_held(call), *call.services.meter.lines()))
+    return Response(f"{text}\n", media_type=MEDIA_TYPE)
+
+
+def _held(call: Call) -> Iterable[str]:
+    services = call.services
+    stored = services.store.page(Filter()).items
+    phases = Counter(one.phase for one in stored)
+    by_phase: dict[Labels, float] = {(("phase", phase),): float(phases[phase]) for phase in PHASES}
+    yield from family("muster_trainings", "gauge", "Trainings that are stored.", by_phase)
+    running = [one.uid for one in stored if one.phase not in TERMINAL]
+    workers: dict[Labels, float] = {
+        (("backend", name),): float(sum(worker.alive for uid in running for worker in backend.workers(uid)))
+        for name, backend in services.backends.items()
+    }
+    yield from family("muster_workers", "gauge", "Workers that run.", workers)
+    yield from family("muster_store_version", "counter", "Changes so far.", {(): float(services.store.version)})
+    build: dict[Labels, float] = {(("version", services.version),): 1.0}
+    yield from family("muster_build_info", "gauge", "Which version serves.", build)
+    started: dict[Labels, float] = {(): services.started_at.timestamp()}
+    yield from family("muster_start_time_seconds", "gauge", "Since when it serves.", started)
+    for name, value in services.gauges().items():
+        yield from family(name, "gauge", name.replace("_", " "), {(): value})
+
+
+async def openapi(call: Call) -> Response:
+    return as_json(call.request.app.openapi())
+
+
+_HEALTH = {200: Answer("It is.", "Health")}
+_TEXT = {200: Answer("Prometheus text.", media_type="text/plain")}
+_DOCUMENT = {200: Answer("This document.", "Document")}
+
+OPERATIONS = (
+    Operation("GET", "/healthz", healthz, "Is the server there", _HEALTH, open=True),
+    Operation("GET", "/readyz", readyz, "Is it ready to serve", _HEALTH, open=True),
+    Operation("GET", "/metrics", metrics, "How busy is it", _TEXT),
+    Operation("GET", "/openapi.json", openapi, "What it answers", _DOCUMENT, open=True),
+)

@@ -1,0 +1,125 @@
+"""Every change as it happens, as server-sent events.
+
+A watcher is a position in the store's history, not a queue: one that does not read costs one frame and, after a
+while, its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from muster.core.edits import refused
+from muster.errors import Compacted, MusterError, Unauthenticated, to_wire
+from muster.ports import Change, Filter
+from muster.server.answers import Stream
+from muster.server.calls import MOST, Call, read_selector
+from muster.server.describe import Answer, Header, Operation
+from muster.server.routes.objects import ABOUT_SELECTOR, SELECTOR
+from muster.types.codec import Problem, limited
+from muster.types.training import DNS_LABEL
+
+HEARTBEAT_S = 10.0
+EVENT_STREAM = "text/event-stream"
+_FIRST_LOOK_S = 0.25  # how long the store may take to say that the history asked for is gone
+
+
+@dataclass(frozen=True)
+class WatchQuery:
+    """Without a version: from now on."""
+
+    resource_version: int | None = limited(None, ge=0, le=MOST)
+    namespace: str | None = limited(None, pattern=DNS_LABEL, max_length=63, about="is not a namespace")
+    label_selector: str = limited("", pattern=SELECTOR, max_length=2048, about=ABOUT_SELECTOR)
+
+
+async def watch_trainings(call: Call) -> Response:
+    query = call.query(WatchQuery)
+    if query.namespace is not None:
+        call.identity.must_read(query.namespace)
+    store = call.services.store
+    since = _last_seen(call)
+    if since is None:
+        since = query.resource_version if query.resource_version is not None else store.version
+    if since > store.version:
+        raise Compacted(
+            f"version {since} is not of this store, which is at {store.version}", hint="list, then watch from there"
+        )
+    changes = aiter(store.changes(since, Filter(query.namespace, None, read_selector(query.label_selector))))
+    first = asyncio.ensure_future(anext(changes))
+    if since < store.version:
+        await asyncio.wait({first}, timeout=_FIRST_LOOK_S)
+    if first.done() and isinstance(error := first.exception(), MusterError):
+        raise error
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return Stream(_frames(call, changes, first), EVENT_STREAM, headers)
+
+
+def _last_seen(call: Call) -> int | None:
+    """What a reader that comes back has seen; it wins over the address, which is as old as the first attempt."""
+    given = call.header("last-event-id")
+    if given is None or given == "":
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) <= 15):
+        raise refused([Problem("Last-Event-ID", "must be a version")], "the request")
+    return int(given)
+
+
+async def _frames(call: Call, changes: AsyncIterator[Change], first: asyncio.Future[Change]) -> AsyncIterator[bytes]:
+    meter, identity, tokens = call.services.meter, call.identity, call.services.tokens
+    waiting = first
+    meter.watchers += 1
+    try:
+        yield b": watching\n\n"
+        while True:
+            done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_S)
+            if not done:
+                if not tokens.knows(identity):
+                    raise Unauthenticated("the token was revoked")
+                yield b": heartbeat\n\n"
+                continue
+            if isinstance(waiting.exception(), StopAsyncIteration):  # the store closes: there will be no more
+                return
+            change = waiting.result()
+            waiting = asyncio.ensure_future(anext(changes))
+            if identity.sees(change.stored.key.namespace):
+                yield frame(change)
+    except MusterError as error:
+        # The answer has begun, so the error comes as an event: the reader lists again, or signs in again.
+        yield b"event: error\ndata: " + json.dumps(to_wire(error, "")).encode() + b"\n\n"
+    finally:
+        meter.watchers -= 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        close: Any = getattr(changes, "aclose", None)
+        if close is not None:
+            with contextlib.suppress(RuntimeError):
+                await close()
+
+
+@functools.lru_cache(maxsize=256)
+def frame(change: Change) -> bytes:
+    """One change on the wire; made once for all who watch."""
+    head = f'id: {change.version}\nevent: {change.type}\ndata: {{"type": "{change.type}", "object": '
+    return head.encode() + change.stored.shown + b"}\n\n"
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/v1/watch",
+        watch_trainings,
+        "Follow changes",
+        {200: Answer("Server-sent events: ADDED, MODIFIED, DELETED; comments as heartbeats.", media_type=EVENT_STREAM)},
+        (403, 410, 422),
+        WatchQuery,
+        headers=(Header("Last-Event-ID", "Go on after this version.", "[0-9]{1,15}"),),
+    ),
+)

@@ -1,0 +1,49 @@
+"""What the HTTP API is given by the process that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from muster.core.metering import Rates
+from muster.ports import Backend, Clock, Store
+from muster.server.auth import Tokens
+from muster.server.metrics import Meter
+from muster.server.quotas import Quotas
+
+
+def _always() -> bool:
+    return True
+
+
+class Keys:
+    """One lock per idempotency key in use: two requests with the same key never both create."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def turn(self, key: str) -> asyncio.Lock:
+        self.turns += 1
+        return self._locks.setdefault(key, asyncio.Lock())
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that a handler may use."""
+
+    store: Store
+    backends: Mapping[str, Backend]
+    tokens: Tokens
+    clock: Clock
+    version: str
+    started_at: datetime
+    gauges: Callable[[], Mapping[str, float]] = dict  # more to show in /metrics: name → value
+    ready: Callable[[], bool] = _always
+    rates: Rates | None = None
+    quotas: Quotas | None = None
+    meter: Meter = field(default_factory=Meter)
+    keys: Keys = field(default_factory=Keys)

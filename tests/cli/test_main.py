@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster import __version__, errors
+from muster.cli import exits, main, session
+from muster.types.codec import Invalid, Problem
+from tests.cli.conftest import Muster
+from tests.cli.stand_in import StandIn, a_training
+
+LEAVES = [
+    *([verb] for verb in main.VERBS),
+    *(["server", verb] for verb in ("start", "stop", "status")),
+    *(["token", verb] for verb in ("create", "list", "revoke")),
+]
+
+
+@pytest.mark.parametrize("path", [[], *LEAVES, ["server"], ["token"], ["world"]], ids=" ".join)
+def test_help_of_every_command_has_a_line_about_it_and_an_example(muster: Muster, path: list[str]) -> None:
+    said = muster(*path, "--help")
+
+    assert said.code == 0
+    usage, _, about, *_ = said.out.splitlines()
+    assert usage.startswith(" ".join(["Usage: muster", *path]))
+    assert about.startswith("  ")
+    assert len(about.split()) > 2
+    assert f"Example: {' '.join(['muster', *path])}" in said.out or "example: eval" in said.out.lower()
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_option_is_described(path: list[str]) -> None:
+    group: Any = main.Verbs()
+    command = group.get_command(None, path[0])
+    command = command if len(path) == 1 else command.commands[path[1]]
+
+    assert [param.name for param in command.params if not param.help] == []
+
+
+def test_without_a_command_the_help_is_shown_as_an_error(muster: Muster) -> None:
+    said = muster()
+
+    assert (said.code, said.out) == (2, "")
+    assert "Commands:" in said.err
+
+
+def test_the_version_is_told(muster: Muster) -> None:
+    assert muster("--version").out == f"muster {__version__}\n"
+
+
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest(muster: Muster) -> None:
+    said = muster("decsribe", "demo")
+
+    assert said.code == 2
+    assert said.err == "muster: there is no command 'decsribe'\nhint: did you mean muster describe?\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["get"], "Missing argument"),
+        (["ps", "-o", "xml"], "xml"),
+        (["ps", "--what"], "No such option"),
+        (["scale", "demo", "many"], "'N'"),
+        (["scale", "demo", "0"], "'N'"),
+        (["wait", "demo", "--timeout", "soon"], "'soon' is not a duration"),
+        (["wait", "demo", "--for", "ever"], "ever"),
+        (["scale", "demo", "3", "--timeout", "5m"], "--timeout needs --wait"),
+        (["usage", "--since", "yesterday"], "--since"),
+        (["token", "create", "ci"], "role"),
+        (["server", "start", "--tls-cert", __file__], "need each other"),
+        (["server", "start", "--listen", "0.0.0.0:8470"], "refusing to listen on 0.0.0.0 without TLS"),
+        (["server", "start", "--listen", "nowhere"], "--listen"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line_and_code_2(
+    muster: Muster, control: StandIn, args: list[str], text: str
+) -> None:
+    said = muster(*args)
+
+    assert (said.code, said.out) == (2, "")
+    first, *rest = said.err.splitlines()
+    assert first.startswith("muster: ")
+    assert text in first
+    assert all(line.startswith("hint: ") for line in rest)
+    assert control.orders == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.MusterError("m"), 1),
+        (errors.InternalError("m"), 1),
+        (errors.InvalidRequest("m", problems=(Problem("spec.x", "is wrong"),)), 2),
+        (errors.WorldSizeOutOfBounds("m", requested=9, min=1, max=4), 2),
+        (Invalid([Problem("m", "m")]), 2),
+        (errors.NotFound("m"), 3),
+        (errors.Conflict("m"), 4),
+        (errors.AlreadyExists("m"), 4),
+        (errors.UDTerminalState("m"), 4),
+        (errors.ScaleSuperseded("m", requested=1, target=2), 4),
+        (errors.Unauthenticated("m"), 5),
+        (errors.Forbidden("m"), 5),
+        (errors.QuotaExceeded("m"), 6),
+        (errors.Unavailable("m"), 7),
+        (errors.RendezvousUnavailable("m"), 7),
+        (errors.TrainingFailed("m"), 100),
+        (errors.TrainingCancelled("m"), 103),
+        (errors.WaitTimeout("m"), 124),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("m"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_error_has_its_exit_code(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(session, "open_client", refuse)
+    said = muster("ps")
+
+    assert (said.code, said.out) == (code, "")
+    assert "Traceback" not in said.err
+    assert said.err.startswith("muster: ") or code == 130
+
+
+def test_every_bad_field_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = (Problem("spec.spares", "must be at least 0"), Problem("spec.args", "must be a list"))
+    exits.report(errors.InvalidRequest("2 fields are wrong", problems=problems))
+
+    assert capsys.readouterr().err.splitlines() == [
+        "muster: 2 fields are wrong",
+        "  spec.spares: must be at least 0",
+        "  spec.args: must be a list",
+    ]
+
+
+def test_a_traceback_is_shown_only_when_asked_for(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(*_: object) -> Any:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(session, "open_client", stumble)
+    quiet = muster("ps")
+    monkeypatch.setenv("MUSTER_DEBUG", "1")
+
+    assert quiet.err == "muster: RuntimeError: a fault\nhint: set MUSTER_DEBUG=1 to see where this happened\n"
+    assert "Traceback" in muster("ps").err
+
+
+def test_where_and_who_come_from_options_and_from_the_environment(
+    muster: Muster, control: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.add(a_training())
+    for name, value in {"URL": "http://env", "TOKEN": "env-token", "NAMESPACE": "env-space"}.items():
+        monkeypatch.setenv(f"MUSTER_{name}", value)
+    muster("ps")
+    from_environment = control.asked
+    muster("ps", "--url", "http://given", "--token", "given-token", "-n", "given-space")
+
+    assert from_environment == {"url": "http://env", "token": "env-token", "namespace": "env-space"}
+    assert control.asked == {"url": "http://given", "token": "given-token", "namespace": "given-space"}
+
+
+def test_ps_imports_nothing_heavy(tmp_path: Path) -> None:
+    """Nobody answers at that address, so it goes all the way to a request and an error."""
+    code = """if True:
+        import sys
+        from muster.cli import main
+        code = main.call(["ps", "--url", "http://127.0.0.1:1", "-o", "name"])
+        print(code, sorted({"rich", "fastapi", "uvicorn", "torch", "pydantic", "asyncio"} & set(sys.modules)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={"MUSTER_HOME": str(tmp_path)}
+    )
+
+    assert done.stdout == "7 []\n", done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_the_shell(muster: Muster, shell: str) -> None:
+    said = muster("completion", shell)
+
+    assert said.code == 0
+    assert f"_MUSTER_COMPLETE=complete_{shell}" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "url", "offered"),
+    [
+        ("muster de", "", ["describe", "delete"]),
+        ("muster get de", "http://127.0.0.1:1", ["demo", "dev"]),
+        ("muster get de", "", []),
+    ],
+)
+def test_the_script_completes_commands_and_names_but_starts_nothing(
+    muster: Muster,
+    control: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    url: str,
+    offered: list[str],
+) -> None:
+    control.add(a_training(), a_training("dev"), a_training("other"))
+    told = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": words, "MUSTER_URL": url}
+    for name, value in (told | {"COMP_CWORD": str(words.count(" "))}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        muster()
+
+    assert left.value.code == 0
+    assert capsys.readouterr().out.split() == offered
+    assert bool(control.asked) == bool(url)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.cli import run
+from muster.cli.exits import Misused
+from muster.types.training import Outcome, RankExit, RankStatus, Resources, Spec, Training, WorldSize, WorldStatus
+from tests.cli.conftest import Muster
+from tests.cli.stand_in import StandIn, a_training
+
+
+@pytest.fixture(autouse=True)
+def script(bare: None, tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print('hello')\n")
+    return path
+
+
+def the_spec(control: StandIn) -> Spec:
+    [(order, spec)] = control.orders
+    assert order == "train"
+    assert isinstance(spec, Spec)
+    return spec
+
+
+def history(name: str, *, end: Any = "succeeded", exits: tuple[RankExit, ...] = ()) -> list[Training]:
+    """What a watch tells of a training that forms, trains and ends."""
+    none = WorldStatus(0, 2, 2, 4)
+    failure = next((one for one in exits if one.failed), None)
+    outcome = Outcome(end, "RankFailed" if failure else "", str(failure or ""), failure)
+    return [
+        a_training(name, phase="pending", world_size=none, round=None),
+        a_training(name, phase="pending", world_size=none, round=None),
+        a_training(name, ranks=(RankStatus(0, step=1),)),
+        a_training(name, ranks=(RankStatus(0, step=2),)),
+        a_training(name, phase=end, world_size=none, outcome=outcome, rank_exits=exits),
+    ]
+
+
+# What is submitted -------------------------------------------------------------------------------
+
+
+def test_a_script_is_submitted_with_its_arguments(muster: Muster, control: StandIn, script: Path) -> None:
+    said = muster(
+        *("run", "train.py", "--name", "demo", "-d", "--workers", "2:3:4", "--spares", "1", "--nproc", "2"),
+        *("--gpus", "1", "--memory", "4Gi", "--max-restarts", "5", "--priority", "7", "--", "--lr", "3e-4"),
+    )
+    spec = the_spec(control)
+
+    assert (said.code, said.out) == (0, "demo\n")
+    assert (spec.script, spec.args) == (str(script), ("--lr", "3e-4"))
+    assert spec.working_dir == str(script.parent)
+    assert (spec.world_size, spec.spares, spec.procs_per_worker) == (WorldSize(2, 3, 4), 1, 2)
+    assert (spec.resources, spec.max_restarts, spec.priority) == (Resources(None, "4Gi", 1), 5, 7)
+
+
+def test_a_module_gets_all_words_as_arguments(muster: Muster, control: StandIn) -> None:
+    muster("run", "-d", "-m", "pkg.train", "--", "train.py", "--fast")
+    spec = the_spec(control)
+
+    assert (spec.module, spec.script, spec.args) == ("pkg.train", None, ("train.py", "--fast"))
+
+
+def test_a_command_is_taken_word_by_word(muster: Muster, control: StandIn) -> None:
+    muster("run", "-d", "--command", "--", "sh", "-c", "echo a b")
+
+    assert the_spec(control).command == ("sh", "-c", "echo a b")
+
+
+def test_a_name_is_made_from_the_script(muster: Muster, control: StandIn) -> None:
+    assert muster("run", "train.py", "-d").out.startswith("train-")
+
+
+def test_variables_are_given_or_passed_on_and_secrets_marked(
+    muster: Muster, control: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    variables = ("--env", "A=1=2", "--env", "KEY=k", "--secret-env", "KEY", "--secret-env", "HF_TOKEN")
+    said = muster("run", "train.py", "-d", *variables)
+    spec = the_spec(control)
+
+    assert spec.env == {"A": "1=2", "KEY": "k", "HF_TOKEN": "hunter2"}
+    assert spec.secret_env == ("KEY", "HF_TOKEN")
+    assert "hunter2" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("args", "words", "hint"),
+    [
+        (["tarin.py"], "there is no script 'tarin.py'", "did you mean train.py?"),
+        (["train"], "there is no script 'train'", "did you mean train.py?"),
+        (["."], "there is no script '.'", "is a directory"),
+        ([], "nothing to run was given", "muster run train.py"),
+        (["-m", "a", "--command", "b"], "exclude each other", ""),
+        (["train.py", "--workers", "two"], "'two' is not MIN:TARGET:MAX", "--workers 2:2:4"),
+        (["train.py", "--workers", "3:2:4"], "does not hold for 3, 2, 4", ""),
+        (["train.py", "--env", "UNSET_HERE"], "'UNSET_HERE' is not set here", "--env UNSET_HERE=VALUE"),
+        (["train.py", "-l", "team"], "'team' is not K=V", ""),
+        (["train.py", "-d", "--rm"], "-d leaves", "muster delete"),
+        (["train.py", "--lr", "3"], "No such option", "go behind --"),
+        (["train.py", "--memory", "lots"], "is not an amount of memory", ""),
+        (["train.py", "--name", "Not A Name"], "is not a name", ""),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_sent(
+    muster: Muster, control: StandIn, args: list[str], words: str, hint: str
+) -> None:
+    said = muster("run", *args)
+
+    assert (said.code, said.out) == (2, "")
+    assert words in said.err
+    assert hint in said.err
+    assert control.orders == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("3", (3, 3, 3)), ("2:4", (2, 4, 4)), ("2:3:4", (2, 3, 4)), ("01", (1, 1, 1))]
+)
+def test_workers_are_given_in_three_ways(text: str, size: tuple[int, int, int]) -> None:
+    assert run.world_size_of(text) == WorldSize(*size)
+
+
+@given(st.text("0123456789: -.", max_size=12))
+def test_no_number_of_workers_breaks_the_reader(text: str) -> None:
+    try:
+        size = run.world_size_of(text)
+    except Misused as error:
+        assert "--workers" in str(error)
+    else:
+        assert 1 <= size.min <= size.target <= size.max
+
+
+# What is shown -----------------------------------------------------------------------------------
+
+
+def test_in_a_pipe_each_change_is_one_line_and_output_goes_to_stdout(muster: Muster, control: StandIn) -> None:
+    control.history, control.lines = history("demo"), ["loss 1.0", "loss 0.5\n"]
+    said = muster("run", "train.py", "--name", "demo", "--workers", "2:2:4")
+
+    assert said.code == 0
+    assert said.out == "loss 1.0\nloss 0.5\n"
+    assert said.err.splitlines() == [
+        "demo  pending  0/2 workers",
+        "demo  ready  2/2 workers  round 0  step 1",
+        "demo  succeeded  0/2 workers  round 0",
+        "demo succeeded.",
+    ]
+
+
+def test_a_training_that_fails_exits_100_and_names_its_ranks(muster: Muster, control: StandIn) -> None:
+    exits = (RankExit(0, 3, "Exit 3"), RankExit(1, 137, "OOMKilled", "SIGKILL"), RankExit(2, 143, "Stopped", "SIGTERM"))
+    control.history = history("demo", end="failed", exits=exits)
+    said = muster("run", "train.py", "--name", "demo", "--workers", "2:2:4")
+
+    assert said.code == 100
+    assert said.err.splitlines()[-2:] == [
+        "demo failed: rank 0: exit_code=3 reason=Exit 3.",
+        "  rank 1: exit_code=137 reason=OOMKilled",
+    ]
+
+
+def test_a_training_that_is_cancelled_exits_103(muster: Muster, control: StandIn) -> None:
+    control.history = history("demo", end="cancelled")
+
+    assert muster("run", "train.py", "--name", "demo").code == 103
+
+
+def test_one_that_somebody_deletes_is_told_as_that(muster: Muster, control: StandIn) -> None:
+    control.history = history("demo")[:3]
+    said = muster("run", "train.py", "--name", "demo")
+
+    assert (said.code, said.err.splitlines()[-1]) == (1, "demo was deleted by someone else")
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(muster: Muster, control: StandIn) -> None:
+    control.history, control.interrupts = history("demo")[:3], True
+    said = muster("run", "train.py", "--name", "demo", "-n", "research", "--rm")
+
+    assert said.code == 130
+    assert said.err.splitlines()[-4:] == [
+        "detached; demo goes on. To come back:",
+        "  muster logs -f demo -n research",
+        "  muster wait demo -n research",
+        "  muster cancel demo -n research",
+    ]
+    assert [order[0] for order in control.orders] == ["train", "logs"]
+
+
+def test_it_is_deleted_at_its_end_if_asked(muster: Muster, control: StandIn) -> None:
+    control.history = history("demo", end="failed")
+    said = muster("run", "train.py", "--name", "demo", "--rm")
+
+    assert said.code == 100
+    assert control.orders[-1] == ("delete", "demo")

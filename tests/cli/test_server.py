@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.cli import doctor, home, session
+from tests.cli.conftest import Muster
+from tests.cli.stand_in import StandIn, a_training
+
+HOLDER = """if True:
+    import fcntl, signal, sys
+    file = open(sys.argv[1], "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def place() -> Path:
+    path = home.path()
+    path.mkdir(mode=0o700)
+    return path
+
+
+def write_context(place: Path, pid: int) -> dict[str, object]:
+    context: dict[str, object] = {
+        "pid": pid,
+        "url": "http://127.0.0.1:1",
+        "version": "0.1.0",
+        "startedAt": "2026-01-31T12:00:00.000Z",
+    }
+    (place / "server.json").write_text(json.dumps(context))
+    (place / "token").write_text("embedded-token\n")
+    return context
+
+
+@pytest.fixture
+def daemon(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock, as the daemon does, and dies of SIGTERM."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(place / "daemon.lock")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    write_context(place, process.pid)
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    process.wait(10)
+    process.stdout.close()
+
+
+@pytest.fixture
+def everything(monkeypatch: pytest.MonkeyPatch, control: StandIn) -> StandIn:
+    monkeypatch.setattr(session, "everywhere", lambda client: client.list())
+    return control
+
+
+def test_status_tells_where_it_runs(muster: Muster, place: Path, daemon: subprocess.Popen[str]) -> None:
+    said = muster("server", "status", "-o", "json")
+
+    assert said.code == 0
+    assert json.loads(said.out) == write_context(place, daemon.pid)
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_nothing_is_started_or_made_where_none_runs(muster: Muster, verb: str) -> None:
+    said = muster("server", verb)
+
+    assert said.code == {"status": 7, "stop": 0}[verb]
+    assert "the control plane does not run" in said.err
+    assert not home.path().exists()
+
+
+def test_a_pid_in_a_file_is_not_believed_without_the_lock(muster: Muster, place: Path) -> None:
+    write_context(place, os.getpid())
+    (place / "daemon.lock").touch()
+
+    assert muster("server", "status").code == 7
+    assert muster("server", "stop").code == 0
+
+
+def test_stop_ends_the_daemon_and_says_which_trainings_go_on(
+    muster: Muster, everything: StandIn, daemon: subprocess.Popen[str]
+) -> None:
+    everything.add(a_training(), a_training("done", phase="failed"))
+    said = muster("server", "stop")
+
+    assert said.code == 0
+    assert daemon.wait(10) == -signal.SIGTERM
+    assert "these trainings go on, and are adopted at the next start: default/demo\n" in said.err
+    assert everything.asked["token"] == "embedded-token"
+    assert not home.is_locked(home.path())
+
+
+def test_stop_can_cancel_everything_first(muster: Muster, everything: StandIn, daemon: subprocess.Popen[str]) -> None:
+    everything.add(a_training(), a_training("done", phase="failed"))
+    said = muster("server", "stop", "--cancel")
+
+    assert said.code == 0
+    assert everything.orders[1:] == [("cancel", "demo", None), ("wait", "complete", None)]
+    assert daemon.wait(10) == -signal.SIGTERM
+    assert "go on" not in said.err
+
+
+def test_starting_what_runs_is_no_error_unless_it_should_be_another(
+    muster: Muster, daemon: subprocess.Popen[str]
+) -> None:
+    same, other = muster("server", "start"), muster("server", "start", "--listen", "127.0.0.1:9")
+
+    assert (same.code, other.code) == (0, 4)
+    assert "runs already at http://127.0.0.1:1" in same.err
+    assert "hint: muster server stop" in other.err
+
+
+def test_foreground_becomes_the_daemon(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, args: called.append(args))
+    monkeypatch.setattr("muster.cli.server._start", lambda *_: None)
+    muster("server", "start", "--foreground", "--listen", "127.0.0.1:0", "--insecure")
+
+    expected = ["-m", "muster.daemon", "--home", str(home.path()), "--listen", "127.0.0.1:0", "--insecure"]
+    assert called[0][1:] == expected
+
+
+def test_the_lock_alone_says_whether_it_runs(place: Path) -> None:
+    with open(place / "daemon.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert home.is_locked(place)
+        assert home.running(place) is None  # it has not said where yet
+    assert not home.is_locked(place)
+
+
+# Tokens ------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_shown_once_and_kept_for_its_owner_alone(muster: Muster) -> None:
+    made = muster("token", "create", "ci", "--role", "editor", "-n", "research", "-n", "vision")
+    listed = muster("token", "list", "-o", "json")
+
+    assert made.code == 0
+    assert len(made.out.split()) == 1
+    assert made.out.strip() not in listed.out
+    assert json.loads(listed.out)["items"] == [{"name": "ci", "role": "editor", "namespaces": ["research", "vision"]}]
+    for path in home.path().iterdir():
+        assert made.out.strip() not in path.read_text()
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+
+
+def test_a_token_that_exists_is_not_made_again(muster: Muster) -> None:
+    muster("token", "create", "ci", "--role", "viewer")
+
+    assert muster("token", "create", "ci", "--role", "admin").code == 4
+
+
+def test_a_revoked_token_is_gone_and_an_unknown_one_is_answered_with_the_nearest(muster: Muster) -> None:
+    muster("token", "create", "ci-runner", "--role", "viewer")
+    wrong, right = muster("token", "revoke", "ci-runer"), muster("token", "revoke", "ci-runner")
+
+    assert (wrong.code, right.code) == (3, 0)
+    assert "hint: did you mean ci-runner?" in wrong.err
+    assert json.loads(muster("token", "list", "-o", "json").out)["items"] == []
+
+
+# Doctor ------------------------------------------------------------------------------------------
+
+
+def checks(text: str) -> dict[str, Any]:
+    return {check["name"]: check for check in json.loads(text)["checks"]}
+
+
+def test_doctor_has_a_line_for_each_look(muster: Muster) -> None:
+    found = checks(muster("doctor", "-o", "json").out)
+
+    assert {"python", "torch", "fastapi", "httptools", "gpus", "home", "control plane", "time", "open files"} <= set(
+        found
+    )
+    assert {check["state"] for check in found.values()} <= {"ok", "warn", "fail"}
+    assert all(check["next"] for check in found.values() if check["state"] == "fail")
+
+
+def test_doctor_fails_for_a_secret_that_others_can_read(muster: Muster, place: Path) -> None:
+    (place / "token").write_text("hunter2")
+    (place / "token").chmod(0o644)
+    said = muster("doctor")
+
+    assert said.code == 1
+    assert "fail  token" in said.out
+    assert f"next: chmod 600 {place / 'token'}" in said.out
+    assert "hunter2" not in said.out
+
+
+def test_doctor_fails_for_a_control_plane_that_does_not_answer(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_URL", "http://127.0.0.1:1")
+    said = muster("doctor", "-o", "json")
+
+    assert said.code == 1
+    assert checks(said.out)["control plane"]["state"] == "fail"
+
+
+def test_doctor_leaves_nothing_behind(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LOOKS", [look for look in doctor.LOOKS if look is not doctor._gpus])
+    muster("doctor")
+
+    assert not home.path().exists()

@@ -1,0 +1,75 @@
+"""One life of two trainings under a control plane that is killed at random moments."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from random import Random
+
+import muster
+from muster import TrainingFailed
+from tests.plane import Plane
+
+PATIENCE_S = 90.0
+
+
+def live(plane: Plane, rng: Random, kills: int) -> None:
+    """Submit, scale, fail and finish while the control plane dies `kills` times; then check that nothing is lost."""
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _work(plane, client)
+        except (muster.MusterError, AssertionError, OSError) as error:
+            failure.append(error)
+
+    plane.serve()
+    client = muster.Client(url=plane.url, token=plane.api_token)
+    assert client.list() == []
+    worker = threading.Thread(target=work)
+    worker.start()
+    for _ in range(kills):
+        time.sleep(rng.uniform(0.0, 0.7))  # the random moment is the point of the test
+        plane.crash()
+        plane.serve()
+    worker.join(PATIENCE_S)
+    assert not worker.is_alive(), "the client is stuck"
+    if failure:
+        raise failure[0]
+    _check(plane)
+
+
+def _work(plane: Plane, client: muster.Client) -> None:
+    good = plane.train("good", world=(2, 2, 3), spares=1, client=client)
+    bad = plane.train("bad", "exit=3@1.*", "wait", world=(2, 2, 2), max_restarts=1, stop_grace_seconds=1, client=client)
+    good.wait_until_min_world(timeout=PATIENCE_S)
+    assert good.scale(target=3).target == 3
+    assert good.wait_until_target_world(timeout=PATIENCE_S).ready == 3
+    plane.go()
+    good.result(timeout=PATIENCE_S)
+    try:
+        bad.result(timeout=PATIENCE_S)
+        raise AssertionError("it should have failed")
+    except TrainingFailed as failed:
+        assert "rank 1: exit_code=3" in str(failed), str(failed)
+
+
+def _check(plane: Plane) -> None:
+    client = muster.Client(url=plane.url, token=plane.api_token)
+    good, bad = client.get("good"), client.get("bad")
+    assert (good.phase, bad.phase) == ("succeeded", "failed")
+    assert [one.exit_code for one in good.rank_exits] == [0, 0, 0]
+    assert len(bad.rank_exits) == 2 and bad.rank_exits[1].exit_code == 3
+    for training in (good, bad):
+        events = training.events()
+        assert [event.id for event in events] == sorted({event.id for event in events})
+        ends = [event.reason for event in events if event.reason in ("Succeeded", "Failed", "Cancelled")]
+        assert len(ends) == 1, "it ended once"
+        begun = Counter(str(e.data["worker"]) for e in events if e.reason == "WorkerStarted")
+        over = Counter(str(e.data["worker"]) for e in events if e.reason == "WorkerExited")
+        assert set(begun.values()) == {1} and begun == over, (begun, over)
+    runs = Counter((note["MUSTER_RUN_ID"], note["MUSTER_ROUND"], note["RANK"]) for note in plane.told("start"))
+    assert set(runs.values()) == {1}, f"a rank ran twice in one round: {runs}"
+    plane.no_worker_left()
+    assert len(plane.left_over()) == 1, f"only the control plane is left, not {plane.left_over()}"

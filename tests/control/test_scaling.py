@@ -1,0 +1,92 @@
+"""No wait believes an old status: up, down, from another process, with a slow reconciler, beside another writer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster import DistributedTraining, ScaleSuperseded, WorldStatus
+from tests.plane import Plane
+
+DELAY_S = 0.4
+
+
+def size_in_rounds(training: DistributedTraining) -> int:
+    """Workers that run ranks of the round that the status speaks of."""
+    training.refresh()
+    return len({rank.worker for rank in training.ranks if rank.phase == "running"})
+
+
+def test_scaling_up_and_down_returns_only_when_the_round_for_it_runs(tmp_path: Path) -> None:
+    plane = Plane(tmp_path)
+    try:
+        plane.serve("--reconcile-delay-s", str(DELAY_S))
+        training = plane.train(world=(2, 2, 4))
+        assert training.wait_until_min_world(timeout=30).ready >= 2
+        assert training.wait_until_target_world(timeout=30).ready == 2
+        for target in (3, 2):
+            before = training.training.status.round
+            told = training.scale(target=target)
+            assert told.target == target, "scale answers with what was asked for"
+            world = training.wait_until_target_world(timeout=30)
+            assert (world.ready, world.target) == (target, target)
+            assert training.training.status.round != before
+            assert size_in_rounds(training) == target
+    finally:
+        plane.close()
+
+
+def test_another_process_is_not_told_too_early(plane: Plane) -> None:
+    training = plane.train(world=(2, 2, 4))
+    training.wait_until_target_world(timeout=30)
+    script = (
+        "import muster, sys\n"
+        f"t = muster.Client(url={plane.url!r}, token={plane.api_token!r}).get('demo')\n"
+        "print('entered', flush=True)\n"
+        "world = t.wait_until_target_world(timeout=30)\n"
+        "print(world.ready, world.target, t.training.status.round, flush=True)\n"
+    )
+    training.scale(target=3)
+    other = plane.start(sys.executable, "-c", script)
+    assert other.wait() == 0, other.text
+    assert other.text.split()[-3:] == ["3", "3", "1"]
+
+
+def test_the_target_of_another_writer_is_noticed(plane: Plane) -> None:
+    mine = plane.train(world=(1, 1, 4))
+    mine.wait_until_target_world(timeout=30)
+    theirs = plane.client.get("demo")
+    mine.scale(target=3)
+    theirs.scale(target=2)
+    with pytest.raises(ScaleSuperseded) as caught:
+        mine.wait_until_target_world(timeout=30)
+    assert (caught.value.requested, caught.value.target) == (3, 2)
+    assert theirs.wait_until_target_world(timeout=30).ready == 2
+
+
+def test_two_clients_that_scale_at_once_both_get_an_answer_and_one_target_stands(plane: Plane) -> None:
+    training = plane.train(world=(1, 1, 4))
+
+    async def both() -> list[WorldStatus]:
+        clients = [muster.Client(url=plane.url, token=plane.api_token) for _ in range(2)]
+        handles = [await client.get_async("demo") for client in clients]
+        return list(await asyncio.gather(*(handle.scale_async(target=2 + i) for i, handle in enumerate(handles))))
+
+    told = asyncio.run(both())
+    assert sorted(world.target for world in told) == [2, 3]
+    training.refresh()
+    assert training.generation == 3, "each of them is a generation of its own"
+    assert training.training.spec.world_size.target in (2, 3)
+
+
+def test_a_target_out_of_bounds_changes_nothing(plane: Plane) -> None:
+    training = plane.train(world=(1, 1, 2))
+    with pytest.raises(muster.WorldSizeOutOfBounds) as caught:
+        training.scale(target=5)
+    assert (caught.value.requested, caught.value.min, caught.value.max) == (5, 1, 2)
+    training.refresh()
+    assert training.generation == 1

@@ -1,0 +1,187 @@
+"""Finding the control plane: who wins, what is sent to whom, and that two who start at once start one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.errors import InvalidRequest, Unavailable
+from muster.sdk import find
+from muster.sdk.client import Client
+from muster.sdk.find import Search
+from tests.sdk.scripted import PATIENCE_S, Caller, Dropped, House, Plane, a_training
+
+STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home whose daemons are ended with the test."""
+    made = tmp_path / "home"
+    yield made
+    for pid in started_in(made):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def started_in(home: Path) -> list[int]:
+    path = home / "starts"
+    return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def an_embedded(home: Path) -> Search:
+    return Search(home, daemon=STAND_IN)
+
+
+# Who is meant ------------------------------------------------------------------------------------
+
+
+def test_an_argument_wins_over_the_environment_which_wins_over_the_context_file(tmp_path: Path) -> None:
+    env = {"MUSTER_HOME": str(tmp_path), "MUSTER_URL": "http://env:1", "MUSTER_TOKEN": "of-env"}
+    given = find.find(Search.of("http://given:2/", "mine", env))
+    told = find.find(Search.of(env=env))
+    assert (given.url, given.token) == ("http://given:2", "mine")
+    assert (told.url, told.token) == ("http://env:1", "of-env")
+
+
+def test_the_home_is_in_the_user_s_own_directory_unless_said_otherwise() -> None:
+    assert Search.of(env={}).home == Path.home() / ".muster"
+
+
+def test_the_embedded_token_is_sent_to_the_embedded_control_plane_alone(tmp_path: Path, house: House) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    assert find.find(Search(tmp_path)).token == "secret"
+    assert find.find(Search(tmp_path, url=house.url)).token == "secret"
+    assert find.find(Search(tmp_path, url="http://elsewhere:1")).token is None
+
+
+def test_a_token_is_shown_by_no_record() -> None:
+    assert "secret" not in repr(Search(Path("/"), token="secret")) + repr(find.Server("http://a", "secret"))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://host", "http://", "http://host:port"])
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not an address"):
+        Client(url)
+
+
+def test_a_bearer_token_travels_with_every_call(caller: Caller, plane: Plane, house: House) -> None:
+    plane.token = "mine"
+    with Client(house.url, "mine") as client:
+        assert caller.call(client, "get", "demo").name == "demo"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "url": "http://a"}'])
+def test_a_context_file_that_says_nothing_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "server.json").write_text(text)
+    assert find.serving(Search(tmp_path)) is None
+
+
+def test_a_context_file_of_one_that_is_gone_counts_as_none(tmp_path: Path, house: House) -> None:
+    house.die()
+    assert find.serving(Search(tmp_path)) is None
+
+
+# Starting it -------------------------------------------------------------------------------------
+
+
+def test_the_embedded_control_plane_is_started_when_it_is_first_needed(caller: Caller, home: Path) -> None:
+    client = Client(search=an_embedded(home))
+    assert not home.exists()
+    assert caller.call(client, "get", "demo").phase == "ready"
+    assert caller.call(client, "get", "demo").phase == "ready"
+    assert len(started_in(home)) == 1
+
+
+def test_it_runs_in_a_session_of_its_own_and_not_in_the_user_s_directory(home: Path) -> None:
+    Client(search=an_embedded(home)).get("demo")
+    pid, session, folder = (home / "starts").read_text().split()
+    assert pid == session
+    assert Path(folder) == home
+    assert (home / "daemon.log").stat().st_mode & 0o077 == 0
+
+
+def test_clients_that_start_at_the_same_time_start_one(home: Path) -> None:
+    together = threading.Barrier(4)
+    seen: list[str] = []
+
+    def use() -> None:
+        client = Client(search=an_embedded(home))
+        together.wait(PATIENCE_S)
+        seen.append(client.get("demo").name)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert seen == ["demo"] * 4
+    assert len(started_in(home)) == 1
+
+
+def test_one_that_does_not_start_is_told_with_the_end_of_its_log(caller: Caller, home: Path) -> None:
+    home.mkdir()
+    (home / "broken").touch()
+    (home / "daemon.log").write_text("something from last week\n")
+    with pytest.raises(Unavailable, match="the database is from a newer version") as caught:
+        caller.call(Client(search=an_embedded(home)), "get", "demo")
+    assert "ended with code 1" in str(caught.value)
+    assert "last week" not in str(caught.value)
+
+
+def test_one_that_says_nothing_is_ended_when_its_time_is_over(tmp_path: Path) -> None:
+    silent = (sys.executable, "-c", "import os, signal; open('pid', 'w').write(str(os.getpid())); signal.pause()")
+    with pytest.raises(Unavailable, match="did not become ready in time"):
+        find.find(Search(tmp_path, daemon=silent), within_s=0.5)
+    written = tmp_path / "pid"
+    if written.exists():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(written.read_text()), 0)
+
+
+def test_a_home_that_cannot_be_written_to_is_told_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable) as caught:
+        find.find(Search(tmp_path / "file" / "home"))
+    assert "MUSTER_HOME" in caught.value.hint
+
+
+def test_a_killed_control_plane_is_started_again_in_the_middle_of_a_wait(caller: Caller, home: Path) -> None:
+    handle = Client(search=an_embedded(home)).get("demo")
+    (home / "phase").write_text("succeeded")
+    assert caller.call(handle, "wait", PATIENCE_S).ready == 0
+    assert len(started_in(home)) == 2
+
+
+def test_a_plain_call_finds_a_server_that_has_moved(caller: Caller, plane: Plane, house: House, client: Client) -> None:
+    handle = client.get("demo")
+    house.move()
+    caller.call(handle, "refresh")
+    caller.call(handle, "cancel")
+    assert [one.path.rpartition("/")[2] for one in plane.writes()] == ["cancel"]
+
+
+def test_a_creation_whose_answer_was_lost_is_repeated_under_the_same_key(
+    caller: Caller, plane: Plane, client: Client
+) -> None:
+    def drop() -> None:
+        raise Dropped
+
+    plane.on_write.append(drop)
+    made = caller.call(client, "train", script="/train.py", name="mine")
+    keys = [one.headers["idempotency-key"] for one in plane.writes()]
+    assert made.name == "mine"
+    assert len(keys) == 2 and len(set(keys)) == 1
+
+
+def test_a_client_is_usable_from_one_event_loop_after_another(house: House, plane: Plane, client: Client) -> None:
+    plane.put(a_training("other"))
+    twice = Caller("async")
+    assert [twice.call(client, "get", name).name for name in ("demo", "other")] == ["demo", "other"]
