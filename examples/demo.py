@@ -1,82 +1,113 @@
-"""`make demo`: two workers train, a third stands by. One worker is killed; the spare takes its rank; all exit 0.
+"""`make demo`: two workers train, a third stands by. One is killed, the world grows to three, and all succeed.
 
-Everything is real: separate processes, torch, gloo, SIGKILL. The timeline at the end is the coordinator's own story.
+Everything is real: the control plane, separate processes, torch, gloo, SIGKILL. The timeline at the end is read from
+the training's own journal. A home of its own is used and removed, so nothing of yours is touched and nothing stays.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from pathlib import Path
-from typing import Any
 
-from muster.coordinator.client import Refused, ask
-from muster.types.world import RunId
+import muster
+from muster import DistributedTraining, WorldSize
 
-RUN = RunId("demo")
 PATIENCE_S = 120.0
 TRAIN = str(Path(__file__).with_name("train.py"))
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory(prefix="muster-demo-") as folder, contextlib.ExitStack() as clean_up:
-        port = _free_port()
-        coordinator = _start(clean_up, "muster.coordinator", "--listen", f"127.0.0.1:{port}", quiet=True)
-        workers = {}
-        for name in ("ada", "bob", "eve"):
-            where = ("--coordinator", f"127.0.0.1:{port}", "--run-id", RUN, "--name", name)
-            world = ("--nnodes", "2", "--spares", "1", "--max-restarts", "0", "--log-dir", folder)
-            workers[name] = _start(clean_up, "muster.node.cli", *where, *world, TRAIN, f"{folder}/checkpoint.pt")
-        _until(port, "both workers train", lambda view: view["steps"].get("1", 0) >= 30)
-        _say(f"kill -9 {workers['bob'].pid}   (bob, who has rank 1)")
-        workers["bob"].send_signal(signal.SIGKILL)
-        view = _until(port, "the spare trains", lambda view: view["round"] == 1 and view["steps"].get("1", 0) > 30)
-        heir = next(member["name"] for member in view["members"] if member["rank"] == 1)
-        _say(f"{heir} has rank 1 now and goes on at step {view['steps']['1']}")
-        codes = {name: worker.wait(PATIENCE_S) for name, worker in workers.items()}
-        story = _until(port, "the end", lambda view: view["outcome"] is not None)["story"]
-        coordinator.terminate()
-        coordinator.wait(PATIENCE_S)
-    _say(f"exit codes: {codes}")
-    print("\ntimeline (seconds from the first line):")
-    for line in story:
-        print(f"  {line['at'] - story[0]['at']:8.3f}  {line['kind']:<10} {line['text']}")
-    return 0 if codes == {"ada": 0, "bob": -9, "eve": 0} and heir == "eve" else 1
+    with tempfile.TemporaryDirectory(prefix="muster-demo-") as folder:
+        os.environ["MUSTER_HOME"] = f"{folder}/home"
+        try:
+            return demo(folder)
+        finally:
+            stop = [sys.executable, "-m", "muster.cli.main", "server", "stop", "--cancel"]
+            subprocess.run(stop, check=False, stdout=subprocess.DEVNULL)
 
 
-def _start(clean_up: contextlib.ExitStack, module: str, *words: str, quiet: bool = False) -> subprocess.Popen[bytes]:
-    output = subprocess.DEVNULL if quiet else None
-    env = os.environ | {"MUSTER_HOME": tempfile.gettempdir() + f"/muster-{os.getuid()}"}
-    process = subprocess.Popen([sys.executable, "-m", module, *words], stdout=output, env=env)
-    clean_up.callback(process.kill)  # does nothing to one that has ended
-    return process
+def demo(folder: str) -> int:
+    say("submit a training of two workers and a spare")
+    training = muster.distributed(
+        script=TRAIN,
+        args=[f"{folder}/checkpoint.pt", "--steps", "240"],
+        name="demo",
+        world_size=WorldSize(min=2, target=2, max=3),
+        spares=1,
+        max_restarts=0,
+    )
+    printer = threading.Thread(target=print_logs, daemon=True)
+    printer.start()
+    world = training.wait_until_min_world(timeout=PATIENCE_S)
+    say(f"{world.ready} of {world.target} workers train")
+    until_step(training, 30)
+
+    victim = next(rank.worker for rank in training.ranks if rank.rank == 1)
+    pid = pid_of(victim)
+    say(f"kill -9 {pid}   ({victim}, which has rank 1)")
+    os.kill(pid, signal.SIGKILL)
+    until_step(training, 60, after_round=0)
+    heir = next(rank.worker for rank in training.ranks if rank.rank == 1)
+    say(f"{heir} has rank 1 now; no restart was spent: restarts = {training.training.status.restarts}")
+
+    say("scale 2 → 3")
+    told = training.scale(target=3)
+    say(f"scale answers at once: ready {told.ready}, target {told.target}")
+    world = training.wait_until_target_world(timeout=PATIENCE_S)
+    say(f"{world.ready} of {world.target} workers train")
+
+    training.result(timeout=PATIENCE_S)
+    printer.join(PATIENCE_S)
+    codes = {exit.rank: exit.exit_code for exit in training.rank_exits}
+    say(f"{training.phase}; exit codes by rank: {codes}")
+    print_timeline(training)
+    return 0 if heir != victim and codes == {0: 0, 1: 0, 2: 0} else 1
 
 
-def _until(port: int, what: str, look: Any) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(TimeoutError, Refused):
-            view = asyncio.run(ask([("127.0.0.1", port)], RUN, "show", token=None, timeout_s=1.0))
-            if look(view):
-                return view
-        time.sleep(0.05)
-    raise SystemExit(f"demo: not in {PATIENCE_S:g} s: {what}")
+def print_logs() -> None:
+    for line in muster.Client().get("demo").logs(follow=True):
+        print(line, flush=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def until_step(training: DistributedTraining, step: int, after_round: int = -1) -> None:
+    """Until every rank of a later round has come that far; the server tells of every change."""
+    for change in muster.Client().watch():
+        training.refresh()
+        ranks = training.ranks
+        if ranks and ranks[0].round > after_round and all((rank.step or 0) >= step for rank in ranks):
+            return
+        if change.training.is_terminal:
+            training.result()
 
 
-def _say(text: str) -> None:
+def pid_of(worker: str) -> int:
+    """The worker's process, as `pgrep -f` would find it."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if worker.encode() in words and os.environ["MUSTER_HOME"].encode() in b" ".join(words):
+                return int(entry.name)
+    raise SystemExit(f"demo: {worker} is not running")
+
+
+def print_timeline(training: DistributedTraining) -> None:
+    events = training.events()
+    begun = events[0].at
+    print("timeline (seconds from the first entry of the journal):")
+    for event in events:
+        assert begun is not None and event.at is not None
+        print(f"  {(event.at - begun).total_seconds():7.3f}  {event.reason:<16} {event.message}")
+
+
+def say(text: str) -> None:
     print(f"\n>>> {text}\n", flush=True)
 
 

@@ -8,7 +8,8 @@ from collections import Counter
 from random import Random
 
 import muster
-from muster import TrainingFailed
+from muster import DistributedTraining, TrainingFailed
+from tests.fleet import eventually
 from tests.plane import Plane
 
 PATIENCE_S = 90.0
@@ -61,15 +62,21 @@ def _check(plane: Plane) -> None:
     assert (good.phase, bad.phase) == ("succeeded", "failed")
     assert [one.exit_code for one in good.rank_exits] == [0, 0, 0]
     assert len(bad.rank_exits) == 2 and bad.rank_exits[1].exit_code == 3
+    plane.no_worker_left()
     for training in (good, bad):
+        _each_worker_began_and_ended_once(training)
         events = training.events()
         assert [event.id for event in events] == sorted({event.id for event in events})
         ends = [event.reason for event in events if event.reason in ("Succeeded", "Failed", "Cancelled")]
         assert len(ends) == 1, "it ended once"
-        begun = Counter(str(e.data["worker"]) for e in events if e.reason == "WorkerStarted")
-        over = Counter(str(e.data["worker"]) for e in events if e.reason == "WorkerExited")
-        assert set(begun.values()) == {1} and begun == over, (begun, over)
     runs = Counter((note["MUSTER_RUN_ID"], note["MUSTER_ROUND"], note["RANK"]) for note in plane.told("start"))
     assert set(runs.values()) == {1}, f"a rank ran twice in one round: {runs}"
-    plane.no_worker_left()
     assert len(plane.left_over()) == 1, f"only the control plane is left, not {plane.left_over()}"
+
+
+def _each_worker_began_and_ended_once(training: DistributedTraining) -> None:
+    def counted(reason: str) -> Counter[str]:
+        return Counter(str(event.data["worker"]) for event in training.events() if event.reason == reason)
+
+    eventually(lambda: counted("WorkerStarted") == counted("WorkerExited"), f"{training.name}: each end is told", 10)
+    assert set(counted("WorkerStarted").values()) == {1}

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from muster.ports import LogQuery, Stored, Write
 from muster.server.app import Services, build
 from muster.server.auth import Role, Tokens
+from muster.server.protocol import Protocol
 from muster.server.quotas import Quotas
 from muster.store.memory import MemoryStore
 from muster.types.training import Key, Phase, Training, Uid
@@ -88,6 +89,7 @@ class House:
     backend: Pretender
     home: Path
     client: httpx2.AsyncClient  # with an admin's token
+    connections: set[Any]
     clients: list[httpx2.AsyncClient] = field(default_factory=list)
 
     def as_role(self, role: Role, *namespaces: str) -> httpx2.AsyncClient:
@@ -151,18 +153,18 @@ async def serving(home: Path, *, keep_changes: int = 5000, **more: Any) -> Async
     clock = StoppedClock()
     store = MemoryStore(keep_changes=keep_changes, clock=clock)
     tokens, backend = Tokens(home), Pretender()
-    more.setdefault("quotas", Quotas(home))
+    more.setdefault("quotas", Quotas(home / "quotas.json"))
     services = Services(store, {"local": backend}, tokens, clock, "0.0-test", clock.now(), **more)
     app = build(services)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, http="httptools", log_level="critical", timeout_graceful_shutdown=1))
+    server = _Server(uvicorn.Config(app, http=Protocol, log_level="critical", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve([listening]))
     await asyncio.wait_for(server.up.wait(), BOUND_S)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     client = httpx2.AsyncClient(base_url=url, timeout=BOUND_S)
     client.headers["Authorization"] = f"Bearer {tokens.create('root', 'admin')}"
-    house = House(app, url, services, store, backend, home, client)
+    house = House(app, url, services, store, backend, home, client, server.server_state.connections)
     try:
         yield house
     finally:

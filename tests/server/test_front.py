@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from muster.errors import Unavailable
 from muster.ports import Stored, Write
-from muster.server import calls
+from muster.server import calls, protocol
 from muster.types.training import Key
 from tests.server.house import BOUND_S, TRAININGS, House, a_body, error_of, in_house
 
@@ -176,6 +177,41 @@ def test_a_body_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path, mo
         head = f"POST {TRAININGS} HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\nContent-Length: 10\r\n\r\n{{"
         status, body = await _raw(house, head)
         assert status == 422 and b"did not arrive" in body
+
+    in_house(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nBad\x00Header: 1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 5_000,
+    ],
+)
+def test_what_is_not_http_is_refused_in_the_one_form_and_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "MOST_HEAD_BYTES", 1_000)
+
+    async def test(house: House) -> None:
+        status, body = await _raw(house, request_)
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (400, "invalid") and error["requestId"]
+        assert (await house.client.get("/healthz")).status_code == 200
+
+    in_house(tmp_path, test)
+
+
+def test_answers_are_not_held_back_to_be_sent_together(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        await house.submit()
+        [connection, *_] = house.connections
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     in_house(tmp_path, test)
 

@@ -1,6 +1,7 @@
 """The published document against the server: whatever follows from it, right or wrong, is answered as it says.
 
-`positive_data_acceptance` is left out: a schema cannot say that min ≤ target ≤ max, or which continue token is ours.
+`positive_data_acceptance` is left out: a schema cannot say that min ≤ target ≤ max, or which continue token is ours;
+so is `use_after_free`: what was deleted is there until the control loop, which does not run here, has stopped it.
 `/v1/watch` never ends by itself and is left to tests/server/test_watch.py.
 """
 
@@ -41,7 +42,7 @@ async def _fuzz(house: House, *options: str, bound_s: float) -> None:
     command = (
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{house.url}/openapi.json"),
         *("-H", f"Authorization: {token}", "--exclude-path", "/v1/watch", "--request-timeout", "5"),
-        *("--exclude-checks", "positive_data_acceptance", "--warnings", "off", "--no-color"),
+        *("--exclude-checks", "positive_data_acceptance,use_after_free", "--warnings", "off", "--no-color"),
         *("--generation-database", "none", "--no-shrink", *options),
     )
     process = await asyncio.create_subprocess_exec(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from muster.errors import Compacted, MusterError, Unavailable, from_wire
+from muster.errors import Compacted, MusterError, NotFound, Unavailable, from_wire
 from muster.sdk.effects import Emit, Flow, Lost, NextLine, Pause, Request, Response
 from muster.sdk.flows import FIRST_PAUSE_S, Handle, Outage, listed, look, read, unavailable
 from muster.types.training import Key, Training
@@ -78,7 +78,7 @@ def logs(handle: Handle, rank: int | None, round: int | None, follow: bool, tail
         before = reader.handed_out.total()
         try:
             yield from _log(handle, params | ({"follow": "true"} if follow else {}), reader)
-            if not follow or round is not None or (yield from look(handle, Request("GET", handle.path))).is_terminal:
+            if not follow or round is not None or (yield from _is_over(handle)):
                 return
             raise Unavailable("the control plane closed the stream while the training runs")
         except Unavailable as lost:
@@ -86,6 +86,14 @@ def logs(handle: Handle, rank: int | None, round: int | None, follow: bool, tail
                 raise
             fresh = reader.handed_out.total() > before
             outage = yield from (Outage() if fresh else outage).wait(lost)
+
+
+def _is_over(handle: Handle) -> Flow[bool]:
+    """No more will come: it has ended, or it was deleted under our eyes."""
+    try:
+        return (yield from look(handle, Request("GET", handle.path))).is_terminal
+    except NotFound:
+        return True
 
 
 def _log(handle: Handle, params: dict[str, str], reader: _Reader) -> Flow[None]:

@@ -14,7 +14,6 @@ from muster.ports import Filter, Store
 from muster.types.codec import Invalid, from_wire, limited
 from muster.types.training import TERMINAL, Training
 
-QUOTAS_FILE = "quotas.json"
 EVERYONE_ELSE = "*"
 
 
@@ -27,10 +26,10 @@ class Quota:
 
 
 class Quotas:
-    """The limits of one home: `{"namespace": {"trainings": N, "gpus": N}}`, "*" for those that are not named."""
+    """The limits in one file: `{"namespace": {"trainings": N, "gpus": N}}`, "*" for those that are not named."""
 
-    def __init__(self, home: Path) -> None:
-        self._path = home / QUOTAS_FILE
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._stamp: tuple[int, int] | None = None
         self._limits: dict[str, Quota] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -79,7 +78,7 @@ class Quotas:
             self._limits = {name: from_wire(Quota, limits) for name, limits in data.items()}
         except (OSError, ValueError, AttributeError, Invalid) as error:
             # Guessing that there is no limit would be worse than to refuse until somebody mends the file.
-            raise Unavailable(f"the quotas of this server cannot be read from {QUOTAS_FILE}") from error
+            raise Unavailable(f"the quotas of this server cannot be read from {self._path.name}") from error
         self._stamp = stamp
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +42,8 @@ async def read(root: Path, query: LogQuery, ended: Callable[[], bool]) -> AsyncI
     tag = query.rank is None
     offsets: dict[Path, int] = {}
     if query.tail is not None:
-        for chunk in await asyncio.to_thread(_tail, _files(root, query), query.tail, tag, offsets):
+        whole = not query.follow or ended()
+        for chunk in await asyncio.to_thread(_tail, _files(root, query), query.tail, tag, whole, offsets):
             yield chunk
     while True:
         over = not query.follow or ended()
@@ -82,18 +82,18 @@ def _tagged(data: bytes, file: _File, tag: bool) -> bytes:
     return b"".join(mark + line + b"\n" for line in lines)
 
 
-def _tail(files: list[_File], count: int, tag: bool, offsets: dict[Path, int]) -> list[bytes]:
+def _tail(files: list[_File], count: int, tag: bool, whole: bool, offsets: dict[Path, int]) -> list[bytes]:
     """The last lines of each rank's files of the last round; older rounds are passed over."""
     last = max((file.round for file in files), default=0)
     shown = []
     for file in files:
         try:
-            size = file.path.stat().st_size
-            if file.round == last:
-                with open(file.path, "rb") as opened:
-                    lines = deque(opened.read(size).split(b"\n")[:-1], maxlen=count)
-                shown.append(_tagged(b"\n".join(lines) + b"\n", file, tag) if lines else b"")
+            data = file.path.read_bytes() if file.round == last else b""
+            size = len(data) or file.path.stat().st_size
         except OSError:
             continue
-        offsets[file.path] = size
-    return [chunk for chunk in shown if chunk]
+        cut = len(data) if whole else data.rfind(b"\n") + 1  # a line that still grows is left for later
+        offsets[file.path] = cut if data else size
+        if lines := data[:cut].removesuffix(b"\n").split(b"\n")[-count:] if cut and count else []:
+            shown.append(_tagged(b"\n".join(lines) + b"\n", file, tag))
+    return shown

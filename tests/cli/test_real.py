@@ -1,0 +1,104 @@
+"""The command line against a real control plane that it starts by itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet import PROBE, eventually
+from tests.plane import Plane
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Plane]:
+    """No control plane yet."""
+    made = Plane(tmp_path)
+    yield made
+    made.muster("server", "stop").wait()
+    made.close()
+
+
+def test_run_starts_everything_and_says_one_line_per_change_when_piped(shell: Plane) -> None:
+    run = shell.muster("run", PROBE, "--name", "demo", "--workers", "2", "--", str(shell.notes), "exit=0")
+    assert run.wait() == 0, run.text
+    assert "succeeded" in run.text
+    lines = [line for line in run.text.splitlines() if line]
+    assert len(lines) == len(set(lines)), f"a change is told once:\n{run.text}"
+    status = shell.muster("server", "status", "-o", "json")
+    assert status.wait() == 0
+    shown = json.loads(status.text)
+    assert set(shown) >= {"pid", "url", "version", "startedAt"}
+    stop = shell.muster("server", "stop")
+    assert stop.wait() == 0
+    assert shell.muster("server", "status").wait() == 7
+    shell.assert_nothing_left()
+
+
+def test_exit_codes_tell_how_it_ended(shell: Plane) -> None:
+    failed = shell.muster("run", PROBE, "--name", "bad", "--max-restarts", "0", "--", str(shell.notes), "exit=3")
+    assert failed.wait() == 100 and "rank 0: exit_code=3" in failed.text
+    assert shell.muster("wait", "bad").wait() == 100
+    detached = shell.muster("run", PROBE, "--name", "slow", "-d", "--", str(shell.notes), "sleep")
+    assert detached.wait() == 0
+    assert shell.muster("wait", "slow", "--for=target", "--timeout", "30s").wait() == 0
+    assert shell.muster("wait", "slow", "--for=complete", "--timeout", "0.2s").wait() == 124
+    assert shell.muster("cancel", "slow", "--grace", "0.5s").wait() == 0
+    assert shell.muster("wait", "slow").wait() == 103
+    assert shell.muster("scale", "slow", "2").wait() == 4
+    missing = shell.muster("get", "slwo")
+    assert missing.wait() == 3 and "slow" in missing.text
+    assert shell.muster("get", "slow", MUSTER_TOKEN="wrong", MUSTER_URL=shell.url).wait() == 5
+    assert shell.muster("run", "nowhere.py").wait() == 2
+    assert shell.muster("ps", MUSTER_URL="http://127.0.0.1:9").wait() == 7
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(shell: Plane) -> None:
+    run = shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "wait")
+    run.expect("ready")
+    run.kill(signal.SIGINT)
+    assert run.wait() == 130
+    assert "muster logs -f demo" in run.text and "muster cancel demo" in run.text
+    assert shell.client.get("demo").phase == "ready", "it goes on"
+    shell.go()
+    assert shell.muster("wait", "demo").wait() == 0
+
+
+def test_many_clients_that_start_at_once_start_one_control_plane(shell: Plane) -> None:
+    many = [shell.muster("ps", "-o", "json") for _ in range(5)]
+    assert [one.wait() for one in many] == [0] * 5, [one.text for one in many]
+    daemons = [line for line in shell.left_over() if "muster.daemon" in line]
+    assert len(daemons) == 1, daemons
+
+
+def test_a_stopped_control_plane_leaves_trainings_running_and_the_next_adopts_them(shell: Plane) -> None:
+    assert shell.muster("run", PROBE, "--name", "demo", "-d", "--", str(shell.notes), "wait").wait() == 0
+    assert shell.muster("wait", "demo", "--for=min").wait() == 0
+    stop = shell.muster("server", "stop")
+    assert stop.wait() == 0 and "demo" in stop.text
+    assert len(shell.worker_pids()) == 1
+    shell.go()
+    assert shell.muster("wait", "demo", "--timeout", "30s").wait() == 0
+    eventually(lambda: not shell.worker_pids(), "its worker has left")
+
+
+def test_apply_get_and_usage_agree(shell: Plane, tmp_path: Path) -> None:
+    manifest = tmp_path / "training.yaml"
+    manifest.write_text(
+        "metadata:\n  name: demo\n  labels: {team: a}\nspec:\n"
+        f"  command: [{sys.executable}, {PROBE}, {shell.notes}, exit=0]\n  worldSize: {{min: 1, target: 1, max: 2}}\n"
+    )
+    assert shell.muster("apply", "-f", str(manifest)).wait() == 0
+    assert shell.muster("wait", "demo", "--timeout", "30s").wait() == 0
+    got = shell.muster("get", "demo", "-o", "json")
+    assert got.wait() == 0 and json.loads(got.text)["metadata"]["labels"] == {"team": "a"}
+    usage = shell.muster("usage", "-o", "json")
+    assert usage.wait() == 0
+    (used,) = json.loads(usage.text)["items"]
+    assert used["training"] == "demo" and used["workerSeconds"] > 0
+    described = shell.muster("describe", "demo")
+    assert described.wait() == 0 and "Succeeded" in described.text

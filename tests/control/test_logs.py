@@ -1,0 +1,111 @@
+"""What ranks wrote: from before the first round to the end, one rank, one round, and after it is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster import DistributedTraining
+from tests.fleet import eventually
+from tests.plane import Plane, fresh
+
+TALKER = """
+import os, sys, time
+from pathlib import Path
+rank, round_ = os.environ["RANK"], os.environ["MUSTER_ROUND"]
+print(f"round {round_} rank {rank} begins", flush=True)
+print(f"round {round_} rank {rank} warns", file=sys.stderr, flush=True)
+if rank == "0" and int(round_) < 2:
+    sys.exit(3)
+if int(round_) < 2:
+    time.sleep(600)
+while not Path(sys.argv[1], "go").exists():
+    time.sleep(0.01)
+sys.stdout.write(f"round {round_} rank {rank} ends without a newline")
+"""
+
+
+@pytest.fixture
+def talker(plane: Plane, tmp_path: Path) -> Iterator[DistributedTraining]:
+    script = tmp_path / "talker.py"
+    script.write_text(TALKER)
+    yield plane.train(script=str(script), args=[str(plane.notes)], world=(2, 2, 2), max_restarts=5)
+
+
+def test_following_from_pending_through_two_restarts_to_the_end_gives_every_line_once(
+    plane: Plane, talker: DistributedTraining
+) -> None:
+    lines: list[str] = []
+
+    def follow() -> None:
+        client = muster.Client(url=plane.url, token=plane.api_token)
+        lines.extend(client.get("demo").logs(follow=True))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    eventually(lambda: (fresh(talker).training.status.round or 0) >= 2, "two restarts")
+    plane.go()
+    talker.result(timeout=30)
+    follower.join(20)
+    assert not follower.is_alive(), "the stream ends with the training"
+    for number in range(3):
+        assert lines.count(f"[0] round {number} rank 0 begins") == 1
+        assert lines.count(f"[0] round {number} rank 0 warns") == 1
+    assert lines.count("[1] round 2 rank 1 ends without a newline") == 1
+
+
+def test_following_survives_the_control_plane(plane: Plane, talker: DistributedTraining) -> None:
+    client = muster.Client(url=plane.url, token=plane.api_token)
+    lines: list[str] = []
+    follower = threading.Thread(target=lambda: lines.extend(client.get("demo").logs(follow=True)))
+    follower.start()
+    eventually(lambda: (fresh(talker).training.status.round or 0) >= 2, "two restarts")
+    eventually(lambda: any("round 2" in line for line in lines), "it reads")
+    plane.crash()
+    plane.serve()
+    plane.go()
+    talker.result(timeout=30)
+    follower.join(20)
+    assert not follower.is_alive()
+    assert lines.count("[0] round 0 rank 0 begins") == 1, "nothing twice"
+    assert lines.count("[1] round 2 rank 1 ends without a newline") == 1, "nothing lost"
+
+
+def test_one_rank_one_round_and_a_tail(plane: Plane, talker: DistributedTraining) -> None:
+    eventually(lambda: (fresh(talker).training.status.round or 0) >= 2, "two restarts")
+    plane.go()
+    talker.result(timeout=30)
+    assert list(talker.logs(rank=0, round=1)) == ["round 1 rank 0 begins", "round 1 rank 0 warns"]
+    assert {line[:3] for line in talker.logs(rank=None)} == {"[0]", "[1]"}
+    assert list(talker.logs(rank=1, tail=1, round=2)) == [
+        "round 2 rank 1 ends without a newline",
+        "round 2 rank 1 warns",
+    ]
+    assert list(talker.logs(rank=7)) == []
+    shown = plane.muster("logs", "demo", "--rank", "0", "--round", "0")
+    assert shown.wait() == 0 and shown.text.splitlines() == ["round 0 rank 0 begins", "round 0 rank 0 warns"]
+
+
+def test_a_pending_training_says_so_and_a_deleted_one_is_not_found(tmp_path: Path) -> None:
+    plane = Plane(tmp_path)
+    try:
+        plane.serve(MUSTER_GPUS="1")
+        training = plane.train(world=(1, 1, 1), resources={"gpus": 2})
+        eventually(lambda: fresh(training).training.status.condition("Admitted"), "it was looked at")
+        (told,) = training.logs()
+        assert "pending" in told and "needs 2 GPUs" in told
+        other = plane.client.get("demo")
+        deleter = threading.Timer(0.3, other.delete)
+        deleter.start()
+        list(training.logs(follow=True))  # ends with the training
+        deleter.join()
+        with pytest.raises(muster.NotFound):
+            list(other.logs())
+        shown = plane.muster("logs", "demo")
+        assert shown.wait() == 3
+    finally:
+        plane.close()

@@ -1,0 +1,60 @@
+"""Watches and long polls on a real control plane: resumed after its death, many at once, compacted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx2
+
+import muster
+from tests.plane import Plane
+
+WATCHERS = 200
+
+
+def test_a_watch_is_resumed_after_the_control_plane_died(plane: Plane) -> None:
+    plane.train("first", world=(1, 1, 1))
+    watcher = plane.client.watch(resource_version="0")
+    seen = [next(watcher)]
+    assert seen[0].type == "ADDED"
+    plane.crash()
+    plane.serve()
+    second = plane.train("second", "exit=0", world=(1, 1, 1))
+    second.result(timeout=30)
+    versions = [seen[0].training.training.version]
+    for change in watcher:
+        versions.append(change.training.training.version)
+        if change.training.name == "second" and change.training.phase == "succeeded":
+            break
+    assert versions == sorted(set(versions)), "in order, nothing twice"
+    plane.go()
+
+
+def test_a_version_that_is_unknown_here_is_gone(plane: Plane) -> None:
+    auth = {"Authorization": f"Bearer {plane.api_token}"}
+    answer = httpx2.get(f"{plane.url}/v1/watch", params={"resourceVersion": "999999"}, headers=auth, timeout=5)
+    assert answer.status_code == 410 and answer.json()["error"]["code"] == "compacted"
+
+
+def test_two_hundred_waits_end_together_and_a_reader_that_stops_disturbs_nobody(plane: Plane) -> None:
+    training = plane.train(world=(1, 1, 2))
+    training.wait_until_target_world(timeout=30)
+
+    async def crowd() -> float:
+        client = muster.Client(url=plane.url, token=plane.api_token)
+        _, writer = await asyncio.open_connection("127.0.0.1", int(plane.url.rpartition(":")[2]))
+        ask = f"GET /v1/watch?resourceVersion=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {plane.api_token}\r\n\r\n"
+        writer.write(ask.encode())  # and never reads
+        handles = [await client.get_async("demo") for _ in range(WATCHERS)]
+        waits = [asyncio.create_task(handle.wait_async(timeout=60)) for handle in handles]
+        await asyncio.sleep(0)
+        plane.go()
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        first = time.monotonic()
+        assert all(world.ready == 0 for world in await asyncio.gather(*waits))
+        writer.close()
+        await client.close_async()
+        return time.monotonic() - first
+
+    assert asyncio.run(crowd()) < 10.0
