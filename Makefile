@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := all
-.PHONY: all venv demo check test soak bench bench-world clean
+.PHONY: all venv demo check test soak bench bench-world bench-control clean
 
 all: check test
 
@@ -32,15 +32,24 @@ test: venv
 soak: venv
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
 
-bench: bench-world
+bench: bench-world bench-control
 
 # Peers go into a folder of their own, so that what they bring is seen by them alone.
 $(VENV)/peers: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ nvidia-resiliency-ext==0.4.1 \
 	  nvidia-ml-py pynvml psutil defusedxml pyyaml packaging || echo "ft_launcher does not install here"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ torchx==0.7.0 docstring-parser \
+	  pyre-extensions tabulate docker urllib3 'importlib-metadata<9' zipp typing-inspect requests charset-normalizer \
+	  certifi || echo "torchx does not install here"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ kubeflow==0.5.0 \
+	  kubeflow-trainer-api kubernetes python-dateutil six websocket-client google-auth oauthlib requests-oauthlib \
+	  durationpy || echo "Kubeflow does not install here"
 
 bench-world: venv $(VENV)/peers
 	$(BIN)/python -m bench.world $(ARGS)
+
+bench-control: venv $(VENV)/peers
+	$(BIN)/python -m bench.control $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

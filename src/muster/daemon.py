@@ -33,10 +33,11 @@ from muster.coordinator import wire
 from muster.coordinator.desk import Happening
 from muster.coordinator.direct import DirectedWorlds
 from muster.coordinator.service import Coordinator
+from muster.core.metering import Rates, read_rates
 from muster.core.reconcile import settings_of
 from muster.ports import Filter, Record, Write
 from muster.store.sqlite import SqliteStore
-from muster.types.codec import show_time
+from muster.types.codec import Invalid, show_time
 from muster.types.event import Event
 from muster.types.training import TERMINAL, Uid
 from muster.types.world import RunId
@@ -168,6 +169,7 @@ class ControlPlane:
 
         from muster.server.app import build
         from muster.server.auth import Tokens, ensure_embedded
+        from muster.server.protocol import Protocol
         from muster.server.quotas import Quotas
         from muster.server.services import Services
 
@@ -188,12 +190,14 @@ class ControlPlane:
                 "muster_workers_alive": self._backend.alive(),
                 "muster_reconciles_total": self._loop.handled,
             },
+            rates=_rates(self._home / "rates.json"),
             quotas=Quotas(self._home / "quotas.json"),
         )
         options = self._options
         listener = _listen(options.listen, self._home / "server.json")
         config = uvicorn.Config(
             build(services),
+            http=Protocol,
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -255,6 +259,17 @@ class ControlPlane:
         if (shown := _STORIES.get(line.kind)) is not None:
             reason, kind = shown
             self._loop.story(Uid(run_id), Event(reason, line.text, kind, round=line.round))  # type: ignore[arg-type]
+
+
+def _rates(path: Path) -> Rates | None:
+    """What usage costs, if somebody has written it down."""
+    try:
+        return read_rates(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, Invalid) as error:
+        log.warning("%s cannot be used, usage has no cost: %s", path, error)
+        return None
 
 
 def _listen(wanted: str | None, known: Path) -> socket.socket:

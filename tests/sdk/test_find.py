@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from muster.errors import InvalidRequest, Unavailable
-from muster.sdk import find
+from muster.sdk import find, flows
 from muster.sdk.client import Client
+from muster.sdk.effects import Request
 from muster.sdk.find import Search
 from tests.sdk.scripted import PATIENCE_S, Caller, Dropped, House, Plane, a_training
 
@@ -179,6 +180,16 @@ def test_a_creation_whose_answer_was_lost_is_repeated_under_the_same_key(
     keys = [one.headers["idempotency-key"] for one in plane.writes()]
     assert made.name == "mine"
     assert len(keys) == 2 and len(set(keys)) == 1
+
+
+def test_a_request_that_never_left_is_sent_again_even_if_it_must_not_happen_twice(
+    caller: Caller, plane: Plane, house: House, client: Client
+) -> None:
+    assert client.url == house.url
+    house.move()
+    body = {"metadata": {"name": "mine"}, "spec": {"script": "/a.py"}}
+    answer = caller.call(client, "run", flows.call(Request("POST", "/v1/namespaces/default/trainings", json=body)))
+    assert answer.status == 201 and len(plane.writes()) == 1
 
 
 def test_a_client_is_usable_from_one_event_loop_after_another(house: House, plane: Plane, client: Client) -> None:

@@ -10,7 +10,8 @@ import httpx2
 import pytest
 
 from muster.ports import Write
-from muster.types.training import Key
+from muster.server.routes import objects
+from muster.types.training import Key, Training
 from tests.server.house import BOUND_S, SECRET, TRAININGS, House, a_body, error_of, in_house
 
 
@@ -101,6 +102,31 @@ def test_the_key_of_a_training_that_is_gone_creates_anew(tmp_path: Path) -> None
         again = await house.client.post(TRAININGS, json=a_body(), headers=once)
         assert again.status_code == 201 and again.json()["metadata"]["uid"] != first["metadata"]["uid"]
         assert (await house.client.post(TRAININGS, json=a_body("x"), headers={"Idempotency-Key": "a b"})).is_error
+
+    in_house(tmp_path, test)
+
+
+def test_keys_of_trainings_that_are_gone_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_KEYS_BETWEEN_SWEEPS", 1)
+
+    async def test(house: House) -> None:
+        for name in ("gone", "kept", "last"):
+            answer = await house.client.post(TRAININGS, json=a_body(name), headers={"Idempotency-Key": f"k-{name}"})
+            assert answer.status_code == 201
+            if name == "kept":
+                await house.store.write(Write(delete=Key("default", "gone")))
+        assert set(house.store.records("idempotency")) == {"default/k-kept", "default/k-last"}
+
+    in_house(tmp_path, test)
+
+
+def test_a_page_is_made_without_reading_a_single_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(house: House) -> None:
+        for number in range(3):
+            await house.submit(f"t-{number}", args=['"secretEnv":["x"]'] if number else [])
+            await house.settle(f"t-{number}", "ready")  # written by the control loop, so that nobody has read it yet
+        monkeypatch.setattr(Training, "from_wire", None)
+        assert await _names(house) == ["t-0", "t-1", "t-2"]
 
     in_house(tmp_path, test)
 

@@ -85,6 +85,7 @@ def test_history_that_is_gone_is_said_before_the_stream_begins(tmp_path: Path) -
             assert (await house.client.get("/v1/watch", params={"resourceVersion": wrong})).status_code == 422
         assert (await house.client.get("/v1/watch", headers={"Last-Event-ID": "x"})).status_code == 422
         assert house.services.meter.watchers == 0
+        assert (await house.client.head("/v1/watch")).status_code == 200
 
     in_house(tmp_path, test, keep_changes=4)
 
@@ -149,7 +150,7 @@ def test_two_hundred_watchers_all_hear_of_a_change_soon(tmp_path: Path) -> None:
         began = time.perf_counter()
         await house.submit()
         await asyncio.gather(*(asyncio.wait_for(reader.readuntil(b"event: ADDED"), BOUND_S) for reader, _ in readers))
-        assert time.perf_counter() - began < 1.0  # the benchmark has the real figure; this is for a busy machine
+        assert time.perf_counter() - began < 3.0  # the benchmark has the real figure; this is for a busy machine
         for _, writer in readers:
             writer.close()
         await _until_watchers(house, 0)

@@ -19,7 +19,7 @@ from muster.core import lifecycle, reconcile
 from muster.core.reconcile import Plan
 from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write
 from muster.types.event import Event
-from muster.types.training import Key, Status, Training, Uid
+from muster.types.training import TERMINAL, Key, Status, Training, Uid
 
 log = logging.getLogger("muster.control")
 
@@ -50,7 +50,7 @@ class Loop:
         self._worlds = worlds
         self._clock = clock
         self._delay_s = delay_s
-        self._observer = Observer(store, backends, worlds, clock)
+        self._observer = Observer(backends, worlds, clock)
         self._due: dict[Key, None] = {}
         self._busy: dict[Key, asyncio.Task[None]] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -129,7 +129,11 @@ class Loop:
 
     def workers_changed(self, uid: Uid) -> None:
         """A worker came or went; what it held is free for others."""
+        self._observer.workers_changed()
         self.run_changed(uid)
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
         for key in self._observer.waiting():
             self.wake(key)
 
@@ -158,9 +162,9 @@ class Loop:
         else:
             self._observer.know(change.stored.training)
         self.wake(change.stored.key)
-        if change.stored.training.spec.resources.gpus:
-            for key in self._observer.waiting():
-                self.wake(key)
+        gone = change.type == "DELETED" or change.stored.phase in TERMINAL
+        if gone and change.stored.training.spec.resources.gpus:
+            self._wake_waiting()  # it may have been the one before them
 
     # Handling
 
@@ -265,6 +269,7 @@ class Loop:
                 break  # somebody took them in between; the next look says who
             begun.append(asyncio.ensure_future(backend.start(training, name, free[:each], token)))
             await asyncio.sleep(0)  # its GPUs are taken now
+            self._observer.workers_changed()
         await asyncio.gather(*begun)
 
     async def _token(self, training: Training) -> str:

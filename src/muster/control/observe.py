@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from muster.core.admission import Claim, Grant, admit
-from muster.core.truth import Observed
-from muster.ports import Backend, Clock, Store, Worlds
+from muster.core.truth import NOT_LOOKED_AT, Observed
+from muster.ports import Backend, Clock, Worlds
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Worker
 
 JOIN_PATIENCE = timedelta(seconds=90)  # a worker gives up by itself when it cannot join for a minute
-FREE = Grant(0, True, "Admitted", "it needs no GPU")
 
 
 class Observer:
-    """Keeps track of which trainings live, so that looking at one does not mean reading all."""
+    """Keeps track of which trainings live and what they ask for, so that looking at one does not mean reading all."""
 
-    def __init__(self, store: Store, backends: Mapping[str, Backend], worlds: Worlds, clock: Clock) -> None:
-        self._store = store
+    def __init__(self, backends: Mapping[str, Backend], worlds: Worlds, clock: Clock) -> None:
         self._backends = backends
         self._worlds = worlds
         self._clock = clock
         self._keys: dict[Uid, Key] = {}
         self._live: set[Uid] = set()
-        self._on_gpus: dict[Uid, Key] = {}
+        self._claims: dict[Uid, tuple[str, Claim]] = {}  # of those that want GPUs, with their backend's name
+        self._grants: dict[str, Mapping[Uid, Grant]] = {}  # by backend, until something that counts has changed
         self._joined: dict[Uid, set[str]] = {}
         self._absent: dict[Uid, dict[str, datetime]] = {}
 
@@ -38,24 +38,37 @@ class Observer:
         self._keys[uid] = training.key
         if training.is_terminal:
             self._live.discard(uid)
-            self._on_gpus.pop(uid, None)
-        else:
-            self._live.add(uid)
-            if training.spec.resources.gpus:
-                self._on_gpus[uid] = training.key
+            self._ask_for(uid, None)
+            return
+        self._live.add(uid)
+        if training.spec.resources.gpus:
+            self._ask_for(uid, (training.spec.backend, _claim(training)))
 
     def forget(self, training: Training) -> None:
         uid = training.uid
         self._live.discard(uid)
-        for kept in (self._keys, self._on_gpus, self._joined, self._absent):
+        self._ask_for(uid, None)
+        for kept in (self._keys, self._joined, self._absent):
             kept.pop(uid, None)
+
+    def _ask_for(self, uid: Uid, claim: tuple[str, Claim] | None) -> None:
+        if claim == self._claims.get(uid):
+            return
+        self._grants.clear()
+        if claim is None:
+            del self._claims[uid]
+        else:
+            self._claims[uid] = claim
 
     def key_of(self, uid: Uid) -> Key | None:
         return self._keys.get(uid)
 
+    def workers_changed(self) -> None:
+        self._grants.clear()
+
     def waiting(self) -> Iterable[Key]:
         """Trainings whose share may change when somebody else's does."""
-        return list(self._on_gpus.values())
+        return [claim.key for _, claim in self._claims.values()]
 
     def look(self, training: Training) -> Observed:
         backend = self._backends.get(training.spec.backend)
@@ -76,33 +89,16 @@ class Observer:
             known = ", ".join(self._backends)
             return Grant(0, False, "UnknownBackend", f"there is no backend {spec.backend!r} here; there is: {known}")
         if spec.resources.gpus == 0:
-            return Grant(spec.world_size.target + spec.spares, True, FREE.reason, FREE.message)
-        claims = [
-            claim for key in self._on_gpus.values() if (claim := self._claim(key, spec.backend, backend)) is not None
-        ]
-        return admit(claims, backend.capacity().gpus).get(training.uid, FREE)
-
-    def _claim(self, key: Key, name: str, backend: Backend) -> Claim | None:
-        stored = self._store.get(key)
-        if stored is None or stored.training.spec.backend != name or stored.training.is_terminal:
-            return None
-        training = stored.training
-        spec = training.spec
-        created = training.metadata.creation_timestamp
-        assert created is not None
-        ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None
-        have = sum(worker.alive for worker in backend.workers(training.uid))
-        return Claim(
-            key=key,
-            uid=training.uid,
-            created_at=created,
-            min=0 if ends else spec.world_size.min,
-            wanted=0 if ends else spec.world_size.target + spec.spares,
-            have=have,
-            gpus_each=spec.resources.gpus,
-            priority=spec.priority,
-            admitted=training.status.holds("Admitted") or have > 0,
-        )
+            return Grant(spec.world_size.target + spec.spares, True, "Admitted", "it needs no GPU")
+        if spec.backend not in self._grants:
+            claims = [
+                replace(claim, have=have, admitted=claim.admitted or have > 0)
+                for name, claim in self._claims.values()
+                if name == spec.backend
+                for have in [sum(worker.alive for worker in backend.workers(claim.uid))]
+            ]
+            self._grants[spec.backend] = admit(claims, backend.capacity().gpus)
+        return self._grants[spec.backend].get(training.uid, NOT_LOOKED_AT)
 
     def _absences(self, training: Training, workers: tuple[Worker, ...]) -> Mapping[str, datetime]:
         """Since when a worker that runs, and should be known to the coordinator, has not been."""
@@ -120,3 +116,20 @@ class Observer:
             else:
                 absent.pop(worker.name, None)
         return dict(absent)
+
+
+def _claim(training: Training) -> Claim:
+    """What a training asks for; one that is to end asks for nothing more."""
+    spec, created = training.spec, training.metadata.creation_timestamp
+    assert created is not None
+    ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None
+    return Claim(
+        key=training.key,
+        uid=training.uid,
+        created_at=created,
+        min=0 if ends else spec.world_size.min,
+        wanted=0 if ends else spec.world_size.target + spec.spares,
+        gpus_each=spec.resources.gpus,
+        priority=spec.priority,
+        admitted=training.status.holds("Admitted"),
+    )

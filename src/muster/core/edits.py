@@ -76,7 +76,7 @@ def created(
     training = _checked(wire, problems, backends)
     metadata = replace(training.metadata, uid=uid, generation=1, creation_timestamp=_stamp(now))
     size = training.spec.world_size
-    status = Status(world_size=WorldStatus(target=size.target, min=size.min, max=size.max))
+    status = Status(world_size=WorldStatus(target=size.target, min=size.min, max=size.max, below_minimum=True))
     made = replace(training, metadata=metadata, status=status)
     return Edit(made, Event("Created", f"{actor} submitted it, for {size.target} workers", actor=actor))
 

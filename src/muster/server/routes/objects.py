@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 from starlette.responses import Response
 
@@ -253,7 +252,6 @@ _NEW: Mapping[int, Answer] = {
     201: Answer("The training, stored.", "Training", links=True),
 }
 _LIST: Mapping[int, Answer] = {200: Answer("A page of trainings.", "TrainingList")}
-_PATCH: Any = Body("TrainingPatch", (MERGE_PATCH, JSON))
 
 OPERATIONS = (
     Operation(
@@ -277,7 +275,7 @@ OPERATIONS = (
         "Change labels, annotations or spec by merge patch",
         _ONE,
         (403, 404, 409, 413, 422),
-        body=_PATCH,
+        body=Body("TrainingPatch", (MERGE_PATCH, JSON)),
         headers=(_IF_MATCH,),
     ),
     Operation(

@@ -52,13 +52,15 @@ async def watch_trainings(call: Call) -> Response:
         raise Compacted(
             f"version {since} is not of this store, which is at {store.version}", hint="list, then watch from there"
         )
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    if call.request.method == "HEAD":
+        return Response(headers=headers, media_type=EVENT_STREAM)
     changes = aiter(store.changes(since, Filter(query.namespace, None, read_selector(query.label_selector))))
     first = asyncio.ensure_future(anext(changes))
     if since < store.version:
         await asyncio.wait({first}, timeout=_FIRST_LOOK_S)
     if first.done() and isinstance(error := first.exception(), MusterError):
         raise error
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return Stream(_frames(call, changes, first), EVENT_STREAM, headers)
 
 

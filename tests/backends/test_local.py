@@ -1,0 +1,142 @@
+"""The local backend's own parts: what is started, which GPUs there are, what ranks wrote, and whose pid it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.backends.local import gpus, logs, processes, render
+from muster.ports import LogQuery
+from muster.types.training import Training
+from tests.training_builders import a_training
+
+
+def an_order(training: Training, **known: object) -> render.Order:
+    values: dict[str, object] = {
+        "gpus": None,
+        "token": "t",
+        "coordinator_file": Path("/h/c"),
+        "logs": Path("/h/logs"),
+        "inherited": {},
+    }
+    return render.order(training, "demo-0", **{**values, **known})  # type: ignore[arg-type]
+
+
+words = st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=8), max_size=5)
+
+
+@given(words)
+def test_arguments_reach_the_program_as_they_are(args: list[str]) -> None:
+    argv = an_order(a_training(script="train.py", args=tuple(args))).argv
+    assert list(argv[argv.index("--") :]) == ["--", "train.py", *args]
+
+
+def test_each_kind_of_program_is_started_as_what_it_is() -> None:
+    script = an_order(a_training(script="train.py")).argv
+    module = an_order(a_training(module="pkg.train")).argv
+    command = an_order(a_training(command=("/bin/echo", "-n"), args=("x",))).argv
+    assert script[-2:] == ("--", "train.py")
+    assert module[-3:] == ("-m", "--", "pkg.train")
+    assert command[-5:] == ("--no-python", "--", "/bin/echo", "-n", "x")
+    assert script[script.index("--name") + 1] == "demo-0"
+
+
+def test_a_worker_inherits_everything_but_what_is_musters_own() -> None:
+    inherited = {"PATH": "/bin", "MUSTER_TOKEN": "admin's", "MUSTER_HOME": "/h", "A": "old"}
+    env = an_order(a_training(env={"A": "new"}), inherited=inherited).env
+    assert env["PATH"] == "/bin" and env["A"] == "new"
+    assert "MUSTER_TOKEN" not in env and "MUSTER_HOME" not in env
+    assert env["MUSTER_RUN_TOKEN"] == "t"
+
+
+def test_gpus_are_shown_to_a_worker_where_there_are_any() -> None:
+    assert an_order(a_training(), gpus=("3", "5")).env["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert an_order(a_training(), gpus=()).env["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in an_order(a_training(), gpus=None).env
+
+
+def test_which_gpus_there_are_is_told_left_or_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus.visible({"MUSTER_GPUS": "3", "CUDA_VISIBLE_DEVICES": "7"}) == ("0", "1", "2")
+    assert gpus.visible({"CUDA_VISIBLE_DEVICES": "4,6"}) == ("4", "6")
+    assert gpus.visible({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    asked = tmp_path / "nvidia-smi"
+    asked.write_text("#!/bin/sh\necho 0\necho 1\n")
+    asked.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus.visible({}) == ("0", "1")
+    asked.write_text("#!/bin/sh\nexit 9\n")
+    assert gpus.visible({}) == ()
+
+
+def test_a_reused_pid_is_not_taken_for_the_old_process() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        ticks = processes.start_ticks(child.pid)
+        assert ticks is not None
+        handle = processes.Handle(child.pid, ticks)
+        with pytest.raises(ProcessLookupError):
+            processes.Handle(child.pid, ticks + 1)
+        handle.signal(signal.SIGKILL)
+        assert child.wait(10) == -signal.SIGKILL
+        handle.signal(signal.SIGKILL)  # gone: no error, and nobody else is hit
+        handle.close()
+        assert processes.start_ticks(child.pid) is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_process_is_found_by_words_of_its_command_line() -> None:
+    mark = f"mark-{os.getpid()}"
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--name", mark, "x"])
+    try:
+        assert processes.find("--name", mark) == child.pid
+        assert processes.find("--name", f"{mark}-other") is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def written(root: Path, worker: str, number: int, rank: int, text: str, kind: str = "out") -> None:
+    folder = root / worker / f"round-{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank-{rank}.{kind}").write_text(text)
+
+
+def read(root: Path, query: LogQuery) -> list[str]:
+    async def gather() -> bytes:
+        return b"".join([chunk async for chunk in logs.read(root, query, lambda: True)])
+
+    return asyncio.run(gather()).decode().splitlines()
+
+
+def test_logs_come_in_order_of_rounds_and_ranks_whoever_ran_them(tmp_path: Path) -> None:
+    written(tmp_path, "demo-1", 0, 1, "b\n")
+    written(tmp_path, "demo-0", 0, 0, "a\n")
+    written(tmp_path, "demo-2", 1, 0, "c\nunfinished")
+    written(tmp_path, "demo-0", 0, 0, "err\n", "err")
+    (tmp_path / "demo-0" / "worker.log").write_text("not a rank's\n")
+    assert read(tmp_path, LogQuery()) == ["[0] a", "[0] err", "[1] b", "[0] c", "[0] unfinished"]
+    assert read(tmp_path, LogQuery(rank=0, round=1)) == ["c", "unfinished"]
+    assert read(tmp_path, LogQuery(rank=0, tail=1)) == ["unfinished"]
+    assert read(tmp_path, LogQuery(rank=9)) == []
+    assert read(tmp_path / "nowhere", LogQuery(follow=True)) == []
+
+
+@given(st.lists(st.text("ab\n", max_size=6), max_size=4), st.integers(0, 5))
+def test_a_tail_is_the_end_of_what_there_is(parts: list[str], count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        text = "".join(parts)
+        written(Path(folder), "demo-0", 0, 0, text)
+        whole = text.removesuffix("\n").split("\n") if text else []
+        expected = whole[-count:] if count else []
+        assert read(Path(folder), LogQuery(rank=0, tail=count)) == expected
