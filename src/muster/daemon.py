@@ -212,8 +212,12 @@ class ControlPlane:
         while not self._http.started:
             await asyncio.sleep(0.001)
         host, port = listener.getsockname()[:2]
-        self.url = f"{'https' if options.tls_cert else 'http'}://{wire.show_address(host, port)}"
-        shown = {"pid": os.getpid(), "url": self.url, "version": __version__, "startedAt": show_time(self._started_at)}
+        reachable = "localhost" if host in ("0.0.0.0", "::") else host
+        self.url = f"{'https' if options.tls_cert else 'http'}://{wire.show_address(reachable, port)}"
+        shown: dict[str, Any] = {"pid": os.getpid(), "url": self.url, "version": __version__}
+        shown["startedAt"] = show_time(self._started_at)
+        if options.tls_cert:
+            shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
         _write_file(self._home / "server.json", json.dumps(shown) + "\n")
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from muster.core import register, roll
+from muster.core import register, roll, stages
 from muster.core.roll import Decision, Roll
 from muster.types.world import (
     Cause,
@@ -102,11 +102,11 @@ def settle(given: Roll, now: float, most: int = 30) -> tuple[Roll, list[Decision
     decisions: list[Decision] = []
     while True:
         given = register.tell_time(given, now)
-        decision = roll.decide(given, now)
+        decision = stages.decide(given, now)
         decisions.append(decision)
         if isinstance(decision.action, roll.Wait):
             return given, decisions
-        given = roll.carry_out(given, decision.action, now)
+        given = stages.carry_out(given, decision.action, now)
         assert len(decisions) < most, f"decisions do not end: {[one.reason for one in decisions[-4:]]}"
 
 

@@ -9,7 +9,7 @@ from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
 from muster import errors
-from muster.core import edits, lifecycle, metering, register, waits
+from muster.core import edits, lifecycle, metering, register, stages, waits
 from muster.core import roll as rolls
 from muster.core.admission import Grant
 from muster.core.reconcile import (
@@ -139,8 +139,8 @@ class TrainingLife(stateful.RuleBasedStateMachine):
             if self.roll is None:
                 return
             self.roll = register.tell_time(self.roll, self.clock)
-            decision = rolls.decide(self.roll, self.clock)
-            self.roll = rolls.carry_out(self.roll, decision.action, self.clock)
+            decision = stages.decide(self.roll, self.clock)
+            self.roll = stages.carry_out(self.roll, decision.action, self.clock)
             if isinstance(decision.action, rolls.Wait):
                 return
         raise AssertionError("the roll does not settle")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from muster.core import register
 from muster.core.register import Held, Refused
-from muster.core.roll import Decision, Release, Roll, Wait, carry_out, decide
+from muster.core.roll import Decision, Release, Roll, Wait
+from muster.core.stages import carry_out, decide
 from muster.types.world import Cause, Outcome, OutcomeState, Progress, RanksState, Role, Round, Settings
 from tests.core.builders import NOW, a_member, a_roll, a_round, an_exit, an_id, recalled, settle, with_members
 

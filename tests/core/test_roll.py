@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from muster.core import roll as rolls
+from muster.core.closing import Verdict, judge
 from muster.core.roll import (
     CallBack,
     CheckHealth,
@@ -19,8 +20,8 @@ from muster.core.roll import (
     Release,
     Roll,
     Wait,
-    decide,
 )
+from muster.core.stages import carry_out, decide
 from muster.types.world import (
     Cause,
     Loss,
@@ -203,7 +204,7 @@ def test_a_world_with_a_finished_member_does_not_grow() -> None:
 def test_growth_asks_an_old_spare_for_its_health_first() -> None:
     given = with_members(a_roll("a b", max=3), a_member("c", checks_health=True))
     assert decide(given, NOW).action == CheckHealth((an_id("c"),))
-    asked = rolls.carry_out(given, CheckHealth((an_id("c"),)), NOW)
+    asked = carry_out(given, CheckHealth((an_id("c"),)), NOW)
     assert decide(asked, NOW).action == Wait()
 
 
@@ -235,13 +236,13 @@ def test_a_silent_member_is_fenced_from_when_it_was_last_heard() -> None:
     given = recalled(a_roll("a b", max=2))
     given = with_members(given, replace(given.members[an_id("b")], lease_until=NOW))
     assert decide(given, NOW).action == Lose((an_id("b"),))
-    after = rolls.carry_out(given, Lose((an_id("b"),)), NOW)
+    after = carry_out(given, Lose((an_id("b"),)), NOW)
     assert after.round is not None and after.round.fences == {an_id("b"): NOW + 0.5}
     assert after.round.losses[0].at == NOW - 2.0 and "silent for 2.0 s" in after.round.losses[0].why
 
 
-def judged(given: Roll, now: float) -> rolls.Verdict:
-    return rolls.judge(given, now)
+def judged(given: Roll, now: float) -> Verdict:
+    return judge(given, now)
 
 
 FAILED_AT = NOW - 0.1
@@ -320,7 +321,7 @@ def test_the_rank_that_stopped_first_is_the_one_that_does_not_wait_for_others() 
 
 
 def test_a_hang_over_a_member_that_was_gone_costs_nothing() -> None:
-    assert judged(hung(losses=(a_loss(NOW - 1.0),)), NOW) == rolls.Verdict()
+    assert judged(hung(losses=(a_loss(NOW - 1.0),)), NOW) == Verdict()
 
 
 def test_a_hang_is_judged_when_all_stacks_are_here() -> None:
@@ -385,7 +386,7 @@ def test_a_worker_that_fails_first_twice_is_swapped_and_parked() -> None:
     decision = decide(given, NOW + 1.0)
     assert isinstance(decision.action, Release) and decision.action.charged
     assert [seat.name for seat in decision.action.round.seats] == ["c", "b"]
-    after = rolls.carry_out(given, decision.action, NOW + 1.0)
+    after = carry_out(given, decision.action, NOW + 1.0)
     assert after.members[an_id("a")].role is Role.PARKED
     assert after.members[an_id("a")].note.startswith("its ranks failed first twice")
 
@@ -459,7 +460,7 @@ def test_farewell_is_said_when_everyone_has_the_outcome() -> None:
 
 
 def test_nothing_follows_a_farewell_but_leases_that_run_out() -> None:
-    said = rolls.carry_out(ended(acknowledged=True), Farewell(), NOW)
+    said = carry_out(ended(acknowledged=True), Farewell(), NOW)
     assert decide(said, NOW).action == Wait()
     assert isinstance(decide(said, NOW + 2.0).action, Lose)
 

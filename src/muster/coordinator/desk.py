@@ -1,6 +1,6 @@
 """The coordinator's side of one run, without sockets and without a clock.
 
-Frames come in through `greet`, `hear` and `part`; `settle` lets `core.roll` decide until it has nothing more to
+Frames come in through `greet`, `hear` and `part`; `settle` lets `core.stages` decide until it has nothing more to
 do. What has to be sent gathers in `outbox`; when `unsaved` is set, the record must be kept before it is sent.
 The service drives this with real connections and time, the simulator with virtual ones.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from muster.coordinator.wire import VERSION, Frame, encode, show
-from muster.core import register
+from muster.core import register, stages
 from muster.core import roll as rolls
 from muster.core.seating import natural
 from muster.types.world import (
@@ -420,7 +420,7 @@ class Desk:
             message = f"{self._name(member_id)}: {frame.get('message') or 'its launcher gave up'}"
             first = ends[0] if ends else None
             outcome = Outcome(OutcomeState.FAILED, "rank_failed", message, number, first)
-            self.roll = rolls.carry_out(self.roll, rolls.End(outcome), now)
+            self.roll = stages.carry_out(self.roll, rolls.End(outcome), now)
             self._ended(now)
 
     # Orders and questions from outside
@@ -537,10 +537,10 @@ class Desk:
         self._try_held(now)
         while True:
             self.roll = register.tell_time(self._renewed_roll(), now)
-            decision = rolls.decide(self.roll, now)
+            decision = stages.decide(self.roll, now)
             self.reason = decision.reason
             before = self.roll
-            self.roll = rolls.carry_out(before, decision.action, now)
+            self.roll = stages.carry_out(before, decision.action, now)
             if self.on_decision is not None:
                 self.on_decision(before, decision, self.roll)
             if isinstance(decision.action, rolls.Wait):

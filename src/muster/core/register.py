@@ -1,6 +1,6 @@
 """What a report does to the roll: one function per kind of event, each returning the roll after it.
 
-Nothing is decided here; `core.roll.decide` looks at the result. An event that may not be entered gives
+Nothing is decided here; `core.stages.decide` looks at the result. An event that may not be entered gives
 `Refused` (with the reason to send back) or `Held` (ask again at that time) instead of a roll.
 """
 
@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from muster.core.roll import UNSEEN, Roll, available, lose, with_loss
+from muster.core.forming import available
+from muster.core.roll import UNSEEN, Roll, lose, with_loss
 from muster.types.world import (
     Loss,
     Member,

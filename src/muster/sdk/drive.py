@@ -155,14 +155,14 @@ class SyncDriver:
                 else:
                     answer = run.perform(effect)
 
-    def client(self, url: str) -> httpx2.Client:
+    def client(self, server: Server) -> httpx2.Client:
         """One pool per address: another thread may still be reading from where the server was before."""
         import httpx2
 
         with self._lock:
-            if url not in self._clients:
-                self._clients[url] = httpx2.Client(**_settings(url, self._link.search.ca))
-            return self._clients[url]
+            if server.url not in self._clients:
+                self._clients[server.url] = httpx2.Client(**_settings(server.url, server.ca))
+            return self._clients[server.url]
 
     def close(self) -> None:
         with self._lock:
@@ -206,7 +206,7 @@ class _SyncRun:
         import httpx2
 
         server = self._link.server or self._link.locate()
-        client = self._driver.client(server.url)
+        client = self._driver.client(server)
         self._stream.close()
         try:
             opened = self._stream.enter_context(client.stream(**_arguments(server, request)))
@@ -277,15 +277,15 @@ class AsyncDriver:
                     else:
                         answer = await run.perform(effect)
 
-    def client(self, url: str) -> httpx2.AsyncClient:
+    def client(self, server: Server) -> httpx2.AsyncClient:
         import asyncio
 
         import httpx2
 
         clients = self._clients.setdefault(asyncio.get_running_loop(), {})
-        if url not in clients:
-            clients[url] = httpx2.AsyncClient(**_settings(url, self._link.search.ca))
-        return clients[url]
+        if server.url not in clients:
+            clients[server.url] = httpx2.AsyncClient(**_settings(server.url, server.ca))
+        return clients[server.url]
 
     async def close(self) -> None:
         """Close the connections of the running loop; those of a loop that has ended are gone with it."""
@@ -336,7 +336,7 @@ class _AsyncRun:
         server = self._link.server
         if server is None:
             server = await asyncio.to_thread(self._link.locate)
-        client = self._driver.client(server.url)
+        client = self._driver.client(server)
         await self._stream.aclose()
         try:
             opened = await self._stream.enter_async_context(client.stream(**_arguments(server, request)))

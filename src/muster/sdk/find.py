@@ -38,6 +38,7 @@ class Server:
 
     url: str
     token: str | None = field(default=None, repr=False)
+    ca: str | None = None  # a file with the certificates to trust
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,10 @@ class Search:
 def find(search: Search, within_s: float = START_S) -> Server:
     """The control plane to talk to. Raises Unavailable if it had to be started and could not be."""
     if search.url is not None:
-        return Server(search.url, search.token or _token_of(search.home, search.url))
+        context = _context(search.home)
+        if context is None or context.url != search.url:
+            return Server(search.url, search.token, search.ca)
+        return _embedded(search, context)
     found = serving(search)
     if found is not None:
         return found
@@ -79,9 +83,14 @@ def find(search: Search, within_s: float = START_S) -> Server:
 def serving(search: Search) -> Server | None:
     """The embedded control plane, if it answers where the context file says."""
     context = _context(search.home)
-    if context is None or not _alive(context.pid) or not _healthy(context.url, search.ca):
+    if context is None or not _alive(context.pid) or not _healthy(context.url, search.ca or context.ca):
         return None
-    return Server(context.url, search.token or _token(search.home))
+    return _embedded(search, context)
+
+
+def _embedded(search: Search, context: _Context) -> Server:
+    """The embedded token belongs to the embedded control plane alone: nobody else is ever sent it."""
+    return Server(context.url, search.token or _token(search.home), search.ca or context.ca)
 
 
 # What is written down ----------------------------------------------------------------------------
@@ -91,12 +100,13 @@ def serving(search: Search) -> Server | None:
 class _Context:
     pid: int
     url: str
+    ca: str | None = None  # its own certificate, where it serves with TLS
 
 
 def _context(home: Path) -> _Context | None:
     try:
         data = json.loads((home / "server.json").read_bytes())
-        return _Context(int(data["pid"]), str(data["url"]).rstrip("/"))
+        return _Context(int(data["pid"]), str(data["url"]).rstrip("/"), data.get("ca"))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # absent, or half written by a process that was killed: then there is no one to talk to
 
@@ -106,12 +116,6 @@ def _token(home: Path) -> str | None:
         return (home / "token").read_text().strip() or None
     except OSError:
         return None
-
-
-def _token_of(home: Path, url: str) -> str | None:
-    """The embedded token belongs to the embedded control plane alone: nobody else is ever sent it."""
-    context = _context(home)
-    return _token(home) if context is not None and context.url == url else None
 
 
 def _checked(url: str) -> str:

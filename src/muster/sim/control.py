@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.core import register
+from muster.core import register, stages
 from muster.core import roll as rolls
 from muster.ports import Clock, LogQuery, Run
 from muster.types.training import Training, Uid
@@ -114,8 +114,8 @@ class SimulatedWorlds:
         for _ in range(MOST_DECISIONS):
             roll = register.renew(roll, dict.fromkeys(roll.members, self._now))
             roll = register.tell_time(roll, self._now)
-            decision = rolls.decide(roll, self._now)
-            roll, reason = rolls.carry_out(roll, decision.action, self._now), decision.reason
+            decision = stages.decide(roll, self._now)
+            roll, reason = stages.carry_out(roll, decision.action, self._now), decision.reason
             if isinstance(decision.action, rolls.Release):
                 for seat in decision.action.round.seats:
                     roll = register.up(roll, seat.member_id, decision.action.round.number, self._now)
