@@ -1,0 +1,1 @@
+"""Decisions about GPUs that several pipelines share."""

@@ -1,0 +1,142 @@
+"""What must hold of every state, and of every plan? Each function returns what is broken, in words."""
+
+from __future__ import annotations
+
+import math
+
+from muster.core.sharing.plans import Plan
+from muster.types.sharing import GENERATION_CLUSTER, Bundle, Lease, LeaseState, Priority, Shares, gpus_of
+
+
+def broken(shares: Shares) -> list[str]:
+    """Of a state: a GPU is in one lease, a lease is what its name says, fixed clusters are held whole or not at all."""
+    found, seen = [], 0
+    for bundle, lease in shares.leases.items():
+        if lease.mask & seen:
+            found.append(f"GPU {gpus_of(lease.mask & seen)} is in two leases, one of them {bundle}")
+        seen |= lease.mask
+        pipeline = shares.pipelines.get(bundle.pipeline)
+        if pipeline is None or bundle.cluster not in pipeline.clusters:
+            found.append(f"{bundle} is leased to nobody")
+            continue
+        spec = pipeline.clusters[bundle.cluster]
+        if not 0 <= bundle.rank < len(spec.masks) or spec.masks[bundle.rank] != lease.mask:
+            found.append(f"{bundle} has other GPUs than its own")
+        if lease.epoch > shares.epoch:
+            found.append(f"{bundle} is ahead of the epoch")
+        if lease.priority is Priority.GENERATION and bundle.cluster != GENERATION_CLUSTER:
+            found.append(f"{bundle} generates, and is not the generation cluster")
+    if seen & ~shares.pool.mask:
+        found.append(f"GPU {gpus_of(seen & ~shares.pool.mask)} is not in the pool")
+    found += _half_held(shares)
+    found += [
+        f"{one.pipeline} asks and is not registered" for one in shares.requests if one.pipeline not in shares.pipelines
+    ]
+    found += [f"{name} has demand and is not registered" for name in shares.rollouts if name not in shares.pipelines]
+    return found
+
+
+def _half_held(shares: Shares) -> list[str]:
+    fixed: dict[tuple[str, str], set[int]] = {}
+    for bundle, lease in shares.leases.items():
+        if lease.priority is not Priority.GENERATION:
+            fixed.setdefault((bundle.pipeline, bundle.cluster), set()).add(bundle.rank)
+    found = []
+    for (name, cluster), ranks in fixed.items():
+        pipeline = next((one for key, one in shares.pipelines.items() if key == name), None)
+        if pipeline is not None and len(ranks) != len(pipeline.clusters[cluster].masks):
+            found.append(f"{name}/{cluster} is held in part at a fixed priority")
+    return found
+
+
+def broken_by(shares: Shares, plan: Plan) -> list[str]:
+    """Of a plan: the rules that need no due shares to be checked."""
+    found = []
+    vacated = _free(shares)
+    for bundle, lease in shares.leases.items():
+        if lease.state is LeaseState.DRAINING and shares.pipelines[bundle.pipeline].movable:
+            vacated |= lease.mask
+    ready = _free(shares)
+    for bundle in plan.shrinks:
+        found += _bad_shrink(shares, bundle)
+        vacated |= shares.leases[bundle].mask if bundle in shares.leases else 0
+    granting = sum_of(shares, LeaseState.GRANTING)
+    used = 0
+    for mask, is_ready, name in _takes(plan):
+        if mask & used:
+            found.append(f"{name} is given GPU {gpus_of(mask & used)}, which something else in the plan gets too")
+        used |= mask
+        if mask & ~(vacated | granting):
+            found.append(f"{name} is given GPU {gpus_of(mask & ~vacated)}, which nobody vacates")
+        if is_ready != (mask & ~ready == 0):
+            found.append(f"{name} is ready and its GPUs are not, or the other way round")
+    for bundle in plan.shrinks:
+        if bundle in shares.leases and not shares.leases[bundle].mask & used:
+            found.append(f"{bundle} is shrunk for nothing")
+    return found + _idle_and_wanted(shares, plan, used)
+
+
+def _bad_shrink(shares: Shares, bundle: Bundle) -> list[str]:
+    lease = shares.leases.get(bundle)
+    if lease is None or lease.state is not LeaseState.HELD or lease.priority is not Priority.GENERATION:
+        return [f"{bundle} cannot be shrunk"]
+    return [] if shares.pipelines[bundle.pipeline].movable else [f"{bundle} is shrunk and its pipeline has no hooks"]
+
+
+def _takes(plan: Plan) -> list[tuple[int, bool, str]]:
+    grants = [(grant.mask, grant.ready, f"request #{grant.seq}") for grant in plan.grants]
+    return grants + [(expand.mask, expand.ready, str(expand.bundle)) for expand in plan.expands]
+
+
+def _free(shares: Shares) -> int:
+    taken = 0
+    for lease in shares.leases.values():
+        taken |= lease.mask
+    for gpu in shares.lost_gpus:
+        taken |= 1 << gpu
+    return shares.pool.mask & ~taken
+
+
+def sum_of(shares: Shares, state: LeaseState) -> int:
+    mask = 0
+    for lease in shares.leases.values():
+        if lease.state is state:
+            mask |= lease.mask
+    return mask
+
+
+def after(shares: Shares, plan: Plan) -> dict[Bundle, Lease | None]:
+    """Generation bundles as they will be when everything in the plan has been done."""
+    kept: dict[Bundle, Lease | None] = {
+        bundle: lease
+        for bundle, lease in shares.leases.items()
+        if lease.priority is Priority.GENERATION
+        and lease.state is not LeaseState.DRAINING
+        and bundle not in plan.shrinks
+        and not any(grant.mask & lease.mask for grant in plan.grants)
+    }
+    return kept | {expand.bundle: None for expand in plan.expands}
+
+
+def _idle_and_wanted(shares: Shares, plan: Plan, used: int) -> list[str]:
+    """Work conserving: no idle GPU that an open pipeline which holds less than it can use could reach."""
+    idle = _free(shares) & ~used
+    holdings = after(shares, plan)
+    found = []
+    for name, rollout in shares.rollouts.items():
+        pipeline = shares.pipelines[name]
+        if not pipeline.admitted or not pipeline.movable or rollout.remaining <= 0:
+            continue
+        spec = pipeline.infer
+        useful = math.ceil(rollout.remaining / spec.slots_per_bundle) if spec.slots_per_bundle else rollout.remaining
+        held = sum(bundle.pipeline == name for bundle in holdings)
+        busy = {
+            bundle.rank for bundle in shares.leases if bundle.pipeline == name and bundle.cluster == GENERATION_CLUSTER
+        }
+        if held < useful:
+            found += [
+                f"GPU {gpus_of(mask)} is idle, and {name} could use it"
+                for rank, mask in enumerate(spec.masks)
+                if mask & ~idle == 0 and rank not in busy
+            ]
+    return found

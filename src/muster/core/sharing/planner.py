@@ -1,0 +1,565 @@
+"""Who gets which GPUs next, and why?
+
+`plan(shares, now)` looks at everything that is known and answers what to shrink, grant and expand. It is asked again
+after every change, so a plan holds nothing back for later: grants and expands whose GPUs are still being vacated are
+named, and made when they are. Draining GPUs count as vacant for planning, so nothing is shrunk twice for one purpose.
+
+The stages, in order:
+
+    fixed      whole-cluster requests, by priority and age; one that cannot be granted moves nothing
+    vacant     free GPUs to open pipelines, whoever is furthest below its due first
+    yielded    bundles of holders that have nothing left to do
+    moved      from one busy pipeline to another, calmly
+    turns      one bundle each and somebody waits: the longest-held moves on
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from muster.core.sharing import due
+from muster.core.sharing.plans import Expand, Grant, Plan
+from muster.types.sharing import (
+    GENERATION_CLUSTER,
+    Bundle,
+    ClusterSpec,
+    Gpu,
+    Lease,
+    LeaseState,
+    Pipeline,
+    PipelineId,
+    Priority,
+    Request,
+    Shares,
+    gpus_of,
+)
+
+TURN_FACTOR = 4.0  # a turn lasts at least so many times what a switch takes
+
+
+def plan(shares: Shares, now: float) -> Plan:
+    return _Planning(shares, now).run()
+
+
+@dataclass
+class _Open:
+    """An open pipeline while a plan is made."""
+
+    pipeline: Pipeline
+    spec: ClusterSpec
+    remaining: int
+    waiting_since: float
+    rate: float | None
+    due: float = 0.0  # in bundles
+    most: int = 0  # bundles that it can use
+    count: int = 0  # bundles that it has or is given by this plan
+    kept: dict[int, Lease] = field(default_factory=dict)  # rank → lease that may be taken away
+    taken: int = 0  # mask of ranks, by rank number, that it has already
+    own: int = 0  # GPUs on which it trains itself: nobody else will want them back before it is done here
+
+    @property
+    def lacks(self) -> float:
+        return self.due - self.count
+
+    overdue: bool = False  # it has waited longer than a turn
+
+    def order(self) -> tuple[bool, float, float, PipelineId]:
+        """Whoever has nothing first, of those whoever has waited too long; then whoever is furthest below its due."""
+        waits = self.waiting_since if self.overdue and self.count == 0 else math.inf
+        return (self.count > 0, waits, -self.lacks, self.pipeline.pipeline_id)
+
+
+class _Planning:
+    """One plan in the making. It never touches what it was given."""
+
+    def __init__(self, shares: Shares, now: float) -> None:
+        self._shares = shares
+        self._now = now
+        self._shrinks: dict[Bundle, str] = {}
+        self._grants: list[Grant] = []
+        self._expands: list[tuple[Bundle, int]] = []
+        self._reasons: dict[str, str] = {}
+        self._recheck = math.inf
+        self._sort_leases()
+
+    def _sort_leases(self) -> None:
+        shares = self._shares
+        lost = 0
+        for gpu in shares.lost_gpus:
+            lost |= 1 << gpu
+        fixed = frozen = draining = leased = 0
+        self._generating: list[Lease] = []  # that may be taken away, now or as soon as they are granted
+        for bundle, lease in shares.leases.items():
+            leased |= lease.mask
+            pipeline = shares.pipelines[bundle.pipeline]
+            if lease.priority is not Priority.GENERATION:
+                fixed |= lease.mask
+            elif not pipeline.movable:
+                frozen |= lease.mask
+            elif lease.state is LeaseState.DRAINING:
+                draining |= lease.mask
+            else:
+                self._generating.append(lease)
+        self._lost, self._fixed, self._frozen, self._draining = lost, fixed, frozen, draining
+        self._free = shares.pool.mask & ~(leased | lost)
+        self._promised = 0  # to fixed requests, by this plan
+
+    def run(self) -> Plan:
+        self._grant_fixed()
+        self._share_the_rest()
+        expands = [Expand(bundle, mask, mask & ~self._free == 0) for bundle, mask in self._expands]
+        return Plan(
+            shrinks=tuple(self._shrinks),
+            grants=tuple(self._grants),
+            expands=tuple(expands),
+            reasons=self._reasons | {str(bundle): why for bundle, why in self._shrinks.items()},
+            recheck_at=None if self._recheck == math.inf else self._recheck,
+        )
+
+    # Fixed requests
+
+    def _grant_fixed(self) -> None:
+        waiting: list[tuple[Request, int]] = []
+        for request in self._in_order():
+            pipeline = self._shares.pipelines[request.pipeline]
+            need = pipeline.clusters[request.cluster].mask
+            obstacle = self._obstacle(request, need, waiting)
+            if obstacle:
+                self._reasons[f"#{request.seq}"] = obstacle
+                waiting.append((request, need))
+                if not self._is_old(request):
+                    self._recheck = min(self._recheck, request.since + self._shares.reserve_after_s)
+                continue
+            self._grant(request, pipeline, need)
+
+    def _in_order(self) -> list[Request]:
+        """Those that have waited long come first; then priority, then age."""
+        wanted = [
+            request
+            for request in self._shares.requests
+            if request.priority is not Priority.GENERATION
+            and self._shares.pipelines[request.pipeline].admitted
+            and not self._shares.pipelines[request.pipeline].quarantined
+        ]
+        return sorted(
+            wanted,
+            key=lambda one: (0, 0, one.seq) if self._is_old(one) else (1, int(one.priority), one.seq),
+        )
+
+    def _is_old(self, request: Request) -> bool:
+        return self._now - request.since >= self._shares.reserve_after_s
+
+    def _obstacle(self, request: Request, need: int, waiting: list[tuple[Request, int]]) -> str:
+        """Why it cannot be granted now; empty if it can."""
+        if need & self._lost:
+            return f"GPU {_listed(need & self._lost)} is lost"
+        if blocked := need & (self._fixed | self._frozen):
+            return f"waits for {self._holders(blocked)}"
+        if need & self._promised:
+            return f"GPU {_listed(need & self._promised)} goes to an earlier request"
+        for other, reserved in waiting:
+            against = self._is_old(other) or (other.seq < request.seq and other.priority <= request.priority)
+            if need & reserved and against and other.seq != request.seq:
+                who = f"{other.pipeline}/{other.cluster}"
+                return f"GPU {_listed(need & reserved)} is reserved for {who}, which waits longer"
+        return ""
+
+    def _holders(self, mask: int) -> str:
+        told = []
+        for bundle, lease in self._shares.leases.items():
+            if lease.mask & mask:
+                pipeline = self._shares.pipelines[bundle.pipeline]
+                state = f" ({pipeline.quarantined})" if pipeline.quarantined else ""
+                state = state or (" (detached)" if pipeline.detached_since is not None else "")
+                told.append(f"{bundle.pipeline}/{bundle.cluster}{state}")
+        return ", ".join(sorted(set(told)))
+
+    def _grant(self, request: Request, pipeline: Pipeline, need: int) -> None:
+        self._promised |= need
+        spec = pipeline.clusters[request.cluster]
+        bundles = tuple(Bundle(request.pipeline, request.cluster, rank) for rank in range(len(spec.bundles)))
+        ready = need & ~self._free == 0
+        self._grants.append(Grant(request.seq, bundles, need, ready))
+        if ready:
+            return
+        for lease in self._generating:
+            if lease.mask & need and lease.state is LeaseState.HELD:
+                self._shrinks[lease.bundle] = f"{request.pipeline}/{request.cluster} gets its GPUs"
+        self._reasons[f"#{request.seq}"] = f"GPU {_listed(need & ~self._free)} is being vacated for it"
+
+    # Generation
+
+    def _share_the_rest(self) -> None:
+        self._avail = self._shares.pool.mask & ~(self._lost | self._fixed | self._frozen | self._promised)
+        self._opens = self._open_pipelines()
+        if not self._opens:
+            return
+        self._yields: dict[int, Lease] = {}
+        self._sort_generating()
+        self._set_dues()
+        self._vacant = (self._free | self._draining) & self._avail
+        self._fill()
+        self._move()
+        self._take_turns()
+        for one in self._opens.values():
+            if one.count == 0:
+                self._explain_waiting(one)
+
+    def _open_pipelines(self) -> dict[PipelineId, _Open]:
+        found = {}
+        for pipeline_id, rollout in self._shares.rollouts.items():
+            pipeline = self._shares.pipelines[pipeline_id]
+            if not pipeline.admitted or not pipeline.movable or rollout.remaining <= 0:
+                continue
+            since = rollout.opened_at if rollout.waiting_since is None else rollout.waiting_since
+            one = _Open(pipeline, pipeline.infer, rollout.remaining, since, rollout.rate)
+            one.overdue = rollout.waiting_since is not None and self._now - since > self._shares.min_turn_s
+            for name, spec in pipeline.clusters.items():
+                if name != GENERATION_CLUSTER:
+                    one.own |= spec.mask
+            found[pipeline_id] = one
+        return found
+
+    def _sort_generating(self) -> None:
+        """Bundles that stay with an open pipeline, and those that a holder without demand yields."""
+        for lease in self._generating:
+            if lease.mask & self._promised:
+                continue  # a fixed request takes it, now or as soon as it is granted
+            one = self._opens.get(lease.bundle.pipeline)
+            rank = lease.bundle.rank
+            if one is None:
+                if lease.state is LeaseState.HELD:
+                    for gpu in gpus_of(lease.mask):
+                        self._yields[gpu] = lease
+                continue
+            one.count += 1
+            one.taken |= 1 << rank
+            if lease.state is LeaseState.HELD:
+                one.kept[rank] = lease
+        for bundle, lease in self._shares.leases.items():
+            if lease.state is LeaseState.DRAINING and (one := self._opens.get(bundle.pipeline)) is not None:
+                one.taken |= 1 << bundle.rank  # it cannot be woken before it is down
+
+    def _set_dues(self) -> None:
+        claims = []
+        for one in self._opens.values():
+            spec, tp = one.spec, one.spec.tp_size
+            reach = spec.mask & self._avail
+            bundles = reach.bit_count() if tp == 1 else 0
+            if tp > 1:
+                whole = [mask for mask in spec.masks if mask & ~reach == 0]
+                bundles, reach = len(whole), _union(whole)
+            useful = math.ceil(one.remaining / spec.slots_per_bundle) if spec.slots_per_bundle else one.remaining
+            one.most = min(bundles, max(1, useful))
+            weight = one.pipeline.weight * one.remaining * tp
+            claims.append(due.Claim(one.pipeline.pipeline_id, weight, reach, float(one.most * tp)))
+        for pipeline_id, gpus in due.shares(claims).items():
+            self._opens[pipeline_id].due = gpus / self._opens[pipeline_id].spec.tp_size
+
+    # Vacant and yielded GPUs
+
+    def _fill(self) -> None:
+        """No GPU stays idle while an open pipeline can use it; whoever is furthest below its due chooses first."""
+        yielded = 0
+        for lease in self._yields.values():
+            yielded |= lease.mask
+        self._yielded = yielded & self._avail
+        if len({one.spec.mask & self._avail for one in self._opens.values()}) > 1:
+            self._seat_one_each()
+        queue = [(one.order(), one.pipeline.pipeline_id) for one in self._opens.values() if one.count < one.most]
+        heapq.heapify(queue)
+        while queue:
+            _, pipeline_id = heapq.heappop(queue)
+            one = self._opens[pipeline_id]
+            rank = self._choose(one, self._vacant)
+            if rank is None and self._yielded:
+                rank = self._choose(one, self._vacant | self._yielded)
+            if rank is None:
+                continue
+            self._give(one, rank)
+            if one.count < one.most:
+                heapq.heappush(queue, (one.order(), pipeline_id))
+
+    def _seat_one_each(self) -> None:
+        """With unequal maps: as many as possible of those that have nothing get one, by making room for one another."""
+        among = self._vacant | self._yielded
+        hungry = sorted((one for one in self._opens.values() if one.count == 0 and one.most), key=_Open.order)
+        seats: dict[PipelineId, int] = {}
+        for one in hungry:
+            self._seat(one, among, seats, set())
+        for pipeline_id, rank in seats.items():
+            self._give(self._opens[pipeline_id], rank)
+
+    def _seat(self, one: _Open, among: int, seats: dict[PipelineId, int], tried: set[int]) -> bool:
+        """Find a bundle for it; whoever sits there may move to another one of its own."""
+        for rank in self._by_contention(one, among):
+            mask = one.spec.masks[rank]
+            if mask in tried:
+                continue
+            tried.add(mask)
+            there = [other for other, its in seats.items() if self._opens[other].spec.masks[its] & mask]
+            if len(there) > 1:
+                continue
+            if not there or self._seat(self._opens[there[0]], among & ~mask, seats, tried):
+                seats[one.pipeline.pipeline_id] = rank
+                return True
+        return False
+
+    def _by_contention(self, one: _Open, among: int) -> list[int]:
+        maps = [other.spec.mask for other in self._opens.values() if other is not one]
+        ranks = [rank for rank, mask in enumerate(one.spec.masks) if mask & ~among == 0 and not one.taken >> rank & 1]
+
+        def wanted(rank: int) -> tuple[bool, bool, int, int]:
+            mask = one.spec.masks[rank]
+            return (mask & ~self._free != 0, not mask & one.own, sum(bool(m & mask) for m in maps), rank)
+
+        return sorted(ranks, key=wanted)
+
+    def _choose(self, one: _Open, among: int) -> int | None:
+        """A rank that it does not have and whose GPUs are all among these: on its own training GPUs if possible, then
+        where the fewest others could go."""
+        reach = one.spec.mask & among
+        if not reach:
+            return None
+        for part in (reach & self._free & one.own, reach & one.own, self._least_wanted(one, reach & self._free), reach):
+            if part and (rank := self._first_rank(one, part, among)) is not None:
+                return rank
+        return None
+
+    def _least_wanted(self, one: _Open, reach: int) -> int:
+        """Of these GPUs, those that no narrower open pipeline could use and on which nobody else trains soon."""
+        if not reach:
+            return 0
+        best = reach
+        for other in self._rivals(one):
+            spared = best & ~other
+            if spared:
+                best = spared
+        return best
+
+    def _rivals(self, one: _Open) -> Iterator[int]:
+        """Masks to stay away from, the most important first: maps that are narrower, then GPUs others train on."""
+        if self._narrow is None:
+            everything = self._avail
+            maps = {other.spec.mask & everything for other in self._opens.values() if other.count < other.most}
+            self._narrow = sorted(
+                (mask for mask in maps if mask != everything), key=lambda mask: (mask.bit_count(), mask)
+            )
+            ends = sorted(self._opens.values(), key=lambda other: (other.remaining, other.pipeline.pipeline_id))
+            self._soon = [other.own for other in ends if other.own][:SOON]
+        mine = one.spec.mask & self._avail
+        for mask in self._narrow:
+            if mask != mine and mask.bit_count() < mine.bit_count():
+                yield mask
+        for mask in self._soon:
+            if mask != one.own:
+                yield mask
+
+    _narrow: list[int] | None = None
+    _soon: list[int] = []  # noqa: RUF012 - set with _narrow
+
+    def _first_rank(self, one: _Open, part: int, among: int) -> int | None:
+        spec = one.spec
+        while part:
+            low = part & -part
+            rank = spec.rank_at[low.bit_length() - 1]
+            mask = spec.masks[rank]
+            if mask & ~among == 0 and not one.taken >> rank & 1:
+                return rank
+            part &= ~mask
+        return None
+
+    def _give(self, one: _Open, rank: int) -> None:
+        """That rank is to be expanded; whatever is still on its GPUs goes."""
+        mask = one.spec.masks[rank]
+        for gpu in gpus_of(mask & self._yielded & ~self._vacant):
+            lease = self._yields[gpu]
+            if lease.bundle not in self._shrinks:
+                self._shrinks[lease.bundle] = (
+                    f"{lease.bundle.pipeline} has nothing left to do, {one.pipeline.pipeline_id} has"
+                )
+                self._vacant |= lease.mask & self._avail
+                self._yielded &= ~lease.mask
+        self._vacant &= ~mask
+        one.count += 1
+        one.taken |= 1 << rank
+        self._expands.append((Bundle(one.pipeline.pipeline_id, GENERATION_CLUSTER, rank), mask))
+
+    # Between busy pipelines
+
+    def _move(self) -> None:
+        """Calmly: to one that has nothing, or is a whole bundle short, from one that has more than its due."""
+        queue = [(one.order(), one.pipeline.pipeline_id) for one in self._opens.values() if self._is_short(one)]
+        heapq.heapify(queue)
+        donors = self._donors()
+        while queue:
+            _, pipeline_id = heapq.heappop(queue)
+            one = self._opens[pipeline_id]
+            found = self._find_move(one, donors)
+            if found is None:
+                continue
+            rank, leases = found
+            self._take(one, rank, leases)
+            if self._is_short(one):
+                heapq.heappush(queue, (one.order(), pipeline_id))
+
+    def _is_short(self, one: _Open) -> bool:
+        if one.count >= one.most:
+            return False
+        return one.count == 0 or one.lacks >= 1.0
+
+    def _donors(self) -> list[_Open]:
+        """Those furthest from their end first: the others are nearly done."""
+        found = [one for one in self._opens.values() if one.kept]
+        for one in found:
+            one.kept = dict(sorted(one.kept.items()))
+        return sorted(found, key=lambda one: (-one.remaining / max(1, one.count), one.pipeline.pipeline_id))
+
+    def _may_give(self, donor: _Open, receiver: _Open, count: int = 1) -> bool:
+        if donor is receiver or len(donor.kept) < count:
+            return False
+        if receiver.count == 0:
+            return donor.count - count >= 1
+        return donor.count - count >= 1 and donor.count - count + 1 > donor.due
+
+    def _find_move(self, one: _Open, donors: list[_Open]) -> tuple[int, list[Lease]] | None:
+        for donor in donors:
+            if not self._may_give(donor, one) or not self._outlasts(one, donor):
+                continue
+            best: tuple[tuple[bool, bool], int, Lease] | None = None
+            for lease in donor.kept.values():
+                mine = self._as_mine(one, lease)
+                if mine is None:
+                    continue
+                # Best where the receiver trains itself, worst where the donor does; then the lowest rank.
+                key = (not lease.mask & one.own, bool(lease.mask & donor.own))
+                if best is None or key < best[0]:
+                    best = (key, mine, lease)
+                if key == (False, False):
+                    break
+            if best is not None:
+                return best[1], [best[2]]
+        return self._find_composed_move(one)
+
+    def _as_mine(self, one: _Open, lease: Lease) -> int | None:
+        """The rank of its own that has exactly the GPUs of that lease."""
+        if lease.mask & ~(one.spec.mask & self._avail):
+            return None
+        mine = one.spec.rank_at[(lease.mask & -lease.mask).bit_length() - 1]
+        return mine if one.spec.masks[mine] == lease.mask and not one.taken >> mine & 1 else None
+
+    def _find_composed_move(self, one: _Open) -> tuple[int, list[Lease]] | None:
+        """A bundle that is not exactly somebody else's: parts of it may be vacant, or several must give way."""
+        tp = one.spec.tp_size
+        if all(other.spec.tp_size == tp for other in self._opens.values() if other is not one) and tp == 1:
+            return None
+        at = {
+            gpu: lease for other in self._opens.values() for lease in other.kept.values() for gpu in gpus_of(lease.mask)
+        }
+        best: tuple[tuple[int, int], int, list[Lease]] | None = None
+        for rank, mask in enumerate(one.spec.masks):
+            if mask & ~self._avail or one.taken >> rank & 1:
+                continue
+            blocked = gpus_of(mask & ~self._vacant)
+            if not all(gpu in at for gpu in blocked):
+                continue
+            leases = list({at[gpu].bundle: at[gpu] for gpu in blocked}.values())
+            wanted: dict[PipelineId, int] = {}
+            for lease in leases:
+                wanted[lease.bundle.pipeline] = wanted.get(lease.bundle.pipeline, 0) + 1
+            if all(self._may_give(self._opens[name], one, count) for name, count in wanted.items()):
+                key = (len(leases), rank)
+                if best is None or key < best[0]:
+                    best = (key, rank, leases)
+        return None if best is None else (best[1], best[2])
+
+    def _outlasts(self, one: _Open, donor: _Open) -> bool:
+        """What remains must take longer than the switch; until that can be told, it does."""
+        shrink, expand = donor.pipeline.shrink_s, one.pipeline.expand_s
+        if shrink is None or expand is None or one.rate is None or one.rate <= 0 or one.count == 0:
+            return True
+        return one.remaining / (one.rate * (one.count + 1)) > shrink + expand
+
+    def _take(self, one: _Open, rank: int, leases: Iterable[Lease], why: str = "") -> None:
+        receiver = one.pipeline.pipeline_id
+        for lease in leases:
+            donor = self._opens[lease.bundle.pipeline]
+            mine, theirs = f"{one.count} of {one.due:.1f}", f"{donor.count} of {donor.due:.1f}"
+            told = why or f"{receiver} has {mine} due bundles, {donor.pipeline.pipeline_id} has {theirs}"
+            self._shrinks[lease.bundle] = told
+            del donor.kept[lease.bundle.rank]
+            donor.count -= 1
+            self._vacant |= lease.mask & self._avail
+        mask = one.spec.masks[rank]
+        self._vacant &= ~mask
+        one.count += 1
+        one.taken |= 1 << rank
+        self._expands.append((Bundle(receiver, GENERATION_CLUSTER, rank), mask))
+
+    # Turns
+
+    def _take_turns(self) -> None:
+        """Somebody has nothing, and everybody it could take from has one: the longest-held bundle moves on."""
+        waiting = sorted(
+            (one for one in self._opens.values() if one.count == 0 and one.most > 0),
+            key=lambda one: (one.waiting_since, one.pipeline.pipeline_id),
+        )
+        for one in waiting:
+            holders = self._reachable_singles(one)
+            for held_since, rank, lease in holders:
+                turn = max(self._shares.min_turn_s, TURN_FACTOR * self._switch_s(lease, one))
+                if self._now >= held_since + turn:
+                    waited = self._now - one.waiting_since
+                    self._take(one, rank, [lease], f"{one.pipeline.pipeline_id} has waited {waited:.1f} s for a turn")
+                    break
+                self._recheck = min(self._recheck, held_since + turn)
+
+    def _reachable_singles(self, one: _Open) -> list[tuple[float, int, Lease]]:
+        found = []
+        for donor in self._opens.values():
+            if donor is one or donor.count != 1:
+                continue
+            for lease in donor.kept.values():
+                mine = one.spec.rank_at.get((lease.mask & -lease.mask).bit_length() - 1)
+                exact = mine is not None and one.spec.masks[mine] & ~(lease.mask | self._vacant) == 0
+                if (
+                    mine is not None
+                    and exact
+                    and not one.taken >> mine & 1
+                    and one.spec.masks[mine] & ~self._avail == 0
+                ):
+                    found.append((lease.held_since, mine, lease))
+        return sorted(found, key=lambda item: (item[0], item[1], item[2].bundle.pipeline))
+
+    def _switch_s(self, lease: Lease, one: _Open) -> float:
+        donor = self._opens[lease.bundle.pipeline].pipeline
+        return (donor.shrink_s or 0.0) + (one.pipeline.expand_s or 0.0)
+
+    def _explain_waiting(self, one: _Open) -> None:
+        pipeline_id = one.pipeline.pipeline_id
+        for request in self._shares.requests:
+            if request.pipeline == pipeline_id and request.priority is Priority.GENERATION:
+                told = "no bundle that it can use is free" if one.most else "all GPUs of its map are in other hands"
+                blocked = one.spec.mask & (self._fixed | self._frozen)
+                if blocked:
+                    told += f"; {self._holders(blocked)} holds GPU {_listed(blocked)}"
+                self._reasons[f"#{request.seq}"] = told
+
+
+SOON = 4  # of the pipelines nearest to their end, whose training GPUs others are kept off
+
+
+def _union(masks: Iterable[int]) -> int:
+    whole = 0
+    for mask in masks:
+        whole |= mask
+    return whole
+
+
+def _listed(mask: int) -> str:
+    found: list[Gpu] = gpus_of(mask)
+    shown = ", ".join(map(str, found[:8]))
+    return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "")

@@ -1,0 +1,253 @@
+"""What is shared: a pool of GPUs, the pipelines that take turns on it, their leases, requests and demand.
+
+Records only. `core.sharing` says how they change. Times are seconds on the scheduler's clock.
+GPU sets are also kept as bit masks (bit g is GPU g): a pool of thousands is then compared in microseconds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NewType
+
+PipelineId = NewType("PipelineId", str)
+Gpu = int
+
+GENERATION_CLUSTER = "actor_infer"
+CLUSTERS = ("actor_train", "actor_infer", "critic", "reference", "reward")
+
+
+class Priority(IntEnum):
+    """Of a request; lower comes first. All but the last are for a whole cluster and not preempted once granted."""
+
+    INITIALIZATION = 0
+    ACTOR_TRAINING = 1
+    CRITIC_TRAINING = 2
+    OLD_LOG_PROBS = 3
+    REF_LOG_PROBS = 4
+    VALUE_COMPUTE = 5
+    GENERATION = 6
+
+
+def mask_of(gpus: Iterable[Gpu]) -> int:
+    mask = 0
+    for gpu in gpus:
+        mask |= 1 << gpu
+    return mask
+
+
+def gpus_of(mask: int) -> list[Gpu]:
+    """The GPUs of a mask, lowest first."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+@dataclass(frozen=True)
+class Pool:
+    gpus: int
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1 or self.gpus_per_node < 1:
+            raise ValueError("a pool has at least one GPU and one GPU per node")
+
+    def node_of(self, gpu: Gpu) -> int:
+        return gpu // self.gpus_per_node
+
+    @functools.cached_property
+    def mask(self) -> int:
+        return (1 << self.gpus) - 1
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A stage's GPUs. Data-parallel rank r owns `bundles[r]`, the unit of activation and of preemption."""
+
+    gpus: Sequence[Gpu] = ()
+    tp_size: int = 1
+    slots_per_bundle: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gpus", tuple(sorted(self.gpus)))
+
+    @functools.cached_property
+    def bundles(self) -> tuple[tuple[Gpu, ...], ...]:
+        gpus, size = tuple(self.gpus), self.tp_size
+        return tuple(gpus[at : at + size] for at in range(0, len(gpus), size))
+
+    @functools.cached_property
+    def masks(self) -> tuple[int, ...]:
+        return tuple(mask_of(bundle) for bundle in self.bundles)
+
+    @functools.cached_property
+    def mask(self) -> int:
+        return mask_of(self.gpus)
+
+    @functools.cached_property
+    def rank_at(self) -> Mapping[Gpu, int]:
+        """The rank whose bundle has that GPU."""
+        return {gpu: rank for rank, bundle in enumerate(self.bundles) for gpu in bundle}
+
+    def __hash__(self) -> int:
+        return hash((self.gpus, self.tp_size, self.slots_per_bundle))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The name of a bundle."""
+
+    pipeline: PipelineId
+    cluster: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.pipeline}/{self.cluster}[{self.rank}]"
+
+
+class LeaseState(StrEnum):
+    GRANTING = "granting"
+    HELD = "held"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A bundle that a pipeline has, is being given, or is giving back. A reply of an older epoch changes nothing."""
+
+    bundle: Bundle
+    mask: int
+    state: LeaseState
+    epoch: int
+    priority: Priority
+    since: float  # when it entered this state
+    held_since: float = 0.0  # when it was granted, for taking turns
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Stream:
+    target: int
+    completed: int = 0
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.target - self.completed)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A pipeline's open demand, from the moment at which generation is requested until it is closed."""
+
+    estimate: int | None
+    streams: Mapping[str, Stream] = field(default_factory=dict)
+    rollout_id: str | None = None
+    opened_at: float = 0.0
+    waiting_since: float | None = None  # since when it holds nothing, while it wants something
+    rate: float | None = None  # trajectories per second and bundle, a moving average
+
+    @property
+    def target(self) -> int:
+        """The step's target, as `snapshot().open_rollouts` shows it."""
+        return sum(stream.target for stream in self.streams.values()) if self.streams else self.estimate or 0
+
+    @property
+    def remaining(self) -> int:
+        """What is still to be generated; nothing is counted twice."""
+        return sum(stream.remaining for stream in self.streams.values()) if self.streams else self.estimate or 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """Somebody waits for GPUs."""
+
+    seq: int
+    pipeline: PipelineId
+    cluster: str
+    priority: Priority
+    since: float
+    estimate: int | None = None
+    opened: bool = False  # it opened the rollout that it asks for
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    pipeline_id: PipelineId
+    clusters: Mapping[str, ClusterSpec]
+    weight: float = 1.0
+    admitted: bool = False
+    detached_since: float | None = None  # since when it has had no hooks
+    quarantined: str = ""  # why, if it is
+    shrink_s: float | None = None  # moving averages of what its hooks took
+    expand_s: float | None = None
+
+    @property
+    def movable(self) -> bool:
+        """Its bundles may be shrunk and expanded now."""
+        return self.detached_since is None and not self.quarantined
+
+    @property
+    def infer(self) -> ClusterSpec:
+        return self.clusters[GENERATION_CLUSTER]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Everything that the scheduler knows, as one value: what the planner decides about and the journal keeps."""
+
+    pool: Pool
+    pipelines: Mapping[PipelineId, Pipeline] = field(default_factory=dict)
+    leases: Mapping[Bundle, Lease] = field(default_factory=dict)
+    requests: tuple[Request, ...] = ()  # in order of arrival
+    rollouts: Mapping[PipelineId, Rollout] = field(default_factory=dict)
+    lost_gpus: Mapping[Gpu, str] = field(default_factory=dict)  # out of use, and why (a lost node)
+    epoch: int = 0
+    seq: int = 0
+    min_turn_s: float = 2.0
+    reserve_after_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class ProgressReport:
+    pipeline: str
+    completed: int
+    target: int
+    stream: str | None = None
+    rollout_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has a GPU, in a snapshot."""
+
+    pipeline: str
+    cluster: str
+    rank: int
+    state: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Who waits, and for what."""
+
+    pipeline: str
+    cluster: str
+    priority: Priority
+    reason: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The scheduler as it is, for users. Equal before a stop and after a start from the journal."""
+
+    leases: Mapping[Gpu, Holder]
+    idle: tuple[Gpu, ...]
+    pending: tuple[Pending, ...]
+    open_rollouts: Mapping[str, int]
+    quarantined: Mapping[str, str]
