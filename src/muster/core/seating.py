@@ -1,7 +1,7 @@
 """Who sits where: given members and the places of the last round, the order of the next world.
 
 Seats come in blocks. Without segments a block is one rank; with `segment=S` it is S consecutive ranks
-held by members of one domain. Whether it is *time* to form is `core.roll`'s question, not asked here.
+held by members of one domain. Whether it is *time* to form is `core.forming`'s question, not asked here.
 """
 
 from __future__ import annotations

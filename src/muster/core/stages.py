@@ -11,7 +11,7 @@ The stages of a run, in the order in which `decide` asks about them:
     recovering   a new coordinator waits for the members of the round that it was shown
     live         a round is out: it succeeds, is called back, or goes on (`core.live`)
     closing      a round was called back: judge what it cost (`core.closing`)
-    forming      nobody trains: seat the next world, or say who is missing (`core.forming`)
+    forming      nobody trains: seat the next world, or say what it waits for (`core.forming`)
 """
 
 from __future__ import annotations

@@ -150,6 +150,7 @@ class Rollout:
     opened_at: float = 0.0
     waiting_since: float | None = None  # since when it holds nothing, while it wants something
     rate: float | None = None  # trajectories per second and bundle, a moving average
+    reported_at: float | None = None  # when its progress was last counted
 
     @property
     def target(self) -> int:
@@ -185,6 +186,7 @@ class Pipeline:
     quarantined: str = ""  # why, if it is
     shrink_s: float | None = None  # moving averages of what its hooks took
     expand_s: float | None = None
+    last_rollout_id: str | None = None  # of the rollout before the open one: late reports for it do not count
 
     @property
     def movable(self) -> bool:
@@ -240,6 +242,27 @@ class Pending:
     cluster: str
     priority: Priority
     reason: str
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a release freed. `text` says so also when there was nothing to free."""
+
+    gpus: tuple[Gpu, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class SharingEvent:
+    """Something that the scheduler decided or saw, and why."""
+
+    at: float
+    kind: str
+    pipeline: str
+    text: str
+    cluster: str = ""
+    ranks: tuple[int, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What is a world made of: settings, members, seats, rounds, exits and the outcome.
 
-Records only. How they change is `core.roll`'s business, how they travel is `coordinator.wire`'s.
+Records only. How they change is `core.register`'s and `core.stages`' business, how they travel is `coordinator.wire`'s.
 Times are seconds: `*_at` of a roll are on its clock (monotonic), `finished_at` is wall-clock.
 """
 

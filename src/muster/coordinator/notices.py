@@ -1,0 +1,120 @@
+"""What is said to whom about a run?
+
+Notices are rendered here, as frames for the peers that they concern; the desk sends them. A frame for many is encoded
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from muster.coordinator import records
+from muster.coordinator.wire import VERSION, encode, show
+from muster.core.roll import Roll
+from muster.types.world import Cause, MemberId, OutcomeState, Role, Round, RunId
+
+
+class Peer(Protocol):
+    """What a desk needs of a connection."""
+
+    def send_raw(self, data: bytes) -> None: ...
+    def refuse(self, code: str, message: str) -> None: ...
+
+
+Notice = tuple[Peer, bytes]
+
+
+@dataclass(frozen=True)
+class Voice:
+    """In whose name and at which moment something is said: every frame carries the epoch and the round."""
+
+    run_id: RunId
+    epoch: int
+    roll: Roll | None
+
+    def frame(self, kind: str, **fields: Any) -> bytes:
+        number = self.roll.round.number if self.roll is not None and self.roll.round else None
+        return encode({"v": show(VERSION), "type": kind, "epoch": self.epoch, "round": number, **fields})
+
+    def record(self, kind: str) -> bytes:
+        assert self.roll is not None
+        return self.frame(kind, record=records.record(self.run_id, self.epoch, self.roll))
+
+    def recall(self, current: Round, grace_s: float) -> bytes:
+        recall = current.recall
+        assert recall is not None
+        order = {"round": current.number, "grace_s": grace_s, "cause": str(recall.cause), "reason": recall.reason}
+        return self.frame("recall", **order, dump=recall.cause is Cause.HANG)
+
+    def outcome(self) -> bytes:
+        assert self.roll is not None and self.roll.outcome is not None
+        outcome, settings = self.roll.outcome, self.roll.settings
+        cancelled = outcome.state is OutcomeState.CANCELLED
+        grace = settings.stop_grace_s if cancelled else settings.fail_grace_s
+        return self.frame("outcome", outcome=outcome.to_wire(), grace_s=grace, farewell_s=settings.farewell_s)
+
+
+def recalls(voice: Voice, agents: Mapping[MemberId, Peer]) -> list[Notice]:
+    """To everyone whose ranks may still run: the round is called back."""
+    assert voice.roll is not None and voice.roll.round is not None
+    current = voice.roll.round
+    frames: dict[float, bytes] = {}
+    notices: list[Notice] = []
+    for seat in current.seats:
+        if seat.member_id not in current.gone and (peer := agents.get(seat.member_id)):
+            grace = _grace(current, seat.member_id)
+            if grace not in frames:
+                frames[grace] = voice.recall(current, grace)
+            notices.append((peer, frames[grace]))
+    return notices
+
+
+def releases(voice: Voice, agents: Mapping[MemberId, Peer]) -> list[Notice]:
+    """A new round: those that have a rank start it, the others keep its record."""
+    assert voice.roll is not None
+    release, record = voice.record("release"), voice.record("record")
+    return [
+        (peer, release if member.role is Role.ACTIVE else record)
+        for member_id, member in voice.roll.members.items()
+        if (peer := agents.get(member_id))
+    ]
+
+
+def releases_to_idle(voice: Voice, agents: Mapping[MemberId, Peer]) -> list[Notice]:
+    """A round that was taken over goes on: those that never heard of it start now."""
+    assert voice.roll is not None and voice.roll.round is not None
+    current = voice.roll.round
+    if current.losses:
+        return []
+    idle = [seat.member_id for seat in current.seats if seat.member_id not in current.started]
+    release = voice.record("release")
+    return [(peer, release) for member_id in idle if (peer := agents.get(member_id))]
+
+
+def for_newcomer(voice: Voice, member_id: MemberId, present: Mapping[str, Any], now: float) -> list[bytes]:
+    """What a member that was just welcomed has to hear, given what it presented, while there is no outcome."""
+    assert voice.roll is not None
+    frames: list[bytes] = []
+    current = voice.roll.round
+    held = present.get("round") if present.get("running") else None
+    member = voice.roll.members[member_id]
+    mine = current is not None and member.role is Role.ACTIVE and current.seat_of(member_id) is not None
+    if held is not None and not (mine and current is not None and current.number == held):
+        reason = "the world went on without it"
+        frames.append(voice.frame("recall", round=held, grace_s=0.0, cause="loss", reason=reason))
+    if current is None:
+        return frames
+    # One that does not know the round is not told to start it while a later one may still be presented.
+    sure = present.get("round") == current.number or now >= voice.roll.not_before
+    if mine and current.recall is None and sure:
+        return [*frames, voice.record("release")]
+    if mine and current.recall is not None and member_id not in current.gone:
+        return [*frames, voice.recall(current, _grace(current, member_id))]
+    return [*frames, voice.record("record")]
+
+
+def _grace(current: Round, member_id: MemberId) -> float:
+    assert current.recall is not None
+    return current.recall.leaver_grace_s if member_id in current.recall.leavers else current.recall.grace_s
