@@ -15,13 +15,19 @@ if TYPE_CHECKING:
     from muster.errors import Conflict as Conflict
     from muster.errors import DistributedError as DistributedError
     from muster.errors import Forbidden as Forbidden
+    from muster.errors import GrantTimeout as GrantTimeout
     from muster.errors import InternalError as InternalError
     from muster.errors import InvalidRequest as InvalidRequest
+    from muster.errors import JournalUnusable as JournalUnusable
     from muster.errors import MusterError as MusterError
     from muster.errors import NotFound as NotFound
+    from muster.errors import PipelineQuarantined as PipelineQuarantined
     from muster.errors import QuotaExceeded as QuotaExceeded
     from muster.errors import RendezvousUnavailable as RendezvousUnavailable
+    from muster.errors import RequestRefused as RequestRefused
     from muster.errors import ScaleSuperseded as ScaleSuperseded
+    from muster.errors import SchedulerStopped as SchedulerStopped
+    from muster.errors import SharingError as SharingError
     from muster.errors import TooLarge as TooLarge
     from muster.errors import TrainingCancelled as TrainingCancelled
     from muster.errors import TrainingFailed as TrainingFailed
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from muster.errors import Unavailable as Unavailable
     from muster.errors import WaitTimeout as WaitTimeout
     from muster.errors import WorldSizeOutOfBounds as WorldSizeOutOfBounds
+    from muster.errors import WouldDeadlock as WouldDeadlock
     from muster.node.progress import progress as progress
     from muster.sdk.client import Change as Change
     from muster.sdk.client import Client as Client
@@ -53,9 +60,11 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "muster.errors": (
-        "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden InternalError InvalidRequest "
-        "MusterError NotFound QuotaExceeded RendezvousUnavailable ScaleSuperseded TooLarge TrainingCancelled "
-        "TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout WorldSizeOutOfBounds"
+        "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden GrantTimeout "
+        "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineQuarantined QuotaExceeded "
+        "RendezvousUnavailable RequestRefused ScaleSuperseded SchedulerStopped SharingError TooLarge "
+        "TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout "
+        "WorldSizeOutOfBounds WouldDeadlock"
     ),
     "muster.node.progress": "progress",
     "muster.sdk.client": "Change Client",

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import importlib.util
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from muster import __version__, errors
+from muster.backends.local import gpus
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, RUN_KIND, TOKEN_KIND, Loop
 from muster.coordinator import wire
@@ -35,7 +37,7 @@ from muster.coordinator.direct import DirectedWorlds
 from muster.coordinator.service import Coordinator
 from muster.core.metering import Rates, read_rates
 from muster.core.reconcile import settings_of
-from muster.ports import Filter, Record, Write
+from muster.ports import Filter, Record, Write, insist
 from muster.store.sqlite import SqliteStore
 from muster.types.codec import Invalid, show_time
 from muster.types.event import Event
@@ -45,9 +47,12 @@ from muster.types.world import RunId
 if TYPE_CHECKING:
     import uvicorn
 
+    from muster.sharing.service import PoolService
+
 log = logging.getLogger("muster.daemon")
 
 FOREIGN_EDITS_EVERY_S = 1.0  # how often the database is checked for edits that went around the API
+DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
 
 # What the coordinator tells of a run, as the journal calls it.
@@ -106,7 +111,7 @@ class _KeptRuns:
         self._write(Record(RUN_KIND, run_id, None))
 
     def _write(self, record: Record) -> None:
-        task = asyncio.get_running_loop().create_task(self._store.write(Write(records=(record,), lazy=True)))
+        task = asyncio.get_running_loop().create_task(insist(self._store, Write(records=(record,), lazy=True)))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
@@ -124,6 +129,8 @@ class ControlPlane:
         self._started_at = self._clock.now()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._http: uvicorn.Server | None = None
+        self._serving: asyncio.Task[Any] | None = None
+        self._pools: dict[str, PoolService] = {}
         self.url = ""
 
     async def start(self) -> str:
@@ -145,6 +152,7 @@ class ControlPlane:
                 worlds.open(stored.uid, settings_of(stored.training.spec), stored.training.spec.world_size.target)
         await self._start_coordinator()
         self._loop.start()
+        await self._start_pools(os.environ)
         await self._start_http(backends)
         self._keep(self._look_for_foreign_edits())
         log.info("serving on %s, %d workers adopted", self.url, adopted)
@@ -162,6 +170,20 @@ class ControlPlane:
             log.warning("the coordinator's old port %d is taken (%s): choosing another", port, error.strerror)
             address = await self._coordinator.start("127.0.0.1", 0)
         _write_file(path, wire.show_address(*address) + "\n")
+
+    async def _start_pools(self, env: Mapping[str, str]) -> None:
+        """GPUs that several pipelines share, where the environment names some."""
+        devices = gpus.pooled(env)
+        if not devices:
+            return
+        from muster.sharing.service import PoolService
+        from muster.types.sharing import Pool
+
+        pool = Pool(len(devices), _gpus_per_node(env, len(devices)))
+        journal = self._home / "pools" / DEFAULT_POOL / "journal"
+        service = PoolService(DEFAULT_POOL, pool, journal, devices=devices)
+        await service.start()
+        self._pools[DEFAULT_POOL] = service
 
     async def _start_http(self, backends: Mapping[str, LocalBackend]) -> None:
         # The web framework is imported after the coordinator listens: workers need not wait for it.
@@ -186,12 +208,10 @@ class ControlPlane:
             clock=self._clock,
             version=__version__,
             started_at=self._started_at,
-            gauges=lambda: {
-                "muster_workers_alive": self._backend.alive(),
-                "muster_reconciles_total": self._loop.handled,
-            },
+            gauges=lambda: {"muster_reconciles_total": self._loop.handled},
             rates=_rates(self._home / "rates.json"),
             quotas=Quotas(self._home / "quotas.json"),
+            pools=self._pools,
         )
         options = self._options
         listener = _listen(options.listen, self._home / "server.json")
@@ -208,7 +228,7 @@ class ControlPlane:
             server_header=False,
         )
         self._http = Server(config)
-        self._keep(self._http.serve(sockets=[listener]))
+        self._serving = self._keep(self._http.serve(sockets=[listener]))
         while not self._http.started:
             await asyncio.sleep(0.001)
         host, port = listener.getsockname()[:2]
@@ -224,23 +244,24 @@ class ControlPlane:
         """End everything but the workers."""
         if self._http is not None:
             self._http.should_exit = True
+        for pool in self._pools.values():
+            await pool.stop()
         await self._loop.stop()
         self._backend.close()
         await self._coordinator.stop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S + 1.0):
-                while self._http is not None and self._http.servers and not all(task.done() for task in self._tasks):
-                    await asyncio.sleep(0.01)
+        if self._serving is not None:
+            await asyncio.wait({self._serving}, timeout=DRAIN_S + 1.0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._runs.settle()
         await self._store.close()
 
-    def _keep(self, work: Any) -> None:
+    def _keep(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _look_for_foreign_edits(self) -> None:
         while True:
@@ -265,6 +286,13 @@ class ControlPlane:
             self._loop.story(Uid(run_id), Event(reason, line.text, kind, round=line.round))  # type: ignore[arg-type]
 
 
+def _gpus_per_node(env: Mapping[str, str], count: int) -> int:
+    told = env.get("MUSTER_POOL_GPUS_PER_NODE", "").strip() or str(count)
+    if not told.isdigit() or not 1 <= int(told) <= count:
+        raise ValueError(f"MUSTER_POOL_GPUS_PER_NODE must be a number from 1 to {count}, not {told!r}")
+    return int(told)
+
+
 def _rates(path: Path) -> Rates | None:
     """What usage costs, if somebody has written it down."""
     try:
@@ -280,7 +308,7 @@ def _listen(wanted: str | None, known: Path) -> socket.socket:
     """A socket on the address asked for; without one on that of the last time, or any other if it is taken."""
     if wanted is not None:
         return _bound(*wire.parse_address(wanted))
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         last = urlsplit(json.loads(known.read_text())["url"])
         if last.hostname and last.port and wire.is_loopback(last.hostname):
             return _bound(last.hostname, last.port)
@@ -321,6 +349,8 @@ async def _serve(options: Options, ready: Callable[[str], None]) -> None:
 def run(options: Options) -> int:
     """Serve until told to stop; returns an exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if missing := [name for name in ("fastapi", "uvicorn", "httptools") if importlib.util.find_spec(name) is None]:
+        return _refuse(f"{', '.join(missing)} is not installed: pip install 'muster-train[server]'")
     try:
         _check(options)
         options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -351,6 +381,8 @@ def run(options: Options) -> int:
 def _check(options: Options) -> None:
     from muster.server.auth import check_listen
 
+    if devices := gpus.pooled(os.environ):
+        _gpus_per_node(os.environ, len(devices))
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ValueError("--tls-cert and --tls-key belong together: give both")
     for path in (options.tls_cert, options.tls_key):

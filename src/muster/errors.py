@@ -11,6 +11,13 @@ MusterError                     message, code, retryable, hint
 ├── Forbidden                   the token may not do that                                 forbidden
 ├── Compacted                   the history asked for is gone: list, then watch again     compacted
 ├── InternalError               a fault of muster's own                                   internal
+├── SharingError                about GPUs that several pipelines share                   sharing
+│   ├── SchedulerStopped        the scheduler does not run: start it, then ask again      scheduler_stopped
+│   ├── PipelineQuarantined     its hooks failed: register it again with working ones     pipeline_quarantined
+│   ├── RequestRefused          it could never be met, or contradicts what is held        request_refused
+│   │   └── WouldDeadlock       it would close a cycle of hold-and-wait; names the cycle  would_deadlock
+│   ├── GrantTimeout            also a TimeoutError: not granted or vacated in time       grant_timeout
+│   └── JournalUnusable         newer than this version, of another pool, or in use       journal_unusable
 └── DistributedError            about one training
     ├── BelowMinimumWorld       the world asked for did not come; ready, required_min, timeout
     │   ├── TrainingFailed      it ended instead                                          failed
@@ -106,6 +113,38 @@ class Compacted(MusterError):
 
 class InternalError(MusterError):
     code, status = "internal", 500
+
+
+class SharingError(MusterError):
+    """About GPUs that several pipelines share."""
+
+    code, status = "sharing", 409
+
+
+class SchedulerStopped(SharingError):
+    code, status, retryable = "scheduler_stopped", 503, True
+
+
+class PipelineQuarantined(SharingError):
+    """Its hooks failed, it fell silent or it did not come back: nothing of it moves before it registers anew."""
+
+    code = "pipeline_quarantined"
+
+
+class RequestRefused(SharingError):
+    code = "request_refused"
+
+
+class WouldDeadlock(RequestRefused):
+    code = "would_deadlock"
+
+
+class GrantTimeout(SharingError, TimeoutError):
+    code, status, retryable = "grant_timeout", 408, True
+
+
+class JournalUnusable(SharingError):
+    code, status = "journal_unusable", 500
 
 
 class DistributedError(MusterError):
@@ -207,6 +246,10 @@ def from_wire(status: int, body: object) -> MusterError:
     error = body.get("error") if isinstance(body, Mapping) else None
     if not isinstance(error, Mapping):
         kind = _BY_STATUS.get(status, Unavailable if status >= 500 else MusterError)
+        if kind is NotFound:
+            return Unavailable(
+                "what answers there is not a muster control plane", retryable=False, hint="check the URL"
+            )
         return kind(f"the server answered {status}")
     found = _BY_CODE.get(str(error.get("code")), _BY_STATUS.get(status, MusterError))
     raw = error.get("details")
@@ -237,6 +280,13 @@ _WIRE: tuple[type[MusterError], ...] = (
     Forbidden,
     Compacted,
     InternalError,
+    SharingError,
+    SchedulerStopped,
+    PipelineQuarantined,
+    RequestRefused,
+    WouldDeadlock,
+    GrantTimeout,
+    JournalUnusable,
     UDTerminalState,
     ScaleSuperseded,
     WorldSizeOutOfBounds,

@@ -5,18 +5,23 @@ Each port has one contract suite in tests/contract that every adapter passes.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
+from muster import errors
 from muster.core.roll import Roll
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
 from muster.types.world import Outcome, OutcomeState, Settings
+
+log = logging.getLogger("muster.ports")
 
 # Store -------------------------------------------------------------------------------------------
 
@@ -145,6 +150,22 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
+INSIST_EVERY_S = 1.0
+
+
+async def insist(store: Store, write: Write) -> None:
+    """Write what nobody will ask for again, however long the disk is full."""
+    while True:
+        try:
+            await store.write(write)
+            return
+        except errors.Unavailable as error:
+            if not error.retryable:
+                raise
+            log.warning("cannot be written, trying again: %s", error)
+            await asyncio.sleep(INSIST_EVERY_S)
+
+
 # Backend -----------------------------------------------------------------------------------------
 
 
@@ -202,6 +223,9 @@ class Worlds(Protocol):
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
         """Order an outcome. It is proposed back through `look` and counts when it is confirmed."""
+
+    def bury(self, uid: Uid, names: Sequence[str]) -> None:
+        """These workers are dead: a run that waits for them to come back need not."""
 
     def confirm(self, uid: Uid, outcome: Outcome) -> None:
         """The outcome is stored: tell the members."""

@@ -130,6 +130,9 @@ class StandIn:
         self.orders.append(("usage", since, by))
         return self.used
 
+    def events(self, name: str) -> Sequence[Event]:
+        raise NotFound(f"there is no training {name!r}")
+
     def explain(self, name: str) -> Explanation:
         self.get(name)
         return Explanation("demo is pending: needs 2 GPUs.", ("Admitted is False for 5s: needs 2 GPUs",))

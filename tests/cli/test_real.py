@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,3 +104,40 @@ def test_apply_get_and_usage_agree(shell: Plane, tmp_path: Path) -> None:
     assert used["training"] == "demo" and used["workerSeconds"] > 0
     described = shell.muster("describe", "demo")
     assert described.wait() == 0 and "Succeeded" in described.text
+
+
+def test_events_outlive_a_training_that_was_deleted(shell: Plane) -> None:
+    assert shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "exit=0").wait() == 0
+    assert shell.muster("delete", "demo").wait() == 0
+    told = shell.muster("events", "demo")
+    assert told.wait() == 0 and "Succeeded" in told.text and "Deleted" in told.text
+    assert shell.muster("events", "nobody").wait() == 3
+
+
+def test_a_control_plane_with_tls_is_trusted_by_clients_of_the_same_home(shell: Plane) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("a certificate cannot be made here without openssl")
+    made = [str(shell.folder / "key.pem"), str(shell.folder / "cert.pem")]
+    options = ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        made[0],
+        "-out",
+        made[1],
+        *options,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    refused = shell.muster("server", "start", "--listen", "0.0.0.0:0")
+    assert refused.wait() == 2 and "without TLS" in refused.text
+    begun = shell.muster("server", "start", "--listen", "0.0.0.0:0", "--tls-key", made[0], "--tls-cert", made[1])
+    assert begun.wait() == 0 and "https://localhost" in begun.text, begun.text
+    assert shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "exit=0").wait() == 0
+    doctor = shell.muster("doctor")
+    doctor.wait()
+    assert "answers at https://localhost" in doctor.text

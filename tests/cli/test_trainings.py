@@ -189,7 +189,7 @@ def test_logs_of_a_training_without_output_say_how_to_wait(muster: Muster, contr
     said = muster("logs", "later")
 
     assert (said.code, said.out) == (0, "")
-    assert said.err == "no output of later yet (pending); -f waits for it\n"
+    assert said.err == "no such output of later (pending) yet; -f waits for it\n"
 
 
 def test_top_in_a_pipe_is_one_table(muster: Muster, control: StandIn) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 import muster
 from muster import DistributedTraining, ScaleSuperseded, WorldStatus
-from tests.plane import Plane
+from tests.fleet import eventually
+from tests.plane import Plane, fresh
 
 DELAY_S = 0.4
 
@@ -90,3 +91,17 @@ def test_a_target_out_of_bounds_changes_nothing(plane: Plane) -> None:
     assert (caught.value.requested, caught.value.min, caught.value.max) == (5, 1, 2)
     training.refresh()
     assert training.generation == 1
+
+
+def test_scaling_down_with_a_spare_ends_one_worker_and_starts_none(plane: Plane) -> None:
+    training = plane.train(world=(1, 3, 3), spares=1)
+    training.wait_until_target_world(timeout=30)
+    eventually(lambda: fresh(training).training.status.spares.ready == 1, "the spare is there")
+    before = set(plane.worker_pids())
+    training.scale(target=2)
+    training.wait_until_target_world(timeout=30)
+    eventually(lambda: len(plane.worker_pids()) == 3, "one has left")
+    plane.go()
+    training.result(timeout=30)
+    begun = {str(event.data["worker"]) for event in training.events() if event.reason == "WorkerStarted"}
+    assert begun == before, "nobody was started for a smaller world"

@@ -12,6 +12,7 @@ from muster.cli import session
 from muster.cli.output import Report, write_data, write_table
 
 if TYPE_CHECKING:
+    from muster.sdk.client import Client
     from muster.types.event import Event
     from muster.types.training import Training
 
@@ -33,6 +34,19 @@ def describe(
     print("\n".join(description(handle.training, handle.events(), datetime.now(UTC))))
 
 
+def _journal(client: Client, name: str) -> Sequence[Event]:
+    """Also of a training that was deleted: the journal keeps them."""
+    from muster.errors import NotFound
+
+    try:
+        return session.find(client, name).events()
+    except NotFound as missing:
+        try:
+            return client.events(name)
+        except NotFound:
+            raise missing from None
+
+
 @app.command(epilog="Example: muster events demo -o json")
 def events(
     name: session.Name,
@@ -45,7 +59,7 @@ def events(
     from muster.core.explain import show_age
     from muster.types.codec import to_wire
 
-    found = session.find(session.open_client(url, token, namespace), name).events()
+    found = _journal(session.open_client(url, token, namespace), name)
     if output is not Report.TABLE:
         write_data({"items": [to_wire(event) for event in found]}, output)
         return
@@ -151,7 +165,7 @@ def _ranks(training: Training, now: datetime) -> Iterator[str]:
     ranks = training.status.ranks
     for one in ranks[:_RANKS_SHOWN]:
         step = "" if one.step is None else f", step {one.step}"
-        age = f" for {show_age(now - one.started_at)}" if one.started_at else ""
+        age = f" for {show_age(now - one.started_at)}" if one.started_at and one.phase == "running" else ""
         yield f"rank {one.rank} {one.phase}{age} on {one.worker or '-'}, round {one.round}{step}"
     if len(ranks) > _RANKS_SHOWN:
         yield f"and {len(ranks) - _RANKS_SHOWN} more"

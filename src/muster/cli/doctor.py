@@ -127,7 +127,8 @@ def _control_plane() -> Iterator[Check]:
     yield Check("control plane", "ok", f"answers at {url}")
     if offset_s is not None:
         good = abs(offset_s) <= _CLOCK_OFF_S
-        yield Check("clock", "ok" if good else "warn", f"{offset_s:+.1f} s from the control plane's", "set the clock")
+        told = "agrees with the control plane's" if good else f"{offset_s:+.0f} s from the control plane's"
+        yield Check("clock", "ok" if good else "warn", told, "set the clock")
 
 
 def _clock() -> Iterator[Check]:
@@ -184,7 +185,7 @@ def _ask(url: str) -> float | None:
     parts = urlsplit(url)
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        trust = ssl.create_default_context(cafile=os.environ.get("MUSTER_CA") or None)
+        trust = ssl.create_default_context(cafile=os.environ.get("MUSTER_CA") or home.certificate(home.path(), url))
         connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S, context=trust)
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)

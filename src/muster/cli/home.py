@@ -66,6 +66,15 @@ def wait_until_unlocked(home: Path, timeout_s: float) -> bool:
     return freed.wait(timeout_s)
 
 
+def certificate(home: Path, url: str) -> str | None:
+    """The certificate that the daemon at that address serves with, if it said so."""
+    try:
+        data = json.loads((home / "server.json").read_text())
+        return str(data["ca"]) if data["url"] == url else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def token(home: Path) -> str | None:
     try:
         return (home / "token").read_text().strip() or None

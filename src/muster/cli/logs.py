@@ -30,4 +30,5 @@ def logs(
         sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
         sys.stdout.flush()
     if not found and not follow:
-        typer.echo(f"no output of {name} yet ({handle.training.status.phase}); -f waits for it", err=True)
+        later = "" if handle.training.is_terminal else " yet; -f waits for it"
+        typer.echo(f"no such output of {name} ({handle.training.status.phase}){later}", err=True)

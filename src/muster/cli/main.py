@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -42,7 +43,7 @@ VERBS = {
     "completion": "completion",
     "coordinator": "coordinator",
 }
-GROUPS = {"server": "server", "token": "token", "world": "world"}
+GROUPS = {"server": "server", "token": "token", "world": "world", "share": "share"}
 
 
 class Verbs(TyperGroup):
@@ -123,6 +124,10 @@ def call(args: Sequence[str]) -> int:
 
 
 def main() -> None:
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(number, "w", closefd=False)))
     sys.exit(call(sys.argv[1:]))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from muster.cli import exits, session
+from muster.cli import durations, exits, session
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -40,6 +40,21 @@ def run(
     cpu: float | None = typer.Option(None, metavar="N", help="CPUs per worker."),
     memory: str | None = typer.Option(None, metavar="AMOUNT", help="Memory per worker, like 4Gi."),
     max_restarts: int = typer.Option(3, min=0, metavar="N", help="How many crashes it survives."),
+    hang_timeout: float | None = typer.Option(
+        None, parser=durations.option, metavar="D", help="Restart when no rank advances for so long."
+    ),
+    deadline: float | None = typer.Option(
+        None, parser=durations.option, metavar="D", help="Fail when it has run for so long."
+    ),
+    grace: float | None = typer.Option(
+        None, parser=durations.option, metavar="D", help="What ranks get between SIGTERM and SIGKILL (15s)."
+    ),
+    ttl: float | None = typer.Option(
+        None, parser=durations.option, metavar="D", help="Remove it so long after its end."
+    ),
+    patience: float | None = typer.Option(
+        None, parser=durations.option, metavar="D", help="Fail when it is below MIN for so long (5m)."
+    ),
     env: list[str] = typer.Option([], metavar="K=V", help="A variable for the ranks; K alone passes yours on."),
     secret_env: list[str] = typer.Option([], metavar="K", help="One that is secret: its value is never shown."),
     label: list[str] = typer.Option([], "-l", "--label", metavar="K=V", help="A label to find it by."),
@@ -65,6 +80,13 @@ def run(
         "env": variables | secrets,
         "secret_env": tuple(secrets),
         "priority": priority,
+        **_given(
+            hang_timeout_seconds=hang_timeout,
+            active_deadline_seconds=deadline,
+            stop_grace_seconds=grace,
+            ttl_seconds_after_finished=ttl,
+            below_minimum_timeout_seconds=patience,
+        ),
         "labels": _pairs(label, "--label"),
         "name": name,
     }
@@ -91,6 +113,10 @@ def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remo
     if remove and ended.is_terminal:
         handle.delete()
     raise typer.Exit(follow.exit_code(ended))
+
+
+def _given(**values: float | None) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 # What the words mean -----------------------------------------------------------------------------

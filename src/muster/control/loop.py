@@ -17,7 +17,7 @@ from muster import errors
 from muster.control.observe import Observer
 from muster.core import lifecycle, reconcile
 from muster.core.reconcile import Plan
-from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write
+from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write, insist
 from muster.types.event import Event
 from muster.types.training import TERMINAL, Key, Status, Training, Uid
 
@@ -104,6 +104,7 @@ class Loop:
             for key in keys[at : at + SCAN_CHUNK]:
                 stored = self._store.get(key)
                 if stored is not None and _needs_a_look(stored.training, self._store):
+                    self._observer.know(stored.training)
                     self.wake(key)
             await asyncio.sleep(0)
 
@@ -111,7 +112,10 @@ class Loop:
         """Leave word of when this process was last alive, for whoever starts after it."""
         while True:
             at = self._clock.now().isoformat()
-            await self._store.write(Write(records=(Record(ALIVE_KIND, ALIVE_KEY, {"at": at}),), lazy=True))
+            try:
+                await self._store.write(Write(records=(Record(ALIVE_KIND, ALIVE_KEY, {"at": at}),), lazy=True))
+            except errors.Unavailable as error:
+                log.warning("cannot tell that it lives: %s", error)
             await asyncio.sleep(ALIVE_EVERY_S)
 
     # What makes a training due
@@ -153,7 +157,7 @@ class Loop:
             self._spawn(self._journal(stories))
 
     async def _journal(self, events: Iterable[Event]) -> None:
-        await self._store.write(Write(events=tuple(events), lazy=True))
+        await insist(self._store, Write(events=tuple(events), lazy=True))
 
     def _changed(self, change: Change) -> None:
         if change.type == "DELETED":
@@ -246,6 +250,8 @@ class Loop:
                     self._worlds.end(training.uid, state, reason, message)
                 case reconcile.Confirm(outcome=outcome):
                     self._worlds.confirm(training.uid, reconcile.world_outcome(outcome))
+                case reconcile.Bury(names=names):
+                    self._worlds.bury(training.uid, names)
                 case reconcile.LetGo():
                     self._worlds.let_go(training.uid)
                 case reconcile.CloseRun():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -223,6 +223,13 @@ class Desk(Reception):
         """End the run like that, unless it has come to an end already."""
         assert self.roll is not None
         self.roll = register.order(self.roll, outcome)
+
+    def bury(self, names: Sequence[str]) -> None:
+        """Members that were killed while there was no coordinator: nothing of theirs runs any more."""
+        assert self.roll is not None
+        for seat in self.roll.round.seats if self.roll.round is not None else ():
+            if seat.name in names:
+                self.roll = register.gone(self.roll, seat.member_id, self.roll.round.number if self.roll.round else -1)
 
     def confirm(self, outcome: Outcome) -> None:
         """The outcome is recorded, perhaps as another one than was proposed here: tell everyone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from muster.coordinator.desk import Desk
 from muster.coordinator.service import Coordinator
@@ -26,6 +27,11 @@ class DirectedWorlds:
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
         if (desk := self._desk(uid)) is not None:
             desk.order(Outcome(state, reason, message))
+            self._coordinator.touch(desk)
+
+    def bury(self, uid: Uid, names: Sequence[str]) -> None:
+        if (desk := self._desk(uid)) is not None:
+            desk.bury(names)
             self._coordinator.touch(desk)
 
     def confirm(self, uid: Uid, outcome: Outcome) -> None:

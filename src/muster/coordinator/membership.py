@@ -20,6 +20,8 @@ from muster.coordinator.client import Address, Link
 from muster.coordinator.wire import Frame
 from muster.types.world import MemberId, RunId, Settings
 
+RENEW_S = 0.7  # at least that often, however long the lease: steps travel with it
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -155,7 +157,7 @@ class Membership:
                     self._renew_sent = time.monotonic()
                 number = self.record["round"] if self.record else None
                 self.link.send("renew", round=number, steps=self._steps())
-            await asyncio.sleep(self.settings.lease_s / 3)
+            await asyncio.sleep(min(RENEW_S, self.settings.lease_s / 3))
 
     async def _watch_silence(self) -> None:
         while True:

@@ -105,7 +105,8 @@ class Reception(ABC):
         if visitor.kind == "agent" and self._agents.get(visitor.member_id) is peer:
             del self._agents[visitor.member_id]
             if self.roll is not None and visitor.member_id in self.roll.members:
-                kind = "left" if self.roll.outcome is not None else "lost"
+                leaves = self.roll.members[visitor.member_id].role is Role.LEAVING
+                kind = "left" if self.roll.outcome is not None or leaves else "lost"
                 self._tell(kind, f"{self._name(visitor.member_id)}: its connection closed", now)
                 self.unsaved |= self.roll.round is not None and visitor.member_id in self.roll.round.finished
                 self.roll = register.disconnected(self._renewed_roll(), visitor.member_id, now)

@@ -69,6 +69,7 @@ class Coordinator:
         self._dirty: dict[RunId, Desk] = {}
         self._timers: dict[RunId, asyncio.TimerHandle] = {}
         self._pass_due = False
+        self._stopping = False  # what closes now is closed by us, and nobody is lost by it
         self._servers: list[asyncio.Server] = []
         self._beat: asyncio.Task[None] | None = None
         self.busy_at = 0.0
@@ -97,6 +98,7 @@ class Coordinator:
         return str(name[0]), int(name[1])
 
     async def stop(self) -> None:
+        self._stopping = True
         for server in self._servers:
             server.close()
         if self._beat is not None:
@@ -200,11 +202,15 @@ class Coordinator:
         self.touch(desk)
 
     def _known_runs(self) -> str:
-        return f"; known runs: {', '.join(sorted(self._desks)[:8])}" if self._desks else ""
+        if self._director is not None or not self._desks:
+            return ""  # whoever directs runs knows their names; nobody else has to
+        return f"; known runs: {', '.join(sorted(self._desks)[:8])}"
 
     def _ended(self, channel: Channel, why: str) -> None:
         if (stranger := self._strangers.pop(channel, None)) is not None:
             stranger[1].cancel()
+        if self._stopping:
+            return
         desk = self._desk_of.pop(channel, None)
         if desk is not None:
             desk.part(channel, asyncio.get_running_loop().time())

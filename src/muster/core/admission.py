@@ -81,7 +81,7 @@ def _grant(claim: Claim, workers: int, gpus: int, waiting: Claim | None) -> Gran
     behind = f"; {waiting.key} waits for them too" if waiting is not None else ""
     missing = (claim.wanted - workers) * claim.gpus_each
     return Grant(
-        workers, True, "InsufficientGPUs", f"{missing} more GPUs are wanted for {claim.wanted} workers{behind}"
+        workers, True, "InsufficientGPUs", f"waits for {_gpus(missing)} to have {claim.wanted} workers{behind}"
     )
 
 
@@ -89,11 +89,15 @@ def _refusal(claim: Claim, gpus: int, free: int, waiting: Claim | None, holders:
     need = claim.min * claim.gpus_each
     workers = f"{claim.min} worker{'s' if claim.min > 1 else ''} × {claim.gpus_each}"
     if need > gpus:
-        message = f"needs {need} GPUs ({workers}), there are only {gpus} here: it can never start"
+        message = f"needs {_gpus(need)} ({workers}), there are only {gpus} here: it can never start"
         return Grant(claim.have, False, "InsufficientGPUs", message)
     held_by = ", ".join(f"{one.key} ({one.have * one.gpus_each})" for one in holders if one.uid != claim.uid)
-    message = f"needs {need} GPUs ({workers}), {max(0, free)} of {gpus} free; held by {held_by or 'nobody'}"
+    message = f"needs {_gpus(need)} ({workers}), {max(0, free)} of {gpus} free; held by {held_by or 'nobody'}"
     if waiting is not None:
         message += f"; {waiting.key} is before it"
         return Grant(claim.have, False, "Queued", message)
     return Grant(claim.have, False, "InsufficientGPUs", message)
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

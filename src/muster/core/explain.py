@@ -155,7 +155,8 @@ def _conditions(training: Training, now: datetime) -> Iterator[str]:
 
 def _deadlines(training: Training, now: datetime) -> Iterator[str]:
     below = training.status.condition("BelowMinimum")
-    if below is not None and _is_bad(below) and below.last_transition_time:
+    admitted = not _is_bad(training.status.condition("Admitted"))  # one that queues does not fail for it
+    if admitted and below is not None and _is_bad(below) and below.last_transition_time:
         left = below.last_transition_time + timedelta(seconds=training.spec.below_minimum_timeout_seconds) - now
         yield f"it fails in {show_age(left)} unless {training.status.world_size.min} workers train by then"
     if training.spec.active_deadline_seconds is not None and training.status.started_at:

@@ -24,14 +24,16 @@ from muster.types.event import FINISHED, TERMINAL_EDIT, Event
 from muster.types.training import Outcome, RankExit, Spec, Status, Training
 from muster.types.worker import Worker
 
+LEASE = timedelta(seconds=10)  # a control plane that swaps or waits for its disk for less disturbs nobody
 FAREWELL = timedelta(days=1)  # how long workers keep their exits for a control plane that is away
 ORPHAN = timedelta(days=7)  # how long ranks train on without one
 COLLECT = timedelta(seconds=10)  # beyond the grace, for a worker to report how its ranks ended
 LEAVE = timedelta(seconds=10)  # for a worker to leave by itself once it may
-ABSENT = timedelta(seconds=10)  # a worker that runs but has left the roll for so long is of no use
+ABSENT = timedelta(seconds=5)  # a worker that runs but has left the roll for so long is of no use
 STEP_REFRESH = timedelta(seconds=1)
 QUICK_STARTS = 3  # workers that may die in a minute before starting others is slowed down
 BACKOFF = timedelta(seconds=1)
+_RECENT = timedelta(minutes=1)
 USAGE_ERROR = 2  # what muster-node answers to an order that cannot be carried out anywhere
 
 
@@ -68,6 +70,13 @@ class Confirm:
 
 
 @dataclass(frozen=True)
+class Bury:
+    """Workers that a coordinator which has just come back need not wait for: they are dead."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LetGo:
     pass
 
@@ -82,7 +91,7 @@ class Remove:
     why: str
 
 
-Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | LetGo | CloseRun | Remove
+Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | Bury | LetGo | CloseRun | Remove
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,7 @@ def settings_of(spec: Spec) -> world.Settings:
         no_progress_rounds=spec.no_progress_rounds,
         below_min_timeout_s=spec.below_minimum_timeout_seconds,
         stop_grace_s=grace,
+        lease_s=LEASE.total_seconds(),
         farewell_s=FAREWELL.total_seconds(),
         orphan_s=ORPHAN.total_seconds(),
     )
@@ -145,6 +155,8 @@ def _ended(training: Training, seen: Observed, now: datetime) -> Plan:
     actions: list[Action] = []
     alive = [worker for worker in seen.workers if worker.alive]
     finished = status.finished_at or now
+    if seen.roll is not None and not seen.confirmed and status.outcome is not None:
+        actions.append(Confirm(status.outcome))  # a coordinator that has just come back has told nobody yet
     if seen.roll is not None and seen.roll.holds_farewell:
         actions.append(LetGo())
     overdue = [StopWorker(worker.name, "it did not leave by itself", kill=True) for worker in alive]
@@ -278,12 +290,22 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
     actions: list[Action] = []
     if seen.roll is None or (seen.roll.settings, seen.roll.target) != (settings, settings.target):
         actions.append(OpenRun(settings, training.spec.world_size.target))
+    if dead := _dead_and_awaited(seen):
+        actions.append(Bury(dead))
     workers, wake = _workers(training, seen, now)
     actions += workers
     if any(rank.step is not None for rank in status.ranks):
         wake = _sooner(wake, now + STEP_REFRESH)
     wake = _sooner(wake, _deadline(training))
     return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, wake)
+
+
+def _dead_and_awaited(seen: Observed) -> tuple[str, ...]:
+    last = seen.last_round
+    if last is None or seen.roll is None or seen.roll.recovery_until is None:
+        return ()
+    ended = {worker.name for worker in seen.workers if not worker.alive}
+    return tuple(seat.name for seat in last.seats if seat.name in ended and seat.member_id not in last.gone)
 
 
 def _asked_to_end(training: Training) -> EndRun | None:
@@ -308,12 +330,14 @@ def _deadline(training: Training) -> datetime | None:
 
 
 def _cannot_start(seen: Observed) -> EndRun | None:
-    """An order that no worker can carry out: starting more of them would not help."""
-    why = ""
-    for worker in seen.workers:
-        if worker.exit_code == USAGE_ERROR and not worker.stopping:
-            why = f"{worker.name}: {worker.last_words or 'muster-node did not accept its command line'}"
-    return EndRun(world.OutcomeState.FAILED, "cannot_start", f"workers cannot start: {why}") if why else None
+    """An order that no worker can carry out, and too few are there without: starting more would not help."""
+    if seen.roll is not None and seen.roll.below_min_since is None:
+        return None
+    last = max(seen.workers, key=lambda worker: _ordinal(worker.name), default=None)
+    if last is None or last.exit_code != USAGE_ERROR or last.stopping:
+        return None
+    why = last.last_words or "muster-node did not accept its command line"
+    return EndRun(world.OutcomeState.FAILED, "cannot_start", f"workers cannot start: {last.name}: {why}")
 
 
 def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Plan:
@@ -347,10 +371,12 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
             useless.append(StopWorker(worker.name, "it runs, but the world lost it", kill=True))
         wake = _sooner(wake, since + ABSENT)
     have = [worker for worker in alive if worker.name not in leaving]
-    if len(have) > wanted:
-        return [*useless, *_too_many(spec, seen, have, len(have) - wanted)], wake
+    # One that has left the roll is on its way out, though its process may still be there for a moment.
+    present = [worker for worker in have if worker.name not in seen.absent_since]
+    if len(present) > wanted:
+        return [*useless, *_too_many(spec, seen, present, len(present) - wanted)], wake
     missing = wanted - len(have)
-    if missing == 0:
+    if missing <= 0:
         return useless, wake
     ready_at = _may_start_at(seen.workers, now)
     if now < ready_at:
@@ -382,7 +408,7 @@ def _may_start_at(workers: tuple[Worker, ...], now: datetime) -> datetime:
     recent = sorted(
         worker.ended_at
         for worker in workers
-        if worker.ended_at is not None and worker.exit_code != 0 and now - worker.ended_at < timedelta(minutes=1)
+        if worker.ended_at is not None and worker.exit_code not in (0, None) and now - worker.ended_at < _RECENT
     )
     if len(recent) <= QUICK_STARTS:
         return now

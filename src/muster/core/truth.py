@@ -111,7 +111,7 @@ def _conditions(
 
 def news(training: Training, status: Status) -> tuple[Event, ...]:
     """What is worth an entry in the journal between the stored status and this one."""
-    old, found = training.status, []
+    old, found = training.status, _ignored(training) if training.status.observed_generation == 0 else []
     resize = status.last_resize
     if resize is not None and resize != old.last_resize:
         found.append(Event("Resizing", f"target {resize.from_target} → {resize.to_target}: {resize.reason}"))
@@ -129,6 +129,21 @@ def news(training: Training, status: Status) -> tuple[Event, ...]:
     if status.phase == "ready" and old.phase != "ready":
         found.append(Event("Ready", f"{status.world_size.ready} workers run ranks", round=status.round))
     return tuple(found)
+
+
+def _ignored(training: Training) -> list[Event]:
+    """What was asked for and has no effect where it runs: nobody should have to find that out."""
+    spec = training.spec
+    asked = {
+        "image": spec.backend == "local" and spec.image is not None,
+        "resources.cpu": spec.backend == "local" and spec.resources.cpu is not None,
+        "mesh.required": spec.mesh.required,
+    }
+    return [
+        Event("FieldIgnored", f"spec.{name} has no effect on the {spec.backend} backend in this version", "Warning")
+        for name, given in asked.items()
+        if given
+    ]
 
 
 def _spares(seen: Observed) -> int:

@@ -156,8 +156,9 @@ def failure(wait: Wait, training: Training) -> BelowMinimumWorld:
     exits = training.status.rank_exits or ()
     failed = [one for one in exits if one.failed]
     story = "; ".join(str(one) for one in failed)
-    if not story and training.status.outcome is not None:
-        story = training.status.outcome.message or training.status.outcome.reason
+    outcome = training.status.outcome
+    if outcome is not None and (not story or outcome.reason not in _TOLD_BY_RANKS):
+        story = "; ".join(part for part in (outcome.message or outcome.reason, story) if part)
     where = f" --rank {failed[0].rank}" if failed else ""
     return kind(
         f"training {training.key} {_ENDED[training.status.phase]}" + (f": {story}" if story else ""),
@@ -169,6 +170,7 @@ def failure(wait: Wait, training: Training) -> BelowMinimumWorld:
     )
 
 
+_TOLD_BY_RANKS = frozenset({"", "rank_failed", "failed", "hang", "cancelled"})  # the ranks' own ends say it all
 _PAST = {"succeeded": "succeeded", "failed": "failed", "cancelled": "been cancelled"}
 _ENDED = {"failed": "failed", "cancelled": "was cancelled"}
 _WANTED = {

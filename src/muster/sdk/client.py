@@ -23,6 +23,7 @@ from muster.sdk.streams import Kind
 from muster.sdk.submission import Options
 from muster.sdk.training import DistributedTraining
 from muster.types.codec import show_time
+from muster.types.event import Event
 from muster.types.training import DEFAULT_NAMESPACE, Key, Training
 from muster.types.usage import Usage
 
@@ -143,6 +144,13 @@ class Client:
 
     async def usage_async(self, since: datetime | str | None = None, by: str | None = None) -> Usages:
         return await self.run_async(flows.usage(_shown(since), by))
+
+    def events(self, name: str) -> Sequence[Event]:
+        """What happened to a training, oldest first; the journal outlives a training that was deleted."""
+        return self.run(flows.events(Key(self.namespace, name)))
+
+    async def events_async(self, name: str) -> Sequence[Event]:
+        return await self.run_async(flows.events(Key(self.namespace, name)))
 
     def explain(self, name: str) -> Explanation:
         """Why it is pending, below its minimum, or resizing."""

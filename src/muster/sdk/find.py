@@ -181,7 +181,8 @@ def _home(home: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[None]:
-    with open(path, "ab") as file:  # closing it gives the lock back, also when this process is killed
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(opened, "ab") as file:  # closing it gives the lock back, also when this process is killed
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -44,6 +44,12 @@ class Handle:
     def path(self) -> str:
         return path_of(self.training.key)
 
+    def ask(self, method: str, suffix: str = "", params: Mapping[str, str] | None = None, **more: Any) -> Request:
+        """A request about this very training: another one that took over its name is not meant."""
+        uid = self.training.uid
+        headers = {"X-Muster-Uid": str(uid)} if uid else {}
+        return Request(method, f"{self.path}{suffix}", params or {}, headers=headers, **more)
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -141,7 +147,7 @@ def get(key: Key) -> Flow[Training]:
 
 
 def refresh(handle: Handle) -> Flow[None]:
-    yield from look(handle, Request("GET", handle.path))
+    yield from look(handle, handle.ask("GET"))
 
 
 def look(handle: Handle, request: Request, left: float = math.inf) -> Flow[Training]:
@@ -177,13 +183,21 @@ def listed(namespace: str | None, label_selector: str | None, phase: str | None)
         params["continue"] = str(metadata["continue"])
 
 
-def events(handle: Handle) -> Flow[list[Event]]:
-    answer = yield from call(Request("GET", f"{handle.path}/events"))
+def events(key: Key) -> Flow[list[Event]]:
+    return (yield from _events(Request("GET", f"{path_of(key)}/events")))
+
+
+def events_of(handle: Handle) -> Flow[list[Event]]:
+    return (yield from _events(handle.ask("GET", "/events")))
+
+
+def _events(request: Request) -> Flow[list[Event]]:
+    answer = yield from call(request)
     return [read(Event, item) for item in items(answer)]
 
 
 def usage_of(handle: Handle) -> Flow[Usage]:
-    answer = yield from call(Request("GET", f"{handle.path}/usage"))
+    answer = yield from call(handle.ask("GET", "/usage"))
     if isinstance(answer.json, dict) and "items" in answer.json:
         key = handle.training.key
         nothing = Usage(namespace=key.namespace, training=key.name, uid=handle.training.uid)
@@ -260,23 +274,23 @@ def scale(handle: Handle, target: int) -> Flow[WorldStatus]:
     yield from refresh(handle)
     if handle.training.is_terminal:
         raise waits.refusal(handle.training, target)
-    training = yield from look(handle, Request("POST", f"{handle.path}/scale", json={"target": target}))
+    training = yield from look(handle, handle.ask("POST", "/scale", json={"target": target}))
     handle.receipt = Receipt(target, training.generation)
     return waits.world_of(training, target=target)
 
 
 def cancel(handle: Handle, grace_seconds: float | None) -> Flow[None]:
     body = {} if grace_seconds is None else {"graceSeconds": grace_seconds}
-    yield from look(handle, Request("POST", f"{handle.path}/cancel", json=body))
+    yield from look(handle, handle.ask("POST", "/cancel", json=body))
 
 
 def delete(handle: Handle, timeout: float | None) -> Flow[None]:
     """Have it removed, and come back when it is gone."""
     deadline = yield from _deadline(timeout)
-    answer: Response | Lost = yield Request("DELETE", handle.path)
+    answer: Response | Lost = yield handle.ask("DELETE")
     if isinstance(answer, Lost):
         try:
-            yield from call(Request("DELETE", handle.path))
+            yield from call(handle.ask("DELETE"))
         except NotFound:
             return  # the first order had arrived
     elif answer.status >= 400:
@@ -356,7 +370,7 @@ def _deadline(timeout: float | None) -> Flow[float | None]:
 def _poll(handle: Handle, seen: Training | None, left: float) -> Request:
     """A look that the server answers at once, or, once something was seen, when there is something newer."""
     if seen is None or left <= 0:
-        return Request("GET", handle.path, timeout_s=min(CALL_TIMEOUT_S, max(left, SILENCE_S)))
+        return handle.ask("GET", timeout_s=min(CALL_TIMEOUT_S, max(left, SILENCE_S)))
     hold_s = max(0.001, min(LONG_POLL_S, left))
     params = {"resourceVersion": seen.metadata.resource_version, "timeoutSeconds": f"{hold_s:.3f}"}
-    return Request("GET", handle.path, params, timeout_s=hold_s + SILENCE_S)
+    return handle.ask("GET", "", params, timeout_s=hold_s + SILENCE_S)

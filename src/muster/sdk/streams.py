@@ -91,13 +91,13 @@ def logs(handle: Handle, rank: int | None, round: int | None, follow: bool, tail
 def _is_over(handle: Handle) -> Flow[bool]:
     """No more will come: it has ended, or it was deleted under our eyes."""
     try:
-        return (yield from look(handle, Request("GET", handle.path))).is_terminal
+        return (yield from look(handle, handle.ask("GET"))).is_terminal
     except NotFound:
         return True
 
 
 def _log(handle: Handle, params: dict[str, str], reader: _Reader) -> Flow[None]:
-    yield from _open(Request("GET", f"{handle.path}/logs", params, timeout_s=None, stream=True))
+    yield from _open(handle.ask("GET", "/logs", params, timeout_s=None, stream=True))
     while (line := (yield from _next_line())) is not None:
         if reader.takes(line):
             yield Emit(line)

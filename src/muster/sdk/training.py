@@ -125,10 +125,10 @@ class DistributedTraining:
 
     def events(self) -> list[Event]:
         """What happened to it, oldest first."""
-        return self._client.run(flows.events(self._handle))
+        return self._client.run(flows.events_of(self._handle))
 
     async def events_async(self) -> list[Event]:
-        return await self._client.run_async(flows.events(self._handle))
+        return await self._client.run_async(flows.events_of(self._handle))
 
     def usage(self) -> Usage:
         """The worker-seconds and GPU-seconds that it used so far."""

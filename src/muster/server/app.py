@@ -16,7 +16,7 @@ from muster.server import describe
 from muster.server.calls import Call
 from muster.server.describe import Operation
 from muster.server.front import Front
-from muster.server.routes import objects, orders, reads, system, watch
+from muster.server.routes import objects, orders, pools, reads, system, watch
 from muster.server.services import Services
 
 __all__ = ["OPERATIONS", "App", "Services", "build"]
@@ -26,6 +26,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *orders.OPERATIONS,
     *reads.OPERATIONS,
     *watch.OPERATIONS,
+    *pools.OPERATIONS,
     *system.OPERATIONS,
 )
 

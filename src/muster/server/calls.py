@@ -27,6 +27,8 @@ from muster.types.training import DNS_LABEL, Key
 
 T = TypeVar("T")
 
+UID_HEADER = "x-muster-uid"
+
 MOST = (1 << 53) - 1  # beyond it, JSON numbers are no longer exact
 MOST_BYTES = 1 << 20
 BODY_TIMEOUT_S = 30.0
@@ -81,7 +83,17 @@ class Call:
         stored = self.services.store.get(key)
         if stored is None:
             raise no_training(key)
+        self.must_be_meant(stored)
         return stored
+
+    def must_be_meant(self, stored: Stored) -> None:
+        """Whoever names a uid means that very training, not another one that was given its name."""
+        meant = self.header(UID_HEADER)
+        if meant and meant != stored.uid:
+            raise NotFound(
+                f"training {stored.key} was deleted; another one has its name now",
+                hint=f"get {stored.key.name!r} again to follow the new one",
+            )
 
     def header(self, name: str) -> str | None:
         found: str | None = self.request.headers.get(name)

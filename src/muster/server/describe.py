@@ -12,8 +12,10 @@ from starlette.responses import Response
 from muster.core.edits import FIXED, SERVER_METADATA
 from muster.core.explain import Explanation
 from muster.server.calls import JSON, Call
+from muster.sharing import messages
 from muster.types.codec import camel, schema_of
 from muster.types.event import Event
+from muster.types.sharing import Holder, Priority
 from muster.types.training import API_VERSION, DNS_LABEL, KIND, Training
 from muster.types.usage import Usage
 
@@ -43,7 +45,7 @@ class Body:
 class Answer:
     about: str
     schema: str | None = None  # name among SCHEMAS; None: a text
-    media_type: str = JSON
+    media_type: str = JSON  # empty: nothing but the status
     links: bool = False  # the object that comes back can be addressed by every call that takes a name
 
 
@@ -67,12 +69,18 @@ class Operation:
         return camel(self.handler.__name__)
 
 
+_PATH_PARTS = {
+    "namespace": (DNS_LABEL, 63),
+    "name": (DNS_LABEL, 52),
+    "pool": (DNS_LABEL, 63),
+    **{part: (messages.NAME, 128) for part in ("pipeline", "key", "action")},
+}
 _PROGRAMS = ("command", "script", "module")
 _REFUSALS = {
     401: "No token, or one that is not known.",
     403: "The token may not do that, or the namespace's quota is used up.",
-    404: "There is no such training, or no such address.",
-    409: "The name is taken, the version is stale, or the training has ended.",
+    404: "There is no such training or pipeline, or no such address.",
+    409: "The name is taken, the version is stale, it has ended, or the scheduler refuses.",
     410: "The history asked for is no longer kept: list, then watch again.",
     413: "The body is too large.",
     422: "Something in the request is wrong; details.fields lists all of it.",
@@ -86,7 +94,9 @@ def document(operations: Sequence[Operation], version: str, backends: Collection
     paths: dict[str, Schema] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, links)
-    about = "Trainings, their status, logs, events and usage. Every error has one form; see Error."
+    about = (
+        "Trainings, their status, logs, events and usage; pools of shared GPUs. Every error has one form; see Error."
+    )
     return {
         "openapi": "3.0.3",
         "info": {"title": "muster", "version": version, "description": about},
@@ -123,13 +133,14 @@ def _operation(operation: Operation, links: Schema) -> Schema:
 def _answer(answer: Answer) -> Schema:
     headers = {"X-Request-Id": {"description": "Names this request in the log.", "schema": {"type": "string"}}}
     schema = {"type": "string"} if answer.schema is None else _ref(answer.schema)
-    return {"description": answer.about, "headers": headers, "content": {answer.media_type: {"schema": schema}}}
+    shown = {"description": answer.about, "headers": headers}
+    return shown | ({"content": {answer.media_type: {"schema": schema}}} if answer.media_type else {})
 
 
 def _path_parameters(operation: Operation) -> Iterable[Schema]:
-    for name, longest in (("namespace", 63), ("name", 52)):
+    for name, (pattern, longest) in _PATH_PARTS.items():
         if f"{{{name}}}" in operation.path:
-            schema = {"type": "string", "pattern": f"^{DNS_LABEL}$", "maxLength": longest, "minLength": 1}
+            schema = {"type": "string", "pattern": f"^{pattern}$", "maxLength": longest, "minLength": 1}
             yield {"name": name, "in": "path", "required": True, "schema": schema}
 
 
@@ -168,7 +179,54 @@ def _schemas(backends: Collection[str]) -> Schema:
         "Health": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}},
         "Document": {"type": "object"},
         "Error": _error(),
+        **_pool_schemas(),
     }
+
+
+def _pool_schemas() -> Schema:
+    """What is said about pools of shared GPUs."""
+    asked = _closed(schema_of(messages.GpuRequest))
+    names = [one.name for one in Priority]
+    either = [{"type": "string", "enum": names}, {"type": "integer", "minimum": 0, "maximum": len(names) - 1}]
+    asked["properties"]["priority"] = {"oneOf": either}
+    asked["required"] = ["cluster", "priority"]
+    registration = _closed(schema_of(messages.Registration))
+    cluster = _closed(schema_of(messages.ClusterForm))
+    registration["properties"]["clusters"]["additionalProperties"] = cluster
+    text, gpus = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
+    done: Schema = {"state": text, "gpus": gpus, "text": text}
+    return {
+        "Pool": _pool(text, gpus),
+        "PoolList": _list_of("PoolList", "Pool"),
+        "PoolEvent": schema_of(messages.PoolEvent),
+        "PoolEventList": _list_of("PoolEventList", "PoolEvent"),
+        "PoolState": {"type": "object", "required": ["state"], "properties": {"state": text, "reason": text}},
+        "PoolGpus": {"type": "object", "required": list(done), "properties": done},
+        "PipelineRegistration": registration,
+        "GpuRequest": asked,
+        "GpuRelease": _closed(schema_of(messages.ReleaseOrder)),
+        "RolloutProgress": _closed(schema_of(messages.ProgressForm)),
+        "PipelineAction": schema_of(messages.Action),
+        "ActionAnswer": _closed(schema_of(messages.ActionAnswer)),
+    }
+
+
+def _pool(text: Schema, gpus: Schema) -> Schema:
+    count = {"type": "integer"}
+    waiting = dict.fromkeys(("pipeline", "cluster", "priority", "reason"), text)
+    fields: Schema = {
+        "name": text,
+        "gpus": count,
+        "gpusPerNode": count,
+        "devices": {"type": "array", "items": text},
+        "pipelines": {"type": "array", "items": schema_of(messages.PipelineView)},
+        "leases": {"type": "object", "additionalProperties": schema_of(Holder)},
+        "idle": gpus,
+        "pending": {"type": "array", "items": {"type": "object", "required": list(waiting), "properties": waiting}},
+        "openRollouts": {"type": "object", "additionalProperties": count},
+        "quarantined": {"type": "object", "additionalProperties": text},
+    }
+    return {"type": "object", "required": list(fields), "properties": fields}
 
 
 def _ref(name: str) -> Schema:

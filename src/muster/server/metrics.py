@@ -58,7 +58,7 @@ def family(name: str, kind: str, about: str, values: Mapping[Labels, float]) -> 
 
 def _line(name: str, labels: Labels, value: float) -> str:
     inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
-    return f"{name}{{{inner}}} {value:.9g}" if inner else f"{name} {value:.9g}"
+    return f"{name}{{{inner}}} {value:.15g}" if inner else f"{name} {value:.15g}"
 
 
 def _escaped(text: str) -> str:

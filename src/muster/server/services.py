@@ -13,6 +13,7 @@ from muster.ports import Backend, Clock, Store
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
 from muster.server.quotas import Quotas
+from muster.sharing.service import PoolService
 
 
 def _always() -> bool:
@@ -47,3 +48,4 @@ class Services:
     quotas: Quotas | None = None
     meter: Meter = field(default_factory=Meter)
     keys: Keys = field(default_factory=Keys)
+    pools: Mapping[str, PoolService] = field(default_factory=dict)  # of shared GPUs, by name

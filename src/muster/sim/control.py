@@ -90,6 +90,9 @@ class SimulatedWorlds:
         if (run := self._runs.get(uid)) is not None:
             self._settle(uid, replace(run, roll=register.order(run.roll, Outcome(state, reason, message))))
 
+    def bury(self, uid: Uid, names: Sequence[str]) -> None:
+        """Its members never have to be waited for."""
+
     def confirm(self, uid: Uid, outcome: Outcome) -> None:
         if (run := self._runs.get(uid)) is not None:
             roll = register.confirm(run.roll, outcome)

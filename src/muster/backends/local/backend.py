@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from muster.backends.local import gpus as devices
 from muster.backends.local import logs, processes, render
 from muster.core.reconcile import USAGE_ERROR
-from muster.ports import Clock, LogQuery, Record, Store, Write
+from muster.ports import Clock, LogQuery, Record, Store, Write, insist
 from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
@@ -32,6 +32,10 @@ log = logging.getLogger("muster.local")
 
 KIND = "worker"
 LAST_WORDS = 2000
+LOOK_S = 0.1
+SHORTAGE = 71  # this machine could not start it now (files, memory, disk): trying again may help
+_WRONG_ORDER = (ValueError, FileNotFoundError, NotADirectoryError, PermissionError)
+GROUP_LEFT_S = 10.0  # how long the last of a worker's processes may take to leave its memory group
 
 
 class LocalBackend:
@@ -50,6 +54,7 @@ class LocalBackend:
         self._handles: dict[tuple[Uid, str], processes.Handle] = {}
         self._children: dict[tuple[Uid, str], subprocess.Popen[bytes]] = {}
         self._taken: dict[int, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # What is there
 
@@ -64,7 +69,10 @@ class LocalBackend:
 
     def plan(self, training: Training) -> Mapping[str, Any]:
         each = training.spec.resources.gpus
-        shown = self._order(training.masked(), f"{training.metadata.name}-0", tuple(range(each)), "***")
+        named = training.masked()
+        if not named.uid:  # it gets one when it is submitted
+            named = replace(named, metadata=replace(named.metadata, uid="UID"))
+        shown = self._order(named, f"{training.metadata.name}-0", tuple(range(each)), "***")
         return {
             "workers": training.spec.world_size.target + training.spec.spares,
             "command": list(shown.argv),
@@ -127,7 +135,8 @@ class LocalBackend:
             child = self._spawn(training, worker, token)
         except (OSError, ValueError) as error:
             why = f"cannot be started: {error}"
-            return await self._ended(worker, self._clock.now(), USAGE_ERROR, why, last_words=why)
+            code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else SHORTAGE
+            return await self._ended(worker, self._clock.now(), code, why, last_words=why)
         self._children[(training.uid, name)] = child
         worker = self._watch(replace(worker, pid=child.pid), processes.Handle(child.pid, None))
         await self._note(worker)
@@ -188,7 +197,19 @@ class LocalBackend:
         worker = self._workers[uid][name]
         words = "" if code in (0, None) else self._last_words(worker)
         why = worker.why_ended or (f"exit code {code}" if code is not None else "it ended")
-        asyncio.get_running_loop().create_task(self._end(worker, code, why, words))
+        self._keep(self._end(worker, code, why, words))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _remove_group(self, worker: Worker) -> None:
+        """Its guard may still be in it for a moment."""
+        group = processes.MemoryGroup(f"{worker.uid}-{worker.name}")
+        until = self._clock.monotonic() + GROUP_LEFT_S
+        while not group.remove() and self._clock.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
 
     async def _end(self, worker: Worker, code: int | None, why: str, words: str) -> None:
         try:
@@ -200,8 +221,8 @@ class LocalBackend:
         over = replace(worker, ended_at=at, exit_code=code, why_ended=why, last_words=last_words)
         self._workers[worker.uid][worker.name] = over
         self._release(worker)
-        processes.MemoryGroup(f"{worker.uid}-{worker.name}").remove()
-        bad = code not in (0, None) and not worker.stopping
+        self._keep(self._remove_group(worker))
+        bad = code not in (0, None) and not worker.stopping and not self._is_over(worker.uid)
         event = Event(
             WORKER_EXITED,
             f"{worker.name}: {why}",
@@ -211,6 +232,11 @@ class LocalBackend:
         await self._note(over, event)
         return over
 
+    def _is_over(self, uid: Uid) -> bool:
+        """The training has its outcome: workers then leave with a code that says so."""
+        stored = self._store.get(self._keys[uid])
+        return stored is not None and stored.uid == uid and stored.training.status.outcome is not None
+
     def _release(self, worker: Worker) -> None:
         for index in worker.gpus:
             if self._taken.get(index) == worker.name:
@@ -218,10 +244,12 @@ class LocalBackend:
 
     def _last_words(self, worker: Worker) -> str:
         try:
-            text = (self._home / "logs" / worker.uid / worker.name / "worker.log").read_text(errors="replace")
+            with open(self._home / "logs" / worker.uid / worker.name / "worker.log", "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
+                text = file.read().decode(errors="replace")
         except OSError:
             return ""
-        lines = [line for line in text[-LAST_WORDS:].splitlines() if line and "see muster-node --help" not in line]
+        lines = [line for line in text.splitlines() if line and "see muster-node --help" not in line]
         return "; ".join(line.removeprefix("muster-node: ") for line in lines[-3:])
 
     # Writing down
@@ -230,7 +258,8 @@ class LocalBackend:
         key = self._keys[worker.uid]
         record = Record(KIND, f"{worker.uid}/{worker.name}", self._kept(worker, key))
         events = () if event is None else (_about(event, key, worker.uid, self._clock.now()),)
-        await self._store.write(Write(events=events, records=(record,), lazy=not durable))
+        write = Write(events=events, records=(record,), lazy=not durable)
+        await (self._store.write(write) if durable else insist(self._store, write))
 
     def _kept(self, worker: Worker, key: Key) -> dict[str, Any]:
         return {

@@ -8,7 +8,22 @@ from collections.abc import Mapping
 ASK_TIMEOUT_S = 10.0
 
 
+def pooled(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Those that pipelines share, from `MUSTER_POOL_GPUS`: two inventories, so no training gets one of them."""
+    named = tuple(part.strip() for part in env.get("MUSTER_POOL_GPUS", "").split(",") if part.strip())
+    twice = sorted({one for one in named if named.count(one) > 1})
+    if twice:
+        raise ValueError(f"MUSTER_POOL_GPUS names {', '.join(twice)} more than once")
+    return named
+
+
 def visible(env: Mapping[str, str]) -> tuple[str, ...]:
+    """What trainings may have: all that is there, less what pipelines share."""
+    taken = pooled(env)
+    return tuple(one for one in _present(env) if one not in taken)
+
+
+def _present(env: Mapping[str, str]) -> tuple[str, ...]:
     """`MUSTER_GPUS=N` says so; else those that were left to us; else what nvidia-smi lists."""
     if (told := env.get("MUSTER_GPUS", "")).isdigit():
         return tuple(str(index) for index in range(int(told)))

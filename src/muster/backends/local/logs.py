@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from muster.ports import LogQuery
 
 LOOK_S = 0.05  # how often a followed file is looked at: what writes it does not tell us
 CHUNK = 1 << 18
+MOST_TAIL = 1 << 24
 _FILE = re.compile(r"rank-(\d+)\.(out|err)")
 _FOLDER = re.compile(r"round-(\d+)")
 
@@ -88,12 +91,24 @@ def _tail(files: list[_File], count: int, tag: bool, whole: bool, offsets: dict[
     shown = []
     for file in files:
         try:
-            data = file.path.read_bytes() if file.round == last else b""
-            size = len(data) or file.path.stat().st_size
+            with open(file.path, "rb") as opened:
+                size = opened.seek(0, os.SEEK_END)
+                data = _end_of(opened, size, count) if file.round == last else b""
         except OSError:
             continue
         cut = len(data) if whole else data.rfind(b"\n") + 1  # a line that still grows is left for later
-        offsets[file.path] = cut if data else size
+        offsets[file.path] = size - len(data) + cut
         if lines := data[:cut].removesuffix(b"\n").split(b"\n")[-count:] if cut and count else []:
             shown.append(_tagged(b"\n".join(lines) + b"\n", file, tag))
     return shown
+
+
+def _end_of(opened: BinaryIO, size: int, count: int) -> bytes:
+    """As much of the end of a file as has that many lines, read backwards and within a limit."""
+    data, at = b"", size
+    while at > 0 and data.count(b"\n") <= count + 1 and len(data) < MOST_TAIL:
+        step = min(CHUNK, at)
+        at -= step
+        opened.seek(at)
+        data = opened.read(step) + data
+    return data

@@ -99,6 +99,12 @@ class MemoryGroup:
         with contextlib.suppress(OSError):
             (self.path / "cgroup.procs").write_text(str(pid))
 
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
+    def remove(self) -> bool:
+        """False while something is still in it."""
+        try:
             self.path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True

@@ -217,6 +217,15 @@ def cycle(shares: Shares, pipeline: PipelineId, mask: int) -> str:
     return ""
 
 
+def deadlocked(shares: Shares, pipeline: PipelineId) -> tuple[Request, str] | None:
+    """A pipeline's youngest fixed request, if its waits and what it holds are part of a cycle; with the cycle."""
+    waiting = [one for one in shares.requests if one.pipeline == pipeline and one.priority is not Priority.GENERATION]
+    if not waiting:
+        return None
+    loop = cycle(shares, pipeline, 0)
+    return (waiting[-1], loop) if loop else None
+
+
 # Rollouts and progress ---------------------------------------------------------------------------
 
 

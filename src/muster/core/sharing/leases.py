@@ -203,7 +203,8 @@ def released(
         raise PipelineQuarantined(f"{pipeline} is quarantined: {there.quarantined}")
     if cluster == GENERATION_CLUSTER and not fixed:
         shares = demand.closed(shares, pipeline)
-    finish = [lease.bundle for lease in found if lease.state is LeaseState.GRANTING and lease.bundle in dispatched]
+    undone = _undispatched(there, found, dispatched)
+    finish = [lease.bundle for lease in found if lease.state is LeaseState.GRANTING and lease.bundle not in undone]
     at_once = [lease.bundle for lease in found if lease.state is not LeaseState.DRAINING and lease.bundle not in finish]
     return draining(_dropped(shares, at_once, now), finish, now, reason="its owner has released it")
 
@@ -219,7 +220,7 @@ def suspended(shares: Shares, pipeline: PipelineId, now: float, *, dispatched: C
             f"{pipeline}/{GENERATION_CLUSTER} is held at {found[0].priority.name}: it has nothing to drain",
             hint="use notify_release_gpus",
         )
-    undone = [lease.bundle for lease in found if lease.state is LeaseState.GRANTING and lease.bundle not in dispatched]
+    undone = _undispatched(there, found, dispatched)
     drain = [lease.bundle for lease in found if lease.state is not LeaseState.DRAINING and lease.bundle not in undone]
     shares = _dropped(demand.closed(shares, pipeline), undone, now)
     return draining(shares, drain, now, reason="its owner awaits its release")
@@ -299,6 +300,13 @@ def _settled(shares: Shares, bundles: Iterable[Bundle], now: float) -> Shares:
     for pipeline in {bundle.pipeline for bundle in bundles}:
         shares = demand.settled(shares, pipeline, now)
     return shares
+
+
+def _undispatched(pipeline: Pipeline, found: Iterable[Lease], dispatched: Container[Bundle]) -> list[Bundle]:
+    """Bundles whose expand was decided and not called. After a restart nobody knows: then there are none."""
+    if pipeline.detached_since is not None:
+        return []
+    return [lease.bundle for lease in found if lease.state is LeaseState.GRANTING and lease.bundle not in dispatched]
 
 
 def _generation(shares: Shares, pipeline: PipelineId) -> list[Lease]:

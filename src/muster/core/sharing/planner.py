@@ -201,9 +201,13 @@ class _Planning:
         self._sort_generating()
         self._set_dues()
         self._vacant = (self._free | self._draining) & self._avail
+        self._yielded = _union(lease.mask for lease in self._yields.values()) & self._avail
         self._fill()
+        before = len(self._shrinks)
         self._move()
         self._take_turns()
+        if len(self._shrinks) > before:
+            self._fill()  # whoever gave a bundle away may be able to use what nobody could before
         for one in self._opens.values():
             if one.count == 0:
                 self._explain_waiting(one)
@@ -263,10 +267,6 @@ class _Planning:
 
     def _fill(self) -> None:
         """No GPU stays idle while an open pipeline can use it; whoever is furthest below its due chooses first."""
-        yielded = 0
-        for lease in self._yields.values():
-            yielded |= lease.mask
-        self._yielded = yielded & self._avail
         if len({one.spec.mask & self._avail for one in self._opens.values()}) > 1:
             self._seat_one_each()
         queue = [(one.order(), one.pipeline.pipeline_id) for one in self._opens.values() if one.count < one.most]

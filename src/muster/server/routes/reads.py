@@ -14,7 +14,7 @@ from muster.core import explain, metering
 from muster.errors import Unavailable
 from muster.ports import Backend, LogQuery, Stored
 from muster.server.answers import Stream, as_json
-from muster.server.calls import MOST, Call, no_training
+from muster.server.calls import MOST, UID_HEADER, Call, no_training
 from muster.server.describe import Answer, Operation
 from muster.server.routes.objects import TRAINING
 from muster.types.codec import limited, to_wire
@@ -104,9 +104,10 @@ async def _journal(call: Call, key: Key, after: int = 0) -> list[Event]:
     """Entries about the training of that name; about those that had it before, once there is none."""
     store = call.services.store
     stored = store.get(key)
-    if stored is not None:
-        return await store.events(namespace=key.namespace, training=key.name, uid=stored.uid, after=after)
-    events = await store.events(namespace=key.namespace, training=key.name)
+    meant = call.header(UID_HEADER) or (stored.uid if stored is not None else None)
+    events = await store.events(namespace=key.namespace, training=key.name, uid=meant)
+    if stored is not None and stored.uid == meant:
+        return [event for event in events if event.id > after]
     if not events:
         raise no_training(key)
     return [event for event in events if event.id > after]
@@ -124,8 +125,7 @@ async def get_usage(call: Call) -> Response:
     now = call.services.clock.now()
     events = await _journal(call, key)
     found = metering.totals(metering.intervals(events, now), now=now, by="training", rates=call.services.rates)
-    stored = call.services.store.get(key)
-    uid = stored.uid if stored is not None else events[-1].uid
+    uid = events[-1].uid if events else call.found(key).uid
     last = next((one for one in found if one.uid == uid), Usage(key.namespace, key.name, uid))
     return _usages([last])
 

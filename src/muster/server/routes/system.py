@@ -53,7 +53,8 @@ def _held(call: Call) -> Iterable[str]:
     started: dict[Labels, float] = {(): services.started_at.timestamp()}
     yield from family("muster_start_time_seconds", "gauge", "Since when it serves.", started)
     for name, value in services.gauges().items():
-        yield from family(name, "gauge", name.replace("_", " "), {(): value})
+        kind = "counter" if name.endswith("_total") else "gauge"
+        yield from family(name, kind, name.replace("_", " "), {(): value})
 
 
 async def openapi(call: Call) -> Response:

@@ -82,9 +82,9 @@ async def _frames(call: Call, changes: AsyncIterator[Change], first: asyncio.Fut
         yield b": watching\n\n"
         while True:
             done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_S)
+            if not tokens.knows(identity):
+                raise Unauthenticated("the token was revoked")
             if not done:
-                if not tokens.knows(identity):
-                    raise Unauthenticated("the token was revoked")
                 yield b": heartbeat\n\n"
                 continue
             if isinstance(waiting.exception(), StopAsyncIteration):  # the store closes: there will be no more

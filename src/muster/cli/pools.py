@@ -1,0 +1,122 @@
+"""`muster share status|pipelines|events|unregister`: look at the pool of a control plane, and take a pipeline out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from muster.cli import output, session
+from muster.cli.output import Report
+
+app = typer.Typer(rich_markup_mode=None)
+
+PoolName = Annotated[str, typer.Option("--pool", metavar="POOL", help="Which pool.")]
+Form = Annotated[Report, typer.Option("-o", "--output", help="How to print it.")]
+
+
+@app.command(epilog="Example: muster share status -o json")
+def status(
+    pool: PoolName = "default",
+    form: Form = Report.TABLE,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Show who holds which GPU of a pool, who waits, and why."""
+    found = _asked(url, token, "GET", _path(pool))
+    if form is not Report.TABLE:
+        output.write_data(found, form)
+        return
+    held: Mapping[str, Any] = found["leases"]
+    rows = [_gpu_row(gpu, held.get(str(gpu)), idle=gpu in found["idle"]) for gpu in range(found["gpus"])]
+    output.write_table(("GPU", "PIPELINE", "CLUSTER", "RANK", "STATE"), rows)
+    if found["pending"]:
+        print()
+        waiting = [(one["pipeline"], one["cluster"], one["priority"], one["reason"]) for one in found["pending"]]
+        output.write_table(("WAITING", "CLUSTER", "PRIORITY", "REASON"), waiting)
+    if found["quarantined"]:
+        print()
+        output.write_table(("QUARANTINED", "REASON"), list(found["quarantined"].items()))
+
+
+@app.command(epilog="Example: muster share pipelines -o json")
+def pipelines(
+    pool: PoolName = "default",
+    form: Form = Report.TABLE,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """List the pipelines of a pool."""
+    items = _asked(url, token, "GET", _path(pool))["pipelines"]
+    if form is not Report.TABLE:
+        output.write_data({"items": items}, form)
+        return
+    output.write_table(("PIPELINE", "STATE", "WEIGHT", "GPUS", "REMAINING", "REASON"), [_row(one) for one in items])
+
+
+@app.command(epilog="Example: muster share events --after 1767225600000 -o json")
+def events(
+    after: int = typer.Option(0, min=0, metavar="ID", help="Only those with a larger id."),
+    pool: PoolName = "default",
+    form: Form = Report.TABLE,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Show what the scheduler of a pool decided and saw, oldest first."""
+    items = _asked(url, token, "GET", f"{_path(pool)}/events", {"after": str(after)})["items"]
+    if form is not Report.TABLE:
+        output.write_data({"items": items}, form)
+        return
+    rows = [
+        (one["at"], one["kind"], one["pipeline"], one["cluster"], _listed(one["gpus"]), one["text"]) for one in items
+    ]
+    output.write_table(("TIME", "EVENT", "PIPELINE", "CLUSTER", "GPUS", "ABOUT"), rows)
+
+
+@app.command(epilog="Example: muster share unregister p1")
+def unregister(
+    pipeline: str = typer.Argument(..., metavar="PIPELINE", help="Which one."),
+    pool: PoolName = "default",
+    form: Form = Report.TABLE,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Take a pipeline out of a pool. Its GPUs are free at once, so be sure that it has ended."""
+    found = _asked(url, token, "DELETE", f"{_path(pool)}/pipelines/{quote(pipeline, safe='')}")
+    if form is not Report.TABLE:
+        output.write_data({"pipeline": pipeline, **found}, form)
+        return
+    typer.echo(f"pipeline {pipeline!r} is unregistered", err=True)
+
+
+def _asked(
+    url: str | None, token: str | None, method: str, path: str, params: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    from muster.sdk import flows
+    from muster.sdk.effects import Request
+
+    client = session.open_client(url, token, session.DEFAULT)
+    found: dict[str, Any] = client.run(flows.call(Request(method, path, params or {}))).json
+    return found
+
+
+def _path(pool: str) -> str:
+    return f"/v1/pools/{quote(pool, safe='')}"
+
+
+def _gpu_row(gpu: int, holder: Mapping[str, Any] | None, *, idle: bool) -> Sequence[object]:
+    if holder is None:
+        return (gpu, None, None, None, "idle" if idle else "out of use")
+    return (gpu, holder["pipeline"], holder["cluster"], holder["rank"], holder["state"])
+
+
+def _row(one: Mapping[str, Any]) -> Sequence[object]:
+    left = f"{one['remaining']} of {one['target']}" if "remaining" in one else None
+    state = one["state"] if one["admitted"] else f"{one['state']}, not admitted"
+    return (one["id"], state, f"{one['weight']:g}", _listed(one["held"]), left, one["quarantine"])
+
+
+def _listed(gpus: Sequence[int]) -> str:
+    return ",".join(map(str, gpus))

@@ -1,0 +1,277 @@
+"""Pools of shared GPUs, for pipelines in other processes: look, register, request, release, report, fetch actions.
+
+Pools belong to no namespace: every viewer may look, every editor may take part.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from muster.core.edits import refused
+from muster.errors import Forbidden, NotFound
+from muster.server.answers import as_json
+from muster.server.calls import MOST, Call
+from muster.server.describe import Answer, Body, Header, Operation
+from muster.sharing.messages import (
+    LONGEST_WAIT_S,
+    NAME,
+    ActionAnswer,
+    GpuRequest,
+    ProgressForm,
+    Registration,
+    ReleaseOrder,
+)
+from muster.sharing.service import Granted, NotYet, PoolService
+from muster.types.codec import Problem, limited, to_wire
+from muster.types.training import API_VERSION
+
+POOLS = "/v1/pools"
+POOL = POOLS + "/{pool}"
+PIPELINE = POOL + "/pipelines/{pipeline}"
+KEY = "Idempotency-Key"
+SESSION = "Pipeline-Session"
+_NAME = re.compile(NAME)
+
+
+@dataclass(frozen=True)
+class WaitQuery:
+    """How long the answer may be held; it may come earlier, and then says that it is not yet."""
+
+    wait: float = limited(0.0, ge=0, le=LONGEST_WAIT_S)
+
+
+@dataclass(frozen=True)
+class ActionsQuery:
+    """With an epoch only actions that are newer are given: whoever works on one need not hear of it again."""
+
+    wait: float = limited(0.0, ge=0, le=LONGEST_WAIT_S)
+    after: int = limited(0, ge=0, le=MOST)
+
+
+@dataclass(frozen=True)
+class PoolEventsQuery:
+    after: int = limited(0, ge=0, le=MOST)
+
+
+# Looking -----------------------------------------------------------------------------------------
+
+
+async def list_pools(call: Call) -> Response:
+    items = [pool.view() for pool in call.services.pools.values()]
+    return as_json({"apiVersion": API_VERSION, "kind": "PoolList", "items": items})
+
+
+async def get_pool(call: Call) -> Response:
+    return as_json(_pool(call).view())
+
+
+async def get_pool_events(call: Call) -> Response:
+    pool = _pool(call)
+    events = pool.events(call.query(PoolEventsQuery).after)
+    return as_json({"apiVersion": API_VERSION, "kind": "PoolEventList", "items": [to_wire(one) for one in events]})
+
+
+# Taking part -------------------------------------------------------------------------------------
+
+
+async def put_pipeline(call: Call) -> Response:
+    pool, pipeline = _pipeline(call, anew=True)
+    wait, session = call.query(WaitQuery).wait, _named(call, SESSION)
+    found = await pool.register(pipeline, await call.record(Registration), wait, session)
+    if found is not None:
+        return as_json({"state": "pending", "reason": found.reason}, 202)
+    return as_json({"state": "registered"})
+
+
+async def delete_pipeline(call: Call) -> Response:
+    pool, pipeline = _pipeline(call)
+    await pool.unregister(pipeline)
+    return as_json({"state": "unregistered"})
+
+
+async def request_gpus(call: Call) -> Response:
+    pool, pipeline = _pipeline(call)
+    wait = call.query(WaitQuery).wait
+    key = _named(call, KEY)
+    if key is None:
+        raise refused([Problem(KEY, "is required: asking again goes on under it")], "the request")
+    return _outcome(await pool.request(pipeline, key, await call.record(GpuRequest), wait))
+
+
+async def withdraw_request(call: Call) -> Response:
+    pool, pipeline = _pipeline(call)
+    await pool.withdraw(pipeline, _part(call, "key", "request"))
+    return as_json({"state": "withdrawn"})
+
+
+async def release_gpus(call: Call) -> Response:
+    pool, pipeline = _pipeline(call)
+    wait = call.query(WaitQuery).wait
+    return _outcome(await pool.release(pipeline, _named(call, KEY), await call.record(ReleaseOrder), wait))
+
+
+async def report_progress(call: Call) -> Response:
+    pool, pipeline = _pipeline(call)
+    form = await call.record(ProgressForm)
+    await pool.progress(pipeline, form)
+    return as_json({"state": "cleared" if form.clear else "reported"})
+
+
+async def get_action(call: Call) -> Response:
+    pool, pipeline = _pipeline(call)
+    query = call.query(ActionsQuery)
+    action = await pool.next_action(pipeline, query.after, query.wait)
+    return Response(status_code=204) if action is None else as_json(to_wire(action))
+
+
+async def answer_action(call: Call) -> Response:
+    pool, pipeline = _pipeline(call)
+    pool.answer(pipeline, _part(call, "action", "action"), await call.record(ActionAnswer))
+    return as_json({"state": "answered"})
+
+
+# Parts -------------------------------------------------------------------------------------------
+
+
+def _pool(call: Call) -> PoolService:
+    name = call.request.path_params["pool"]
+    found = call.services.pools.get(name)
+    if found is None:
+        hint = "MUSTER_POOL_GPUS=0,1,2,3 in the control plane's environment makes the pool 'default'"
+        raise NotFound(f"there is no pool {name[:80]!r}", hint="" if call.services.pools else hint)
+    return found
+
+
+def _pipeline(call: Call, *, anew: bool = False) -> tuple[PoolService, str]:
+    """Whom the call is for. That it came at all says that the pipeline lives; `anew`: maybe in another process."""
+    if call.identity.role == "viewer":
+        raise Forbidden(
+            f"token {call.identity.name!r} is a viewer's: it may not take part in a pool",
+            hint="use the token of an editor",
+        )
+    pool = _pool(call)
+    pipeline = _part(call, "pipeline", "pipeline")
+    pool.heard(pipeline, None if anew else _named(call, SESSION))
+    return pool, pipeline
+
+
+def _part(call: Call, parameter: str, what: str) -> str:
+    """A name in the address; what cannot be one does not exist."""
+    text: str = call.request.path_params[parameter]
+    if not _NAME.fullmatch(text):
+        raise NotFound(f"there is no {what} {text[:80]!r}", hint="names have letters, digits and . _ : -, up to 128")
+    return text
+
+
+def _named(call: Call, header: str) -> str | None:
+    given = call.header(header)
+    if given is not None and not _NAME.fullmatch(given):
+        raise refused([Problem(header, "must be 1 to 128 letters, digits and . _ : -")], "the request")
+    return given
+
+
+def _outcome(found: Granted | NotYet) -> Response:
+    if isinstance(found, NotYet):
+        return as_json({"state": "pending", "reason": found.reason}, 202)
+    return as_json({"state": "done", "gpus": list(found.gpus), "text": found.text})
+
+
+_READ = (403, 404, 422)
+_WRITE = (403, 404, 409, 413, 422)
+_SESSION_HEADER = Header(SESSION, "Which process speaks; calls of one that registered earlier are refused.", NAME)
+_KEY_HEADER = Header(KEY, "Asking again with it goes on with the same request.", NAME)
+_DONE = Answer("Done: which GPUs.", "PoolGpus")
+_PENDING = Answer("Not yet, and why: ask again with the same key.", "PoolState")
+_STATE = Answer("What became of it.", "PoolState")
+
+OPERATIONS = (
+    Operation("GET", POOLS, list_pools, "All pools", {200: Answer("Pools.", "PoolList")}),
+    Operation("GET", POOL, get_pool, "Who holds which GPU", {200: Answer("The pool.", "Pool")}, (404,)),
+    Operation(
+        "GET",
+        f"{POOL}/events",
+        get_pool_events,
+        "What the scheduler decided and saw, oldest first",
+        {200: Answer("Events.", "PoolEventList")},
+        (404, 422),
+        PoolEventsQuery,
+    ),
+    Operation(
+        "PUT",
+        PIPELINE,
+        put_pipeline,
+        "Register a pipeline, or attach it again",
+        {200: _STATE, 202: Answer("It has to shrink all its ranks first: fetch its actions.", "PoolState")},
+        _WRITE,
+        WaitQuery,
+        Body("PipelineRegistration"),
+        (_SESSION_HEADER,),
+    ),
+    Operation(
+        "DELETE",
+        PIPELINE,
+        delete_pipeline,
+        "Unregister a pipeline",
+        {200: _STATE},
+        (*_READ, 409),
+        headers=(_SESSION_HEADER,),
+    ),
+    Operation(
+        "POST",
+        f"{PIPELINE}/requests",
+        request_gpus,
+        "Ask for GPUs, and wait",
+        {200: _DONE, 202: _PENDING},
+        _WRITE,
+        WaitQuery,
+        Body("GpuRequest"),
+        (_KEY_HEADER, _SESSION_HEADER),
+    ),
+    Operation(
+        "DELETE", f"{PIPELINE}/requests/{{key}}", withdraw_request, "Withdraw a request", {200: _STATE}, (*_READ, 409), headers=(_SESSION_HEADER,)
+    ),
+    Operation(
+        "POST",
+        f"{PIPELINE}/release",
+        release_gpus,
+        "Give a cluster back",
+        {200: _DONE, 202: _PENDING},
+        _WRITE,
+        WaitQuery,
+        Body("GpuRelease"),
+        (_KEY_HEADER, _SESSION_HEADER),
+    ),
+    Operation(
+        "POST",
+        f"{PIPELINE}/progress",
+        report_progress,
+        "Say how far a rollout is, or that it is over",
+        {200: _STATE},
+        _WRITE,
+        body=Body("RolloutProgress"),
+        headers=(_SESSION_HEADER,),
+    ),
+    Operation(
+        "GET",
+        f"{PIPELINE}/actions",
+        get_action,
+        "What the pipeline has to do next",
+        {200: Answer("An action that is not answered yet.", "PipelineAction"), 204: Answer("Nothing.", media_type="")},
+        (*_READ, 409),
+        ActionsQuery,
+        headers=(_SESSION_HEADER,),
+    ),
+    Operation(
+        "POST",
+        f"{PIPELINE}/actions/{{action}}",
+        answer_action,
+        "Say that an action is done, or has failed",
+        {200: _STATE},
+        _WRITE,
+        body=Body("ActionAnswer"),
+        headers=(_SESSION_HEADER,),
+    ),
+)

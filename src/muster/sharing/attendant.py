@@ -1,0 +1,140 @@
+"""Who answers the scheduler when a pipeline's hooks live in this process and the scheduler does not?
+
+An `Attendant` fetches the pipeline's actions, calls its hooks and answers. It goes on fetching while a hook runs, so
+that the pipeline is heard and a call that the scheduler has given up is cancelled. After a restart of the server it
+attaches the pipeline again; it ends when there is nothing left to attend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+from muster.errors import AlreadyExists, Conflict, MusterError, NotFound, PipelineQuarantined, SchedulerStopped, Unavailable
+from muster.sharing.hooks import PipelineHooks
+from muster.sharing.messages import Action, ActionAnswer
+
+log = logging.getLogger("muster.sharing")
+
+VACATED_POLL_S = 0.05
+CANCEL_GRACE_S = 5.0  # how long a cancelled hook may take to end, before it counts as stuck
+FIRST_PAUSE_S = 0.05  # while the server is away; doubles up to the next
+LONGEST_PAUSE_S = 1.0
+
+
+class Wire(Protocol):
+    """What an attendant needs of the connection."""
+
+    async def next_action(self, pipeline: str, after: int) -> Action | None: ...
+
+    async def answer(self, pipeline: str, action: Action, answer: ActionAnswer) -> None: ...
+
+    async def attach(self, pipeline: str) -> None:
+        """Come back to what is held, after a restart of the server."""
+
+
+class Attendant:
+    def __init__(self, wire: Wire, pipeline: str, hooks: PipelineHooks) -> None:
+        self._wire = wire
+        self._pipeline = pipeline
+        self._hooks = hooks
+        self._seen = 0  # the newest epoch that was fetched
+        self._call: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._attend(), name=f"hooks of {pipeline}")
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await self._give_up()
+
+    async def _attend(self) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                action = await self._wire.next_action(self._pipeline, self._seen)
+                pause = FIRST_PAUSE_S
+            except (Unavailable, SchedulerStopped):
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE_S, 2 * pause)
+                continue
+            except Conflict:
+                action = None
+                await self._attach_again()
+            except (PipelineQuarantined, NotFound, AlreadyExists) as over:
+                log.warning("%s", over.message)
+                await self._give_up()
+                return
+            if action is not None:
+                self._seen = action.epoch
+                await self._begin(action)
+
+    async def _attach_again(self) -> None:
+        """The server has lost its hooks in a restart: what it asked before is over."""
+        await self._give_up()
+        try:
+            await self._wire.attach(self._pipeline)
+        except MusterError as error:  # if it is not over, the next fetch says so and this is tried again
+            log.warning("%s could not be attached again: %s", self._pipeline, error.message)
+            await asyncio.sleep(FIRST_PAUSE_S)
+        else:
+            log.info("%s is attached again", self._pipeline)
+
+    async def _begin(self, action: Action) -> None:
+        """One call at a time: the scheduler has given up the one before."""
+        if not await self._give_up():
+            told = "the call before it still runs, though it was cancelled"
+            await self._answer(action, ActionAnswer(action.epoch, False, told))
+            return
+        self._call = asyncio.create_task(self._carry_out(action))
+
+    async def _give_up(self) -> bool:
+        """Cancel the call in flight; whether it has ended."""
+        if self._call is None:
+            return True
+        self._call.cancel()
+        await asyncio.wait({self._call}, timeout=CANCEL_GRACE_S)
+        if not self._call.done():
+            return False
+        self._call = None
+        return True
+
+    async def _carry_out(self, action: Action) -> None:
+        error = await _outcome(self._called(action))
+        told = None if error is None else f"{type(error).__name__}: {error}"[:500]
+        await self._answer(action, ActionAnswer(action.epoch, error is None, told))
+
+    async def _called(self, action: Action) -> None:
+        if action.do == "shrink":
+            await self._hooks.shrink(list(action.ranks))
+        elif action.do == "expand":
+            await self._hooks.expand(action.by_rank)
+        else:
+            vacated: Callable[[list[int]], Awaitable[bool]] = getattr(self._hooks, "vacated")  # noqa: B009
+            while not await vacated(list(action.gpus)):
+                await asyncio.sleep(VACATED_POLL_S)
+
+    async def _answer(self, action: Action, answer: ActionAnswer) -> None:
+        try:
+            await self._wire.answer(self._pipeline, action, answer)
+        except (Conflict, NotFound) as late:
+            log.info("an answer came late: %s", late.message)
+        except MusterError as error:  # whoever asked will ask again, or has given up
+            log.warning("%s of %s was not answered: %s", action.do, self._pipeline, error.message)
+
+
+async def _outcome(call: Coroutine[Any, Any, None]) -> BaseException | None:
+    """How somebody else's coroutine ended; cancelling this cancels it."""
+    task = asyncio.create_task(call)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at: nobody else will
+        raise
+    if task.cancelled():
+        return asyncio.CancelledError("it cancelled itself")
+    return task.exception()

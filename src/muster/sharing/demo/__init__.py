@@ -1,0 +1,20 @@
+"""`muster share demo`: two small, real RL pipelines in torch that take turns on four GPU slots.
+
+`show` plays it, `pipeline` is the loop of one pipeline, `generation` and `training` are its two stages, `crew` starts
+the processes and `timeline` notes who held what. `nursery`, `workers` and `policy` run in those processes: they alone
+import torch. `tasks` and `wire` are known to both sides.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+PACE_S = 0.03  # what a digit takes in the median, in place of a GPU's decoding
+
+
+def run(rollouts: int = 5, seed: int = 0, out: TextIO | None = None, *, pace_s: float = PACE_S) -> int:
+    """Play the demo and return its exit code: 0 if both pipelines improved and left nothing behind."""
+    from muster.sharing.demo import show  # not at the top: the worker processes import this package and not that
+
+    return show.run(show.Settings(rollouts, seed, pace_s), out or sys.stdout)

@@ -1,0 +1,175 @@
+"""How does a pipeline that shares its GPUs run? The loop of one, with every call that it makes to the scheduler.
+
+A rollout says what it needs before it sends the first prompt, then reports how far it is. The training stages ask for
+their GPUs as a whole. Before a stage gives them back, its processes have dropped what they held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from muster.sharing import ClusterSpec, PipelineClient, Priority, Scheduler
+from muster.sharing.demo import tasks
+from muster.sharing.demo.crew import Crew, Worker
+from muster.sharing.demo.generation import Generation
+from muster.sharing.demo.tasks import Task
+from muster.sharing.demo.timeline import Timeline
+from muster.sharing.demo.training import Training
+from muster.sharing.demo.wire import Generate, Group, Role
+
+TRAIN, INFER = "actor_train", "actor_infer"
+ANSWERS = 16  # per prompt, generated together
+_SPREAD = 0.7  # of the time that a prompt takes: most are quick, a few make the tail
+_LONGEST = 6.0  # times the median
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a pipeline is."""
+
+    name: str
+    letter: str
+    task: Task
+    train_gpus: tuple[int, ...]
+    infer_gpus: tuple[int, ...]
+    prompts: int
+    pace_s: float  # per digit, in the median
+    rollouts: int
+    seed: int
+
+    @property
+    def clusters(self) -> Mapping[str, ClusterSpec]:
+        return {
+            TRAIN: ClusterSpec(gpus=self.train_gpus),
+            INFER: ClusterSpec(gpus=self.infer_gpus, slots_per_bundle=ANSWERS),
+        }
+
+    def orders(self, rollout: int) -> list[Generate]:
+        """A rollout's prompts. What is sampled depends on the seed and the weights alone, not on who gets which GPU."""
+        dice = random.Random(f"{self.seed}/{self.name}/{rollout}")
+        return [
+            Generate(
+                prompt,
+                ANSWERS,
+                seed=dice.getrandbits(32),
+                pace_s=self.pace_s * min(_LONGEST, dice.lognormvariate(0.0, _SPREAD)),
+            )
+            for prompt in tasks.prompts(self.prompts, dice)
+        ]
+
+    def groups(self, orders: list[Generate], answers: list[tuple[tasks.Digits, ...]]) -> tuple[Group, ...]:
+        """What was said, with what it earned."""
+        return tuple(
+            Group(order.prompt, said, tuple(self.task.reward(order.prompt, one) for one in said))
+            for order, said in zip(orders, answers, strict=True)
+        )
+
+
+class Pipeline:
+    """One pipeline with its processes."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        scheduler: Scheduler,
+        workers: tuple[list[Worker], list[Worker]],
+        folder: Path,
+        timeline: Timeline,
+        say: Callable[[str], None],
+    ) -> None:
+        self.recipe, self._scheduler, self._timeline, self._say = recipe, scheduler, timeline, say
+        self.trainers, self.generators = workers
+        self.training = Training(self.trainers, folder)
+        spec = recipe.clusters[INFER]
+        self.generation = Generation(
+            self.generators, spec, lambda: self.training.newest, timeline, recipe.letter.lower()
+        )
+        self._client = PipelineClient(scheduler, recipe.name)
+        self.rewards: list[float] = []
+
+    @classmethod
+    async def start(
+        cls,
+        recipe: Recipe,
+        scheduler: Scheduler,
+        crew: Crew,
+        folder: Path,
+        timeline: Timeline,
+        say: Callable[[str], None],
+    ) -> Pipeline:
+        """With a process for every GPU of every stage, and known to the scheduler."""
+        await asyncio.to_thread(folder.mkdir)
+        trainers = [
+            await crew.fork(f"{recipe.name} trainer {rank}", Role.TRAINER) for rank in range(len(recipe.train_gpus))
+        ]
+        generators = [
+            await crew.fork(f"{recipe.name} generator {rank}", Role.GENERATOR) for rank in range(len(recipe.infer_gpus))
+        ]
+        made = cls(recipe, scheduler, (trainers, generators), folder, timeline, say)
+        await scheduler.register_pipeline(recipe.name, clusters=recipe.clusters, hooks=made.generation)
+        await scheduler.admit_pipeline(recipe.name)
+        return made
+
+    @property
+    def workers(self) -> list[Worker]:
+        return self.trainers + self.generators
+
+    async def run(self) -> None:
+        name = self.recipe.name
+        await self.training.join()
+        gpus = await self._scheduler.request_gpus(name, TRAIN, Priority.INITIALIZATION)
+        async with self._on(gpus):
+            await self.training.begin(self.recipe.seed)
+        await self._scheduler.notify_release_gpus(name, TRAIN)
+        for rollout in range(self.recipe.rollouts):
+            await self._step(rollout)
+
+    async def _step(self, rollout: int) -> None:
+        name, started = self.recipe.name, self._timeline.clock()
+        groups = await self._generate(rollout)
+        generated = self._timeline.clock()
+        gpus = await self._scheduler.request_gpus(name, TRAIN, Priority.OLD_LOG_PROBS)
+        async with self._on(gpus):
+            await self.training.load()
+            old = await self.training.log_probs(groups)
+        gpus = await self._scheduler.notify_release_then_request_gpus(
+            name, release=TRAIN, request=TRAIN, priority=Priority.ACTOR_TRAINING
+        )
+        async with self._on(gpus):
+            await self.training.load()
+            await self.training.learn(groups, old, seed=rollout)
+            await self.training.publish()
+            await self._scheduler.await_release_gpus(name, INFER)  # nobody goes on with the old weights
+        await self._scheduler.notify_release_gpus(name, TRAIN)
+        self._tell(rollout, generated - started, self._timeline.clock() - generated)
+
+    async def _generate(self, rollout: int) -> tuple[Group, ...]:
+        orders = self.recipe.orders(rollout)
+        target = len(orders) * ANSWERS
+        await self._client.signal_rollout_demand(rollout, target)
+        await self._client.begin_progress_batch(target)
+        answers = await self.generation.answer(orders, self._client.bump_completed)
+        await self._client.end_progress_batch()
+        groups = self.recipe.groups(orders, answers)
+        self.rewards.append(fmean(reward for group in groups for reward in group.rewards))
+        return groups
+
+    @asynccontextmanager
+    async def _on(self, gpus: list[int]) -> AsyncIterator[None]:
+        """A training stage on GPUs that were granted; it has left them at the end of the block."""
+        self._timeline.take(gpus, self.recipe.letter)
+        yield
+        await self.training.drop()
+        self._timeline.give(gpus, self.recipe.letter)
+
+    def _tell(self, rollout: int, generating_s: float, training_s: float) -> None:
+        self._say(
+            f"{self.recipe.name} rollout {rollout + 1}/{self.recipe.rollouts}: mean reward {self.rewards[-1]:.3f}, "
+            f"generated in {generating_s:.1f} s, trained in {training_s:.1f} s"
+        )

@@ -1,0 +1,107 @@
+"""How does something that takes long outlive the HTTP call that asked for it? It is an errand under the caller's key.
+
+A call that comes again with the key goes on with the same errand, or hears again how it ended. Errors are told once:
+nothing was changed, so asking again may try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from muster.errors import Conflict
+
+T = TypeVar("T")
+
+MOST_REMEMBERED = 256  # errands of one pipeline that have ended
+
+
+@dataclass(eq=False)
+class Errand(Generic[T]):
+    key: str
+    asked: object  # what the caller wants; the same key with another wish is a mistake
+    task: asyncio.Task[T]
+    had: bool = False  # its caller had what it asks for before
+    withdrawn: bool = False
+
+
+class Errands(Generic[T]):
+    """Those of one pipeline."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Errand[T]] = {}
+        self._gone: dict[str, None] = {}  # withdrawn before they came: calls may overtake one another
+
+    def begin(
+        self,
+        key: str,
+        asked: object,
+        start: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        had: bool = False,
+        replay: bool = True,
+    ) -> Errand[T]:
+        """The errand of that key; a new one if there is none. Without `replay` one that has ended is none."""
+        if key in self._gone:
+            raise _is_withdrawn(key)
+        there = self._by_key.get(key)
+        if there is not None and (replay or not there.task.done()):
+            if there.asked != asked:
+                raise Conflict(
+                    f"the key {key!r} belongs to another request", retryable=False, hint="use a new key for a new one"
+                )
+            if there.withdrawn:
+                raise _is_withdrawn(key)
+            return there
+        self._make_room()
+        task = asyncio.create_task(start(), name=f"errand {key}")
+        task.add_done_callback(_read)
+        self._by_key[key] = errand = Errand(key, asked, task, had)
+        return errand
+
+    async def outcome(self, errand: Errand[T], wait_s: float) -> T | None:
+        """How it ended, or None if it has not."""
+        await asyncio.wait({errand.task}, timeout=wait_s)
+        if not errand.task.done():
+            return None
+        if errand.task.cancelled():
+            raise _is_withdrawn(errand.key)
+        if errand.task.exception() is not None and self._by_key.get(errand.key) is errand:
+            del self._by_key[errand.key]
+        return errand.task.result()
+
+    async def withdraw(self, key: str) -> Errand[T] | None:
+        """End it; whoever asks with that key from now on is told. None: it never began, or was withdrawn before."""
+        errand = self._by_key.get(key)
+        if errand is None:
+            self._gone[key] = None
+            while len(self._gone) > MOST_REMEMBERED:
+                del self._gone[next(iter(self._gone))]
+            return None
+        if errand.withdrawn:
+            return None
+        errand.withdrawn = True
+        errand.task.cancel()
+        await asyncio.wait({errand.task})
+        return errand
+
+    def cancel_all(self) -> None:
+        for errand in self._by_key.values():
+            errand.task.cancel()
+
+    def _make_room(self) -> None:
+        ended = [key for key, one in self._by_key.items() if one.task.done()]
+        for key in ended[: max(0, len(ended) - MOST_REMEMBERED + 1)]:
+            del self._by_key[key]
+
+
+def _is_withdrawn(key: str) -> Conflict:
+    return Conflict(f"the request {key!r} was withdrawn", retryable=False, hint="use a new key for a new one")
+
+
+def _read(task: asyncio.Task[Any]) -> None:
+    """Look at how it ended, so that the loop does not report an error that nobody came to hear."""
+    if not task.cancelled():
+        task.exception()

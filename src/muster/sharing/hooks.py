@@ -1,0 +1,138 @@
+"""What does a pipeline bring, and how does it speak to the scheduler?
+
+`PipelineHooks` is what the scheduler calls; `PipelineClient` is what the pipeline's own loop calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from muster.errors import InvalidRequest, RequestRefused
+from muster.types.codec import Problem
+from muster.types.sharing import GENERATION_CLUSTER, Gpu, Priority, ProgressReport
+
+STEPS = 50  # progress is reported so many times per batch: every 2 %
+_REQUIRED = ("shrink", "expand")
+
+
+class PipelineHooks(Protocol):
+    """Both calls are idempotent, and may be cancelled and made again.
+
+    A pipeline may also have `async vacated(gpus) -> bool`. It is asked after each shrink until it says yes: an
+    engine's word that its memory is free is not proof.
+    """
+
+    async def shrink(self, ranks: Sequence[int], /) -> Any:
+        """Returns when routing is off, turns in flight are queued again and memory is free."""
+
+    async def expand(self, ranks: Mapping[int, Sequence[Gpu]], /) -> Any:
+        """Returns when each rank has the newest published weights and takes work."""
+
+
+def problems(hooks: object) -> tuple[Problem, ...]:
+    """What is missing. Hooks that are not connected are an error at the start, not a silence later."""
+    if hooks is None:
+        return (Problem("hooks", "are required: without them nothing can be moved"),)
+    missing = [name for name in _REQUIRED if not callable(getattr(hooks, name, None))]
+    found = [Problem("hooks", f"must have an async {name}") for name in missing]
+    vacated = getattr(hooks, "vacated", None)
+    if vacated is not None and not callable(vacated):
+        found.append(Problem("hooks", "vacated must be an async function"))
+    return tuple(found)
+
+
+class SchedulerCalls(Protocol):
+    """What a client needs of a scheduler: the object itself, or a handle on one elsewhere."""
+
+    async def request_gpus(
+        self,
+        pipeline: str,
+        cluster: str,
+        priority: Priority,
+        step_target_estimate: int | None = None,
+        timeout: float | None = None,
+        *,
+        rollout_id: str | None = None,
+    ) -> list[Gpu]: ...
+
+    async def report_progress(self, report: ProgressReport) -> None: ...
+
+    async def clear_progress(self, pipeline: str) -> None: ...
+
+
+@dataclass
+class _Batch:
+    target: int
+    completed: int = 0
+
+    @property
+    def step(self) -> int:
+        return self.completed * STEPS // self.target if self.target else STEPS
+
+
+class PipelineClient:
+    """Demand and progress of one pipeline, from inside its rollout loop."""
+
+    def __init__(self, scheduler: SchedulerCalls, pipeline: str) -> None:
+        missing = [
+            name
+            for name in ("request_gpus", "report_progress", "clear_progress")
+            if not callable(getattr(scheduler, name, None))
+        ]
+        if missing:
+            raise InvalidRequest(f"{type(scheduler).__name__} is no scheduler: it has no {', '.join(missing)}")
+        self._scheduler = scheduler
+        self.pipeline = pipeline
+        self._rollout_id: str | None = None
+        self._batches: dict[str | None, _Batch] = {}
+
+    async def signal_rollout_demand(
+        self, rollout_id: str | int, step_target: int, timeout: float | None = 60
+    ) -> list[Gpu]:
+        """Say how much this rollout needs; returns when a bundle is awake, so before the first sample is sent."""
+        self._rollout_id = str(rollout_id)
+        self._batches.clear()
+        return await self._scheduler.request_gpus(
+            self.pipeline,
+            GENERATION_CLUSTER,
+            Priority.GENERATION,
+            step_target_estimate=step_target,
+            timeout=timeout,
+            rollout_id=self._rollout_id,
+        )
+
+    async def begin_progress_batch(self, target: int, stream: str | None = None) -> None:
+        if isinstance(target, bool) or not isinstance(target, int) or target < 0:
+            raise InvalidRequest(f"a batch's target is a whole number, not {target!r}")
+        self._batches[stream] = _Batch(target)
+        await self._report(stream)
+
+    async def bump_completed(self, n: int = 1, stream: str | None = None) -> None:
+        """Count; the scheduler hears of it once per step of 2 %."""
+        batch = self._batch(stream)
+        before = batch.step
+        batch.completed = min(batch.completed + n, batch.target)
+        if batch.step != before:
+            await self._report(stream)
+
+    async def end_progress_batch(self, stream: str | None = None) -> None:
+        """The last stream's end is the end of the rollout."""
+        self._batch(stream)
+        await self._report(stream)
+        del self._batches[stream]
+        if not self._batches:
+            await self._scheduler.clear_progress(self.pipeline)
+
+    def _batch(self, stream: str | None) -> _Batch:
+        if stream not in self._batches:
+            raise RequestRefused(
+                f"{self.pipeline} has no batch {stream or ''!r} open: begin_progress_batch comes first"
+            )
+        return self._batches[stream]
+
+    async def _report(self, stream: str | None) -> None:
+        batch = self._batches[stream]
+        report = ProgressReport(self.pipeline, batch.completed, batch.target, stream, self._rollout_id)
+        await self._scheduler.report_progress(report)

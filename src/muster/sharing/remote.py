@@ -1,0 +1,337 @@
+"""How does a pipeline reach a scheduler in another process? With `connect`, over HTTP.
+
+A `RemoteScheduler` has the methods of a `Scheduler`; hooks given to it are called here, by an attendant. Calls that
+wait are repeated under one key, so that a lost connection or a restart of the server is only a delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from muster.errors import (
+    GrantTimeout,
+    InvalidRequest,
+    MusterError,
+    RequestRefused,
+    SchedulerStopped,
+    Unavailable,
+)
+from muster.sdk import flows
+from muster.sdk.drive import AsyncDriver, Link
+from muster.sdk.effects import Request, Response
+from muster.sdk.find import Search
+from muster.sharing import hooks as pipeline_hooks
+from muster.sharing.attendant import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attendant
+from muster.sharing.hooks import PipelineHooks
+from muster.sharing.messages import (
+    Action,
+    ActionAnswer,
+    ClusterForm,
+    GpuRequest,
+    ProgressForm,
+    Registration,
+    ReleaseOrder,
+    priority_problems,
+    read_priority,
+    read_snapshot,
+)
+from muster.types.codec import Problem, to_wire
+from muster.types.sharing import (
+    GENERATION_CLUSTER,
+    ClusterSpec,
+    Gpu,
+    Priority,
+    ProgressReport,
+    Released,
+    SharingEvent,
+    Snapshot,
+)
+
+LONG_POLL_S = 20.0
+SILENCE_S = 10.0  # how much later than promised an answer may come before the connection counts as lost
+PATIENCE_S = 60.0  # how long a server that was there before may be away
+WITHDRAW_S = 5.0  # how long a cancelled request may take to be withdrawn
+
+
+async def connect(url: str | None = None, token: str | None = None, pool: str = "default") -> RemoteScheduler:
+    """A handle on a pool of that control plane; by default the one that the environment or this machine names."""
+    scheduler = RemoteScheduler(Link(Search.of(url, token)), pool)
+    await scheduler.start()
+    return scheduler
+
+
+class RemoteScheduler:
+    """A scheduler elsewhere. Belongs to the event loop on which it is used."""
+
+    def __init__(self, link: Link, pool: str) -> None:
+        self._link = link
+        self._driver = AsyncDriver(link)
+        self._root = f"/v1/pools/{quote(pool, safe='')}"
+        self._forms: dict[str, Registration] = {}
+        self._sessions: dict[str, str] = {}  # what this process calls itself when it speaks for a pipeline
+        self._attendants: dict[str, Attendant] = {}
+        self._withdrawing: set[asyncio.Task[None]] = set()
+
+    # Life
+
+    async def start(self) -> None:
+        """Whether the pool is there."""
+        await self._get("")
+
+    async def stop(self) -> None:
+        """End this handle. The pool goes on; pipelines that nobody attends any more are quarantined after a while."""
+        for attendant in self._attendants.values():
+            await attendant.stop()
+        self._attendants.clear()
+        if self._withdrawing:
+            await asyncio.wait(self._withdrawing, timeout=WITHDRAW_S)
+        await self._driver.close()
+
+    async def __aenter__(self) -> RemoteScheduler:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    # Pipelines
+
+    async def register_pipeline(
+        self, pipeline: str, clusters: Mapping[str, ClusterSpec], hooks: PipelineHooks, weight: float = 1.0
+    ) -> None:
+        """Make a pipeline known, or attach new hooks to one that is. From then on its hooks are called here."""
+        problems = pipeline_hooks.problems(hooks)
+        if problems:
+            raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
+        form = _form(clusters, weight, vacated=getattr(hooks, "vacated", None) is not None)
+        session = uuid.uuid4().hex
+        answer = await self._put(pipeline, form, 0.0, session)
+        self._forms[pipeline], self._sessions[pipeline] = form, session
+        if pipeline in self._attendants:
+            await self._attendants.pop(pipeline).stop()
+        self._attendants[pipeline] = Attendant(self, pipeline, hooks)
+        while answer.status != 200:  # quarantined: the attendant shrinks all its ranks meanwhile
+            answer = await self._put(pipeline, form, LONG_POLL_S, session)
+
+    async def admit_pipeline(self, pipeline: str) -> None:
+        form = self._forms.get(pipeline)
+        if form is None:
+            raise RequestRefused(f"{pipeline} is not registered through this handle", hint="call register_pipeline")
+        admitted = Registration(form.clusters, form.weight, admit=True, vacated=form.vacated)
+        await self._put(pipeline, _attaching(admitted), 0.0, self._sessions[pipeline])
+        self._forms[pipeline] = admitted
+
+    async def unregister_pipeline(self, pipeline: str) -> None:
+        self._forms.pop(pipeline, None)
+        attendant = self._attendants.pop(pipeline, None)
+        if attendant is not None:
+            await attendant.stop()
+        await self._call(Request("DELETE", self._path(pipeline), headers=self._named(self._sessions.pop(pipeline, None))))
+
+    async def _put(self, pipeline: str, form: Registration, wait_s: float, session: str) -> Response:
+        return await self._call(
+            Request(
+                "PUT",
+                self._path(pipeline),
+                {"wait": f"{wait_s:g}"},
+                json=form.to_wire(),
+                headers={SESSION: session},
+                timeout_s=wait_s + SILENCE_S,
+            )
+        )
+
+    # Requests
+
+    async def request_gpus(
+        self,
+        pipeline: str,
+        cluster: str,
+        priority: Priority,
+        step_target_estimate: int | None = None,
+        timeout: float | None = None,
+        *,
+        rollout_id: str | None = None,
+    ) -> list[Gpu]:
+        """Wait for GPUs; which ones, sorted."""
+        form = GpuRequest(cluster, _shown(priority), step_target_estimate, None, rollout_id)
+        return await self._granted(pipeline, form, timeout)
+
+    async def notify_release_then_request_gpus(
+        self,
+        pipeline: str,
+        release: str,
+        request: str,
+        priority: Priority,
+        step_target_estimate: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Gpu]:
+        """Release one cluster and ask for another in one step."""
+        form = GpuRequest(request, _shown(priority), step_target_estimate, release)
+        return await self._granted(pipeline, form, timeout)
+
+    async def _granted(self, pipeline: str, form: GpuRequest, timeout: float | None) -> list[Gpu]:
+        key = uuid.uuid4().hex
+        path = f"{self._path(pipeline)}/requests"
+        try:
+            answer, reason = await self._settled(path, to_wire(form), key, timeout)
+        except asyncio.CancelledError:
+            await self._withdraw(f"{path}/{key}")
+            raise
+        if answer is None:
+            await self._withdraw(f"{path}/{key}")
+            told = f": {reason}" if reason else ""
+            raise GrantTimeout(f"{pipeline}/{form.cluster} was not granted within {timeout:g} s{told}")
+        return list(answer["gpus"])
+
+    async def _withdraw(self, path: str) -> None:
+        """Tell the server that nobody waits, and do not wait for long: the caller is on its way out."""
+        task = asyncio.create_task(self._tell_withdrawn(path))
+        self._withdrawing.add(task)
+        task.add_done_callback(self._withdrawing.discard)
+        await asyncio.wait({task}, timeout=WITHDRAW_S)
+
+    async def _tell_withdrawn(self, path: str) -> None:
+        try:
+            await self._call(Request("DELETE", path))
+        except MusterError:
+            return  # the pipeline is gone, or the server is: then so is the request, or nobody takes its place again
+
+    # Releases
+
+    async def notify_release_gpus(self, pipeline: str, cluster: str) -> Released:
+        return await self._released(pipeline, ReleaseOrder(cluster), None)
+
+    async def await_release_gpus(
+        self, pipeline: str, cluster: str = GENERATION_CLUSTER, timeout: float | None = None
+    ) -> Released:
+        """Close the rollout and drain every generation bundle; returns when all are really vacated."""
+        return await self._released(pipeline, ReleaseOrder(cluster, wait=True), timeout)
+
+    async def _released(self, pipeline: str, order: ReleaseOrder, timeout: float | None) -> Released:
+        path = f"{self._path(pipeline)}/release"
+        answer, _ = await self._settled(path, to_wire(order), uuid.uuid4().hex, timeout)
+        if answer is None:
+            raise GrantTimeout(f"{pipeline}/{order.cluster} was not vacated within {timeout:g} s; it goes on draining")
+        return Released(tuple(answer["gpus"]), str(answer["text"]))
+
+    async def _settled(
+        self, path: str, body: Mapping[str, Any], key: str, timeout: float | None
+    ) -> tuple[Mapping[str, Any] | None, str]:
+        """Ask under one key until it is done, or None and why not when time is over."""
+        clock = asyncio.get_running_loop().time
+        until = math.inf if timeout is None else clock() + timeout
+        try:
+            async with asyncio.timeout(None if timeout is None else timeout + SILENCE_S):
+                while True:
+                    wait = max(0.0, min(LONG_POLL_S, until - clock()))
+                    answer = await self._post(path, body, key, wait)
+                    if answer.status == 200:
+                        return answer.json, ""
+                    if clock() >= until:
+                        return None, str(answer.json.get("reason", ""))
+        except TimeoutError:
+            return None, "the server does not answer"
+
+    # Progress
+
+    async def report_progress(self, report: ProgressReport) -> None:
+        form = ProgressForm(report.completed, report.target, report.stream, report.rollout_id)
+        await self._post(f"{self._path(report.pipeline)}/progress", to_wire(form), uuid.uuid4().hex)
+
+    async def clear_progress(self, pipeline: str) -> None:
+        await self._post(f"{self._path(pipeline)}/progress", {"clear": True}, uuid.uuid4().hex)
+
+    # What is
+
+    async def snapshot(self) -> Snapshot:
+        return read_snapshot((await self._get("")).json)
+
+    async def events(self) -> list[SharingEvent]:
+        """What the scheduler decided and saw, oldest first; times are seconds since 1970."""
+        found = (await self._get("/events")).json["items"]
+        return [
+            SharingEvent(
+                datetime.fromisoformat(one["at"]).timestamp(),
+                one["kind"],
+                one["pipeline"],
+                one["text"],
+                one["cluster"],
+                tuple(one["ranks"]),
+                tuple(one["gpus"]),
+            )
+            for one in found
+        ]
+
+    # What attendants need
+
+    async def next_action(self, pipeline: str, after: int) -> Action | None:
+        params = {"wait": f"{LONG_POLL_S:g}", "after": str(after)}
+        request = Request("GET", f"{self._path(pipeline)}/actions", params, timeout_s=LONG_POLL_S + SILENCE_S)
+        answer = await self._driver.run(flows.call(request))
+        return None if answer.status == 204 else flows.read(Action, answer.json)
+
+    async def answer(self, pipeline: str, action: Action, answer: ActionAnswer) -> None:
+        path = f"{self._path(pipeline)}/actions/{quote(action.id, safe='')}"
+        await self._post(path, to_wire(answer), uuid.uuid4().hex)
+
+    async def attach(self, pipeline: str) -> None:
+        await self._put(pipeline, _attaching(self._forms[pipeline]), 0.0, self._sessions[pipeline])
+
+    # Calls
+
+    def _path(self, pipeline: str) -> str:
+        return f"{self._root}/pipelines/{quote(pipeline, safe='')}"
+
+    async def _get(self, path: str) -> Response:
+        return await self._call(Request("GET", self._root + path))
+
+    async def _post(self, path: str, body: Mapping[str, Any], key: str, wait_s: float | None = None) -> Response:
+        params = {} if wait_s is None else {"wait": f"{wait_s:.3f}"}
+        headers = {"Idempotency-Key": key}  # also where the server ignores it: it says that repeating does no harm
+        timeout_s = (wait_s or 0.0) + SILENCE_S
+        return await self._call(Request("POST", path, params, json=body, headers=headers, timeout_s=timeout_s))
+
+    async def _call(self, request: Request) -> Response:
+        """One call, repeated while a server that was there before is away."""
+        clock: Callable[[], float] = asyncio.get_running_loop().time
+        until, pause = clock() + PATIENCE_S, FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._driver.run(flows.call(request))
+            except (Unavailable, SchedulerStopped):
+                if not self._link.answered or clock() >= until:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_S, 2 * pause)
+
+
+def _form(clusters: Mapping[str, ClusterSpec], weight: float, *, vacated: bool) -> Registration:
+    wrong = [
+        Problem(f"clusters.{name}", "must be a ClusterSpec") for name, one in clusters.items() if not _is_spec(one)
+    ]
+    if wrong:
+        raise InvalidRequest(f"{wrong[0].field}: {wrong[0].message}", problems=tuple(wrong))
+    forms = {name: ClusterForm.of(spec) for name, spec in clusters.items()}
+    return Registration(forms, weight, admit=False, vacated=vacated)
+
+
+def _is_spec(value: object) -> bool:
+    return isinstance(value, ClusterSpec)
+
+
+def _attaching(form: Registration) -> Registration:
+    """The same pipeline, but only if it is still there: what it holds must not be taken back unnoticed."""
+    return Registration(form.clusters, form.weight, form.admit, form.vacated, only_attach=True)
+
+
+def _shown(priority: Priority | int) -> str:
+    problems = priority_problems(priority)
+    found = read_priority(priority)
+    if problems or found is None:
+        raise InvalidRequest(f"{priority!r} is not a priority", problems=problems)
+    return found.name

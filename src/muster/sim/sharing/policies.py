@@ -1,0 +1,87 @@
+"""How long does a scenario take under a policy?
+
+`muster` is the real scheduler on virtual time, `gap-ratio` the published baseline. `static` gives every pipeline its
+own training GPUs and nothing else; `serial` runs the pipelines one after the other on everything. Those two need no
+decisions, so the real scheduler carries them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from muster.sharing.scheduler import Scheduler as RealScheduler
+from muster.sim import virtual
+from muster.sim.sharing import events
+from muster.sim.sharing.gap_ratio import GapRatioScheduler
+from muster.sim.sharing.pipelines import Scheduler, SimulatedPipeline
+from muster.sim.sharing.recording import Recorder, Recording
+from muster.sim.sharing.scenarios import Scenario
+from muster.types.sharing import Pool, SharingEvent
+
+
+class Policy(StrEnum):
+    MUSTER = "muster"
+    GAP_RATIO = "gap-ratio"
+    STATIC = "static"
+    SERIAL = "serial"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    scenario: str
+    policy: Policy
+    seed: int
+    makespan: float
+    lower_bound: float
+    recording: Recording
+
+
+def simulate(scenario: Scenario, policy: Policy, seed: int) -> Outcome:
+    """One run, from the first request to the end of the last training."""
+    return virtual.run(_simulate(scenario, policy, seed))
+
+
+async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> Outcome:
+    drawn = scenario.draw(seed)
+    if policy is Policy.STATIC:
+        scenario = replace(scenario, workloads=tuple(replace(one, infer=one.train) for one in scenario.workloads))
+    one_switch = scenario.shrink_s + scenario.expand_s
+    recorder = Recorder(scenario.gpus, asyncio.get_running_loop().time, one_switch)
+    pipelines = [
+        SimulatedPipeline(f"p{at}", scenario, workload, steps, recorder)
+        for at, (workload, steps) in enumerate(zip(scenario.workloads, drawn, strict=True))
+    ]
+    scheduler = _scheduler(scenario, policy, recorder)
+    await scheduler.start()
+    try:
+        for pipeline in pipelines:
+            await pipeline.enter(scheduler)
+        if policy is Policy.SERIAL:
+            for pipeline in pipelines:
+                await pipeline.live(scheduler)
+        else:
+            await _together(pipelines, scheduler)
+    finally:
+        await scheduler.stop()
+    makespan = max(pipeline.ended_at for pipeline in pipelines)
+    return Outcome(scenario.name, policy, seed, makespan, scenario.lower_bound(seed), recorder.finish())
+
+
+def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder) -> Scheduler:
+    def heard(event: SharingEvent) -> None:
+        if event.kind not in events.SILENT:
+            recorder.decided(events.decision(event, event.at))
+
+    pool = Pool(gpus=scenario.gpus, gpus_per_node=scenario.gpus_per_node)
+    if policy is Policy.GAP_RATIO:
+        return GapRatioScheduler(pool, heard)
+    return RealScheduler(pool, on_event=heard)
+
+
+async def _together(pipelines: Iterable[SimulatedPipeline], scheduler: Scheduler) -> None:
+    async with asyncio.TaskGroup() as group:
+        for pipeline in pipelines:
+            group.create_task(pipeline.live(scheduler), name=pipeline.name)

@@ -1,0 +1,283 @@
+"""What a hostile and a clumsy user found: each of these once broke a promise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster import TrainingCancelled, TrainingFailed
+from tests.fleet import eventually
+from tests.plane import Plane, fresh, reasons
+
+
+def exited(training: muster.DistributedTraining) -> list[str]:
+    return [str(event.data["worker"]) for event in training.events() if event.reason == "WorkerExited"]
+
+
+@contextmanager
+def limited(plane: Plane, kind: int, value: int) -> Iterator[None]:
+    """Make something scarce for the control plane, for a while."""
+    assert plane.daemon is not None
+    before = resource.prlimit(plane.daemon.pid, kind)
+    resource.prlimit(plane.daemon.pid, kind, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(plane.daemon.pid, kind, before)
+
+
+def high_water_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+# The control plane comes back or stalls -----------------------------------------------------------
+
+
+def test_workers_of_a_training_that_had_ended_leave_at_once_when_the_control_plane_comes_back(plane: Plane) -> None:
+    """They join only after the restart, and whoever lets them go must notice that."""
+    training = plane.train(world=(1, 2, 2), spares=1)
+    training.cancel()
+    with pytest.raises(TrainingCancelled):
+        training.wait(timeout=30)
+    assert plane.worker_pids(), "it ended before its workers had come up"
+    plane.crash()
+    plane.serve()
+    eventually(lambda: not plane.worker_pids(), "its workers have left", 6)
+    eventually(lambda: len(exited(training)) == 3, "each end is told", 3)
+    assert not [event for event in training.events() if "did not leave by itself" in event.message]
+
+
+def test_a_training_that_ended_before_a_restart_is_removed_without_waiting(plane: Plane) -> None:
+    training = plane.train(world=(1, 2, 2))
+    training.cancel()
+    with pytest.raises(TrainingCancelled):
+        training.wait(timeout=30)
+    plane.crash()
+    plane.serve()
+    began = time.monotonic()
+    training.delete()
+    assert time.monotonic() - began < 6
+
+
+def test_a_control_plane_that_stalls_does_not_restart_ranks_that_train_on(plane: Plane) -> None:
+    """A suspended process, a swapping machine or a slow disk: nothing has happened to the workers meanwhile."""
+    training = plane.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=30)
+    before = plane.started(0, 2)
+    assert plane.daemon is not None
+    plane.daemon.kill(signal.SIGSTOP)
+    time.sleep(6.0)  # the stall itself is what is tested
+    plane.daemon.kill(signal.SIGCONT)
+    time.sleep(2.0)  # what it does wrong, it does at once
+    plane.go()
+    training.result(timeout=30)
+    assert len(plane.told("start")) == len(before), [event.message for event in training.events()]
+    assert training.training.status.round == 0
+
+
+def test_adopted_workers_that_leave_on_request_do_not_count_as_crashes(plane: Plane) -> None:
+    """Nobody knows their exit code, so it must not be taken for a failure that slows later starts."""
+    training = plane.train(world=(1, 8, 8))
+    training.wait_until_target_world(timeout=60)
+    plane.crash()
+    plane.serve()
+    training.scale(target=1)
+    training.wait_until_target_world(timeout=30)
+    eventually(lambda: len(plane.worker_pids()) == 1, "seven have left")
+    began = time.monotonic()
+    training.scale(target=8)
+    eventually(lambda: len(plane.worker_pids()) == 8, "seven others are started")
+    assert time.monotonic() - began < 5, "at once, not after a back-off (8 s)"
+
+
+# A worker that cannot be started ------------------------------------------------------------------
+
+
+def test_a_passing_shortage_on_this_machine_does_not_end_a_training(plane: Plane) -> None:
+    training = plane.train(world=(1, 2, 2))
+    training.wait_until_target_world(timeout=30)
+    assert plane.daemon is not None
+    open_files = len(os.listdir(f"/proc/{plane.daemon.pid}/fd"))
+    with limited(plane, resource.RLIMIT_NOFILE, open_files - 3):
+        plane.kill_worker("demo-0")
+        eventually(lambda: _tried_again(training), "it was tried", 20)
+    assert training.wait_until_target_world(timeout=40).ready == 2
+    plane.go()
+    training.result(timeout=30)
+
+
+def _tried_again(training: muster.DistributedTraining) -> bool:
+    try:
+        seen = reasons(training)
+    except muster.Unavailable:
+        return False  # what is scarce for it is scarce for answers too
+    return seen.count("WorkerStarted") > 2 or "ReconcileFailed" in seen
+
+
+def test_a_worker_too_many_that_cannot_start_does_not_end_a_world_that_trains(plane: Plane) -> None:
+    folder = plane.folder / "work"
+    folder.mkdir()
+    training = plane.train(world=(2, 2, 3), working_dir=str(folder))
+    training.wait_until_target_world(timeout=30)
+    plane.started(0, 2)
+    folder.rmdir()
+    training.scale(target=3)
+    eventually(lambda: "WorkerExited" in reasons(training), "the third could not be started")
+    time.sleep(0.5)
+    assert fresh(training).phase == "ready", fresh(training).outcome
+    training.scale(target=2)
+    plane.go()
+    training.result(timeout=30)
+
+
+def test_an_error_names_the_reason_of_the_outcome_also_when_ranks_failed(plane: Plane) -> None:
+    """A rank that was lost is not why it failed when the outcome says something else."""
+    folder = plane.folder / "work"
+    folder.mkdir()
+    training = plane.train("demo", "sleep", world=(2, 2, 2), working_dir=str(folder), stop_grace_seconds=1)
+    training.wait_until_target_world(timeout=30)
+    folder.rmdir()
+    plane.kill_worker("demo-0")
+    with pytest.raises(TrainingFailed) as failed:
+        training.result(timeout=60)
+    assert "working directory" in str(failed.value)
+
+
+# The disk is full ---------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_worker_is_told_later_when_the_store_could_not_be_written(plane: Plane) -> None:
+    training = plane.train(world=(1, 2, 2))
+    training.wait_until_target_world(timeout=30)
+    with limited(plane, resource.RLIMIT_FSIZE, 0):
+        plane.kill_worker("demo-0")
+        assert plane.daemon is not None
+        eventually(lambda: "demo-0" not in plane.worker_pids(), "it is gone")
+        time.sleep(1.0)  # its end is noticed while nothing can be written
+        plane.daemon.expect("cannot be written")
+    training.wait_until_target_world(timeout=40)
+    eventually(lambda: "demo-0" in exited(training), f"its end is in the journal, which has only {exited(training)}", 5)
+
+
+def test_the_control_plane_goes_on_telling_that_it_lives_after_the_store_could_not_be_written(plane: Plane) -> None:
+    """Usage of workers that die while it is away is closed at that time."""
+    with limited(plane, resource.RLIMIT_FSIZE, 0):
+        assert plane.daemon is not None
+        plane.daemon.expect(r"_stay_alive|cannot be written", 15)
+        time.sleep(5.5)  # it tells every five seconds: this covers one of them
+    assert "_stay_alive() done" not in plane.daemon.text, "the task that tells has ended"
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def test_the_tail_of_a_long_log_does_not_cost_its_length_in_memory(plane: Plane) -> None:
+    line = "x" * 99
+    script = f"import sys; [sys.stdout.write({line!r} + chr(10)) for _ in range(1_500_000)]"
+    training = plane.train(world=(1, 1, 1), command=[sys.executable, "-c", script])
+    training.result(timeout=60)
+    assert plane.daemon is not None
+    before = high_water_kib(plane.daemon.pid)
+    assert list(training.logs(tail=2)) == [f"[0] {line}"] * 2
+    assert high_water_kib(plane.daemon.pid) - before < 64 * 1024
+
+
+def test_a_command_with_its_output_closed_fails_without_a_traceback(plane: Plane) -> None:
+    shell = shutil.which("sh")
+    assert shell is not None
+    program = Path(sys.executable).parent / "muster"
+    process = plane.start(shell, "-c", f"exec {program} ps -o json >&-")
+    process.wait()
+    assert "Traceback" not in process.text
+
+
+# Another training has the name now ----------------------------------------------------------------
+
+
+@pytest.fixture
+def heirs(plane: Plane) -> tuple[muster.DistributedTraining, muster.DistributedTraining]:
+    """A handle on a training that was deleted, and one on another that was given its name."""
+    old = plane.train(world=(1, 1, 2))
+    plane.client.get("demo").delete()
+    new = plane.train(world=(1, 1, 2))
+    return old, new
+
+
+def test_cancelling_a_training_that_is_gone_leaves_the_one_alone_that_has_its_name_now(
+    heirs: tuple[muster.DistributedTraining, muster.DistributedTraining],
+) -> None:
+    old, new = heirs
+    with pytest.raises(muster.NotFound):
+        old.cancel()
+    assert fresh(new).training.spec.cancel is None
+
+
+def test_deleting_a_training_that_is_gone_leaves_the_one_alone_that_has_its_name_now(
+    heirs: tuple[muster.DistributedTraining, muster.DistributedTraining],
+) -> None:
+    old, new = heirs
+    with contextlib.suppress(muster.NotFound):  # gone is gone: either answer is right
+        old.delete()
+    assert fresh(new).training.metadata.deletion_timestamp is None
+
+
+def test_reading_about_a_training_that_is_gone_does_not_answer_for_another(
+    heirs: tuple[muster.DistributedTraining, muster.DistributedTraining],
+) -> None:
+    old, _ = heirs
+    assert {event.uid for event in old.events()} <= {old.training.uid}
+
+
+# Left behind --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not os.access("/sys/fs/cgroup", os.W_OK), reason="needs control groups")
+def test_a_worker_that_is_killed_leaves_no_memory_group_behind(plane: Plane) -> None:
+    """Its guard is still in the group at that moment."""
+    training = plane.train(world=(1, 2, 2), resources={"memory": "400Mi"})
+    training.wait_until_target_world(timeout=30)
+
+    def groups() -> list[str]:
+        return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/muster/{training.training.uid}-*")]
+
+    if not groups():
+        pytest.skip("no memory limit can be set here")
+    plane.kill_worker("demo-0")
+    plane.started(1, 2)
+    plane.go()
+    training.result(timeout=30)
+    plane.no_worker_left()
+    try:
+        eventually(lambda: not groups(), f"no group is left, but {groups()}", 5)
+    finally:
+        for path in groups():
+            os.rmdir(path)
+
+
+# Stopping the control plane -----------------------------------------------------------------------
+
+
+def test_stopping_the_control_plane_tells_of_no_lost_workers_and_takes_no_fixed_time(plane: Plane) -> None:
+    """It closes the connections itself; nothing has been lost and no round is recalled."""
+    training = plane.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=30)
+    assert plane.daemon is not None
+    began = time.monotonic()
+    plane.daemon.kill(signal.SIGTERM)
+    assert plane.daemon.wait() == 0
+    took = time.monotonic() - began
+    plane.serve()
+    assert not {"WorkerLost", "RoundRecalled"} & set(reasons(training))
+    assert took < 1.8, "no request was open, so there was nothing to wait for"

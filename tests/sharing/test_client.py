@@ -1,0 +1,114 @@
+"""Does a pipeline's client say what it must, when it must, and no more often?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from muster.errors import GrantTimeout, InvalidRequest, RequestRefused
+from muster.sharing import ClusterSpec, PipelineClient, Priority, ProgressReport
+from muster.sim import virtual
+from tests.sharing.scripted import a_scheduler, joined, training
+
+
+@dataclass
+class Listener:
+    """Writes down what a client says."""
+
+    said: list[object] = field(default_factory=list)
+
+    async def request_gpus(
+        self,
+        pipeline: str,
+        cluster: str,
+        priority: Priority,
+        step_target_estimate: int | None = None,
+        timeout: float | None = None,
+        *,
+        rollout_id: str | None = None,
+    ) -> list[int]:
+        self.said.append((pipeline, cluster, priority, step_target_estimate, timeout, rollout_id))
+        return [0]
+
+    async def report_progress(self, report: ProgressReport) -> None:
+        self.said.append((report.stream, report.completed, report.target, report.rollout_id))
+
+    async def clear_progress(self, pipeline: str) -> None:
+        self.said.append("cleared")
+
+
+def test_progress_is_reported_at_each_step_of_two_percent() -> None:
+    async def story() -> None:
+        listener = Listener()
+        client = PipelineClient(listener, "p1")
+        assert await client.signal_rollout_demand("r1", 200) == [0]
+        assert listener.said.pop() == ("p1", "actor_infer", Priority.GENERATION, 200, 60, "r1")
+        await client.begin_progress_batch(200)
+        for _ in range(200):
+            await client.bump_completed()
+        await client.end_progress_batch()
+        assert listener.said == [
+            (None, 0, 200, "r1"),
+            *((None, done, 200, "r1") for done in range(4, 201, 4)),
+            (None, 200, 200, "r1"),
+            "cleared",
+        ]
+
+    virtual.run(story())
+
+
+def test_only_the_last_streams_end_clears_progress() -> None:
+    async def story() -> None:
+        listener = Listener()
+        client = PipelineClient(listener, "p1")
+        for stream in ("a", "b"):
+            await client.begin_progress_batch(2, stream)
+        await client.bump_completed(5, "a")
+        await client.end_progress_batch("a")
+        assert "cleared" not in listener.said
+        await client.end_progress_batch("b")
+        assert listener.said == [
+            ("a", 0, 2, None),
+            ("b", 0, 2, None),
+            ("a", 2, 2, None),
+            ("a", 2, 2, None),
+            ("b", 0, 2, None),
+            "cleared",
+        ]
+
+    virtual.run(story())
+
+
+def test_what_was_not_begun_cannot_go_on() -> None:
+    async def story() -> None:
+        client = PipelineClient(Listener(), "p1")
+        with pytest.raises(RequestRefused):
+            await client.bump_completed()
+        with pytest.raises(RequestRefused):
+            await client.end_progress_batch("a")
+        with pytest.raises(InvalidRequest):
+            await client.begin_progress_batch(-1)
+
+    virtual.run(story())
+
+
+def test_a_client_without_a_scheduler_is_an_error_at_once() -> None:
+    with pytest.raises(InvalidRequest, match="no scheduler"):
+        PipelineClient(None, "p1")  # type: ignore[arg-type]
+
+
+def test_demand_that_is_not_met_raises() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1", {"actor_train": ClusterSpec([0, 1, 2, 3]), "actor_infer": ClusterSpec([0])})
+            await joined(sched, "p2", {"actor_infer": ClusterSpec([0, 1, 2, 3])})
+            await training(sched, "p1")
+            client = PipelineClient(sched, "p2")
+            with pytest.raises(GrantTimeout):
+                await client.signal_rollout_demand(3, 8)
+            await sched.notify_release_gpus("p1", "actor_train")
+            assert await client.signal_rollout_demand(4, 8) == [0, 1, 2, 3]
+            assert sched.shares.rollouts[next(iter(sched.shares.rollouts))].rollout_id == "4"
+
+    virtual.run(story())
