@@ -290,7 +290,7 @@ def test_a_turn_on_a_rank_that_is_put_to_sleep_is_queued_again_and_answered_the_
             timeline = Timeline(2, asyncio.get_running_loop().time)
             generation = Generation(workers, ClusterSpec(gpus=[0, 1]), lambda: weights, timeline, "a")
             await generation.expand({0: [0]})
-            slow = [Generate(order.prompt, order.count, order.seed, pace_s=0.2) for order in orders]
+            slow = [Generate(order.prompt, order.count, order.seed, pace_s=0.02) for order in orders]
             rollout = asyncio.create_task(generation.answer(slow, nothing))
             await asyncio.sleep(0)  # the rollout queues its turns
             await asyncio.sleep(0)  # the rank takes the first

@@ -331,6 +331,29 @@ def test_a_long_hook_does_not_make_its_pipeline_silent(tmp_path: Path) -> None:
 # Deaths
 
 
+def test_a_process_that_was_taken_for_dead_does_not_speak_for_the_next_one(tmp_path: Path) -> None:
+    async def test(room: Room) -> None:
+        old, new = Engine(), Engine()
+        before = await room.pipeline("p1", old)
+        assert await before.request_gpus("p1", TRAIN, Priority.ACTOR_TRAINING) == [0, 1]
+        await room.pool.scheduler.quarantine_pipeline("p1", "it seemed dead")
+        after = await room.pipeline("p1", new)
+        assert new.calls == ["shrink [0, 1, 2, 3]"] and not old.calls
+        assert await after.request_gpus("p1", TRAIN, Priority.ACTOR_TRAINING) == [0, 1]
+        with pytest.raises(AlreadyExists, match="another process"):
+            await before.notify_release_gpus("p1", TRAIN)
+        with pytest.raises(AlreadyExists, match="another process"):
+            await before.next_action("p1", 0)
+        with pytest.raises(AlreadyExists, match="another process"):
+            await before.attach("p1")
+        assert sorted((await after.snapshot()).leases) == [0, 1]
+        await after.notify_release_gpus("p1", TRAIN)
+        assert await after.request_gpus("p1", INFER, Priority.GENERATION, 8) == ALL
+        assert new.awake == set(ALL) and not old.calls
+
+    in_room(tmp_path, test)
+
+
 @pytest.fixture
 def fleet_of_sharers(tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet(tmp_path)

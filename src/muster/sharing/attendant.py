@@ -12,7 +12,15 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
-from muster.errors import AlreadyExists, Conflict, MusterError, NotFound, PipelineQuarantined, SchedulerStopped, Unavailable
+from muster.errors import (
+    AlreadyExists,
+    Conflict,
+    MusterError,
+    NotFound,
+    PipelineQuarantined,
+    SchedulerStopped,
+    Unavailable,
+)
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.messages import Action, ActionAnswer
 

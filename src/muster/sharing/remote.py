@@ -53,6 +53,7 @@ from muster.types.sharing import (
     Snapshot,
 )
 
+SESSION = "Pipeline-Session"  # the header that says which process speaks
 LONG_POLL_S = 20.0
 SILENCE_S = 10.0  # how much later than promised an answer may come before the connection counts as lost
 PATIENCE_S = 60.0  # how long a server that was there before may be away
@@ -131,7 +132,8 @@ class RemoteScheduler:
         attendant = self._attendants.pop(pipeline, None)
         if attendant is not None:
             await attendant.stop()
-        await self._call(Request("DELETE", self._path(pipeline), headers=self._named(self._sessions.pop(pipeline, None))))
+        await self._call(Request("DELETE", self._path(pipeline), headers=self._session(pipeline)))
+        self._sessions.pop(pipeline, None)
 
     async def _put(self, pipeline: str, form: Registration, wait_s: float, session: str) -> Response:
         return await self._call(
@@ -176,28 +178,28 @@ class RemoteScheduler:
 
     async def _granted(self, pipeline: str, form: GpuRequest, timeout: float | None) -> list[Gpu]:
         key = uuid.uuid4().hex
-        path = f"{self._path(pipeline)}/requests"
         try:
-            answer, reason = await self._settled(path, to_wire(form), key, timeout)
+            answer, reason = await self._settled(pipeline, "requests", to_wire(form), key, timeout)
         except asyncio.CancelledError:
-            await self._withdraw(f"{path}/{key}")
+            await self._withdraw(pipeline, key)
             raise
         if answer is None:
-            await self._withdraw(f"{path}/{key}")
+            await self._withdraw(pipeline, key)
             told = f": {reason}" if reason else ""
             raise GrantTimeout(f"{pipeline}/{form.cluster} was not granted within {timeout:g} s{told}")
         return list(answer["gpus"])
 
-    async def _withdraw(self, path: str) -> None:
+    async def _withdraw(self, pipeline: str, key: str) -> None:
         """Tell the server that nobody waits, and do not wait for long: the caller is on its way out."""
-        task = asyncio.create_task(self._tell_withdrawn(path))
+        task = asyncio.create_task(self._tell_withdrawn(pipeline, key))
         self._withdrawing.add(task)
         task.add_done_callback(self._withdrawing.discard)
         await asyncio.wait({task}, timeout=WITHDRAW_S)
 
-    async def _tell_withdrawn(self, path: str) -> None:
+    async def _tell_withdrawn(self, pipeline: str, key: str) -> None:
+        path = f"{self._path(pipeline)}/requests/{key}"
         try:
-            await self._call(Request("DELETE", path))
+            await self._call(Request("DELETE", path, headers=self._session(pipeline)))
         except MusterError:
             return  # the pipeline is gone, or the server is: then so is the request, or nobody takes its place again
 
@@ -213,14 +215,13 @@ class RemoteScheduler:
         return await self._released(pipeline, ReleaseOrder(cluster, wait=True), timeout)
 
     async def _released(self, pipeline: str, order: ReleaseOrder, timeout: float | None) -> Released:
-        path = f"{self._path(pipeline)}/release"
-        answer, _ = await self._settled(path, to_wire(order), uuid.uuid4().hex, timeout)
+        answer, _ = await self._settled(pipeline, "release", to_wire(order), uuid.uuid4().hex, timeout)
         if answer is None:
             raise GrantTimeout(f"{pipeline}/{order.cluster} was not vacated within {timeout:g} s; it goes on draining")
         return Released(tuple(answer["gpus"]), str(answer["text"]))
 
     async def _settled(
-        self, path: str, body: Mapping[str, Any], key: str, timeout: float | None
+        self, pipeline: str, what: str, body: Mapping[str, Any], key: str, timeout: float | None
     ) -> tuple[Mapping[str, Any] | None, str]:
         """Ask under one key until it is done, or None and why not when time is over."""
         clock = asyncio.get_running_loop().time
@@ -229,7 +230,7 @@ class RemoteScheduler:
             async with asyncio.timeout(None if timeout is None else timeout + SILENCE_S):
                 while True:
                     wait = max(0.0, min(LONG_POLL_S, until - clock()))
-                    answer = await self._post(path, body, key, wait)
+                    answer = await self._post(pipeline, what, body, key, wait)
                     if answer.status == 200:
                         return answer.json, ""
                     if clock() >= until:
@@ -241,10 +242,10 @@ class RemoteScheduler:
 
     async def report_progress(self, report: ProgressReport) -> None:
         form = ProgressForm(report.completed, report.target, report.stream, report.rollout_id)
-        await self._post(f"{self._path(report.pipeline)}/progress", to_wire(form), uuid.uuid4().hex)
+        await self._post(report.pipeline, "progress", to_wire(form), uuid.uuid4().hex)
 
     async def clear_progress(self, pipeline: str) -> None:
-        await self._post(f"{self._path(pipeline)}/progress", {"clear": True}, uuid.uuid4().hex)
+        await self._post(pipeline, "progress", {"clear": True}, uuid.uuid4().hex)
 
     # What is
 
@@ -271,13 +272,13 @@ class RemoteScheduler:
 
     async def next_action(self, pipeline: str, after: int) -> Action | None:
         params = {"wait": f"{LONG_POLL_S:g}", "after": str(after)}
-        request = Request("GET", f"{self._path(pipeline)}/actions", params, timeout_s=LONG_POLL_S + SILENCE_S)
+        path, headers = f"{self._path(pipeline)}/actions", self._session(pipeline)
+        request = Request("GET", path, params, headers=headers, timeout_s=LONG_POLL_S + SILENCE_S)
         answer = await self._driver.run(flows.call(request))
         return None if answer.status == 204 else flows.read(Action, answer.json)
 
     async def answer(self, pipeline: str, action: Action, answer: ActionAnswer) -> None:
-        path = f"{self._path(pipeline)}/actions/{quote(action.id, safe='')}"
-        await self._post(path, to_wire(answer), uuid.uuid4().hex)
+        await self._post(pipeline, f"actions/{quote(action.id, safe='')}", to_wire(answer), uuid.uuid4().hex)
 
     async def attach(self, pipeline: str) -> None:
         await self._put(pipeline, _attaching(self._forms[pipeline]), 0.0, self._sessions[pipeline])
@@ -290,10 +291,16 @@ class RemoteScheduler:
     async def _get(self, path: str) -> Response:
         return await self._call(Request("GET", self._root + path))
 
-    async def _post(self, path: str, body: Mapping[str, Any], key: str, wait_s: float | None = None) -> Response:
+    def _session(self, pipeline: str) -> dict[str, str]:
+        return {SESSION: self._sessions[pipeline]} if pipeline in self._sessions else {}
+
+    async def _post(
+        self, pipeline: str, what: str, body: Mapping[str, Any], key: str, wait_s: float | None = None
+    ) -> Response:
         params = {} if wait_s is None else {"wait": f"{wait_s:.3f}"}
-        headers = {"Idempotency-Key": key}  # also where the server ignores it: it says that repeating does no harm
-        timeout_s = (wait_s or 0.0) + SILENCE_S
+        # The key also where the server ignores it: it says that repeating does no harm.
+        headers = {"Idempotency-Key": key, **self._session(pipeline)}
+        path, timeout_s = f"{self._path(pipeline)}/{what}", (wait_s or 0.0) + SILENCE_S
         return await self._call(Request("POST", path, params, json=body, headers=headers, timeout_s=timeout_s))
 
     async def _call(self, request: Request) -> Response:

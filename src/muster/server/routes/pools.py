@@ -231,7 +231,13 @@ OPERATIONS = (
         (_KEY_HEADER, _SESSION_HEADER),
     ),
     Operation(
-        "DELETE", f"{PIPELINE}/requests/{{key}}", withdraw_request, "Withdraw a request", {200: _STATE}, (*_READ, 409), headers=(_SESSION_HEADER,)
+        "DELETE",
+        f"{PIPELINE}/requests/{{key}}",
+        withdraw_request,
+        "Withdraw a request",
+        {200: _STATE},
+        (*_READ, 409),
+        headers=(_SESSION_HEADER,),
     ),
     Operation(
         "POST",

@@ -78,9 +78,7 @@ async def _play(settings: Settings, out: TextIO) -> int:
 
     with tempfile.TemporaryDirectory(prefix="muster-share-demo-") as folder:
         async with asyncio.timeout(_LONGEST_S), Crew(Path(folder) / "workers.log") as crew:
-            say(
-                "four GPU slots, imitated on the CPU: learning, loading and freeing weights are real, decoding is slowed"
-            )
+            say("four GPU slots, imitated on the CPU: learning, loading and freeing are real, decoding is slowed")
             say("torch is loaded once; every worker is forked from that process")
             scheduler = Scheduler(
                 Pool(gpus=GPUS, gpus_per_node=GPUS), hook_timeout_s=_HOOK_TIMEOUT_S, min_turn_s=_MIN_TURN_S
