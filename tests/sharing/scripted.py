@@ -23,7 +23,7 @@ class Hooks:
         self.scripts = {"shrink": list(shrink), "expand": list(expand)}
         self.calls: list[tuple[str, list[int]]] = []
         self.awake: dict[int, list[int]] = {}
-        self.running = 0
+        self.running: set[int] = set()  # ranks that some call is about
         self.cancelled = 0
         self.called = asyncio.Event()
 
@@ -39,15 +39,15 @@ class Hooks:
     async def _act(self, kind: str, ranks: list[int]) -> None:
         self.calls.append((kind, ranks))
         self.called.set()
-        assert self.running == 0, "calls of one pipeline overlap"
-        self.running += 1
+        assert not self.running & {*ranks}, "two calls about one rank overlap"
+        self.running |= {*ranks}
         try:
             await self._step(self.scripts[kind].pop(0) if self.scripts[kind] else 0.0)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
-            self.running -= 1
+            self.running -= {*ranks}
 
     async def _step(self, step: Any) -> None:
         if step == "raise":

@@ -160,23 +160,42 @@ def test_awaiting_release_in_the_middle_of_an_expand_lets_it_end_and_drains_it()
     virtual.run(story())
 
 
-def test_awaiting_release_takes_back_expands_that_were_not_yet_called_for() -> None:
+def test_a_shrink_and_expands_of_one_pipeline_run_side_by_side() -> None:
     async def story() -> None:
         async with a_scheduler() as sched:
-            hooks = await joined(sched, "p1", hooks=Hooks(expand=[5.0, 5.0]))
+            hooks = await joined(sched, "p1", hooks=Hooks(expand=[6.0, 6.0], shrink=[2.0]))
             await joined(sched, "p2", OTHER)
             await training(sched, "p2")
             asking = asyncio.create_task(generating(sched, "p1"))
-            await turns()
+            await asyncio.sleep(1)
             await sched.notify_release_gpus("p2", "actor_train")
+            assert await asking == [0, 1]
+            assert now() == 6.0
+            training_again = asyncio.create_task(sched.request_gpus("p1", "actor_train", Priority.ACTOR_TRAINING))
+            await asyncio.sleep(0.5)
+            assert hooks.calls == [("expand", [0, 1]), ("expand", [2, 3]), ("shrink", [0, 1])]
+            assert hooks.running == {0, 1, 2, 3}
+            await asyncio.sleep(1)
+            assert held_by(sched, "p1")[2] == "held" and now() == 7.5
+            assert await training_again == [0, 1]
+            assert now() == 8.0
+
+    virtual.run(story())
+
+
+def test_awaiting_release_takes_back_expands_that_were_not_yet_called_for() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            slow = await joined(sched, "p2", OTHER, Hooks(shrink=[5.0]))
+            assert await generating(sched, "p2") == [0, 1, 2, 3]
+            hooks = await joined(sched, "p1")
+            asking = asyncio.create_task(generating(sched, "p1"))
             await turns()
-            assert held_by(sched, "p1") == dict.fromkeys(range(4), "granting")
-            leaving = asyncio.create_task(sched.await_release_gpus("p1"))
-            await turns()
-            assert held_by(sched, "p1") == {0: "draining", 1: "draining"}
-            await leaving
-            assert hooks.calls == [("expand", [0, 1]), ("shrink", [0, 1])]
+            assert slow.of("shrink") == [[0, 1]] and not hooks.calls
+            await sched.await_release_gpus("p1", "actor_infer")
             assert asking.exception() is not None
+            await asyncio.sleep(6)
+            assert not hooks.calls and held_by(sched, "p2") == dict.fromkeys(range(4), "held")
 
     virtual.run(story())
 

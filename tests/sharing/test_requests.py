@@ -343,7 +343,7 @@ def test_a_stopped_scheduler_refuses_and_changes_nothing() -> None:
                 with pytest.raises(SchedulerStopped):
                     await task
             assert sched.snapshot() == before
-            assert (hooks.cancelled, hooks.running) == (1, 0)
+            assert (hooks.cancelled, hooks.running) == (1, set())
             with pytest.raises(SchedulerStopped):
                 await training(sched, "p2")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from muster.errors import Conflict, NotFound, SharingError
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.messages import Action, ActionAnswer
-from muster.types.sharing import Gpu
+from muster.types.sharing import ClusterSpec, Gpu
 
 MOST_REMEMBERED = 256  # answered or given up; a repeated answer to one of them is told what became of it
 
@@ -51,11 +51,10 @@ class Actions:
 
     def _id_of(self, action: Action) -> str | None:
         """The id under which the same thing was asked last, if that was given up."""
-        if not self._past:
-            return None
-        last, answer = next(reversed(self._past.values()))
-        same = replace(action, id=last.id, epoch=last.epoch) == last
-        return last.id if same and answer is None else None
+        for last, answer in reversed(self._past.values()):
+            if replace(action, id=last.id, epoch=last.epoch) == last:
+                return last.id if answer is None else None
+        return None
 
     def _remember(self, action: Action, answer: ActionAnswer | None) -> None:
         self._past.pop(action.id, None)
@@ -109,11 +108,13 @@ class Actions:
 class RemoteHooks:
     """The scheduler's side of a pipeline in another process."""
 
-    def __init__(self, actions: Actions) -> None:
+    def __init__(self, actions: Actions, infer: ClusterSpec) -> None:
         self._actions = actions
+        self._infer = infer
 
     async def shrink(self, ranks: Sequence[int], /) -> None:
-        _must_be_ok(await self._actions.call(Action("", 0, "shrink", ranks=tuple(ranks))))
+        gpus = tuple(sorted(gpu for rank in ranks for gpu in self._infer.bundles[rank]))
+        _must_be_ok(await self._actions.call(Action("", 0, "shrink", tuple(ranks), gpus)))
 
     async def expand(self, ranks: Mapping[int, Sequence[Gpu]], /) -> None:
         bundles = {str(rank): tuple(gpus) for rank, gpus in ranks.items()}
@@ -131,8 +132,8 @@ class TellingHooks(RemoteHooks):
         return answer.ok
 
 
-def hooks_for(actions: Actions, *, vacated: bool) -> PipelineHooks:
-    return TellingHooks(actions) if vacated else RemoteHooks(actions)
+def hooks_for(actions: Actions, infer: ClusterSpec, *, vacated: bool) -> PipelineHooks:
+    return TellingHooks(actions, infer) if vacated else RemoteHooks(actions, infer)
 
 
 def _must_be_ok(answer: ActionAnswer) -> None:

@@ -1,15 +1,15 @@
 """Who answers the scheduler when a pipeline's hooks live in this process and the scheduler does not?
 
-An `Attendant` fetches the pipeline's actions, calls its hooks and answers. It goes on fetching while a hook runs, so
-that the pipeline is heard and a call that the scheduler has given up is cancelled. After a restart of the server it
-attaches the pipeline again; it ends when there is nothing left to attend.
+An `Attendant` fetches the pipeline's actions, calls its hooks and answers. It goes on fetching while hooks run: calls
+for different ranks run side by side, and one that the scheduler makes again ends the one before. After a restart of
+the server it attaches the pipeline again; it ends when there is nothing left to attend.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from muster.errors import (
@@ -49,13 +49,13 @@ class Attendant:
         self._pipeline = pipeline
         self._hooks = hooks
         self._seen = 0  # the newest epoch that was fetched
-        self._call: asyncio.Task[None] | None = None
+        self._calls: dict[asyncio.Task[None], Action] = {}
         self._task = asyncio.create_task(self._attend(), name=f"hooks of {pipeline}")
 
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.wait({self._task})
-        await self._give_up()
+        await self._give_up(list(self._calls))
 
     async def _attend(self) -> None:
         pause = FIRST_PAUSE_S
@@ -72,7 +72,7 @@ class Attendant:
                 await self._attach_again()
             except (PipelineQuarantined, NotFound, AlreadyExists) as over:
                 log.warning("%s", over.message)
-                await self._give_up()
+                await self._give_up(list(self._calls))
                 return
             if action is not None:
                 self._seen = action.epoch
@@ -80,7 +80,7 @@ class Attendant:
 
     async def _attach_again(self) -> None:
         """The server has lost its hooks in a restart: what it asked before is over."""
-        await self._give_up()
+        await self._give_up(list(self._calls))
         try:
             await self._wire.attach(self._pipeline)
         except MusterError as error:  # if it is not over, the next fetch says so and this is tried again
@@ -90,23 +90,24 @@ class Attendant:
             log.info("%s is attached again", self._pipeline)
 
     async def _begin(self, action: Action) -> None:
-        """One call at a time: the scheduler has given up the one before."""
-        if not await self._give_up():
+        """One call at a time for each rank: if it is asked for again, the scheduler has given up the one before."""
+        before = [task for task, other in self._calls.items() if _overlap(action, other)]
+        if not await self._give_up(before):
             told = "the call before it still runs, though it was cancelled"
             await self._answer(action, ActionAnswer(action.epoch, False, told))
             return
-        self._call = asyncio.create_task(self._carry_out(action))
+        task = asyncio.create_task(self._carry_out(action))
+        self._calls[task] = action
+        task.add_done_callback(self._calls.pop)
 
-    async def _give_up(self) -> bool:
-        """Cancel the call in flight; whether it has ended."""
-        if self._call is None:
+    async def _give_up(self, calls: Collection[asyncio.Task[None]]) -> bool:
+        """Cancel calls in flight; whether they have ended."""
+        if not calls:
             return True
-        self._call.cancel()
-        await asyncio.wait({self._call}, timeout=CANCEL_GRACE_S)
-        if not self._call.done():
-            return False
-        self._call = None
-        return True
+        for call in calls:
+            call.cancel()
+        _, running = await asyncio.wait(calls, timeout=CANCEL_GRACE_S)
+        return not running
 
     async def _carry_out(self, action: Action) -> None:
         error = await _outcome(self._called(action))
@@ -130,6 +131,13 @@ class Attendant:
             log.info("an answer came late: %s", late.message)
         except MusterError as error:  # whoever asked will ask again, or has given up
             log.warning("%s of %s was not answered: %s", action.do, self._pipeline, error.message)
+
+
+def _overlap(one: Action, other: Action) -> bool:
+    """Whether they are about the same: shrinks and expands name ranks, and questions name GPUs."""
+    if "vacated" in (one.do, other.do):
+        return one.do == other.do and not set(one.gpus).isdisjoint(other.gpus)
+    return not set(one.ranks).isdisjoint(other.ranks)
 
 
 async def _outcome(call: Coroutine[Any, Any, None]) -> BaseException | None:

@@ -124,7 +124,7 @@ class Desk:
         ending: list[asyncio.Task[Any]] = [*self._proving.values()]
         for proof in self._proving.values():
             proof.cancel()
-        ending += [task for runner in self._runners.values() if (task := runner.cancel()) is not None]
+        ending += [task for runner in self._runners.values() for task in runner.cancel()]
         if ending:
             await asyncio.wait(ending)
         self._runners.clear()

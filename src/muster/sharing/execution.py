@@ -1,7 +1,8 @@
-"""How are a pipeline's hooks called? One call at a time per pipeline, with a deadline and one retry.
+"""How are a pipeline's hooks called? At once, side by side, each call with a deadline and one retry.
 
-A runner looks at the state, makes the call that it asks for, and looks again. It keeps no queue: whatever happened
-meanwhile is in the state. A reply changes only leases that still have the epoch of its call.
+A runner looks at the state, makes the calls that it asks for, and looks again when one has ended. It keeps no queue:
+whatever happened meanwhile is in the state. A bundle is in one call at a time, and a reply changes only leases that
+still have the epoch of its call.
 """
 
 from __future__ import annotations
@@ -49,6 +50,27 @@ class Desk(Protocol):
     def call_failed(self, pipeline: PipelineId, kind: Kind, why: str, *, again: bool) -> None: ...
 
 
+@dataclass(eq=False)
+class _Call:
+    """A hook call in flight, with its retry."""
+
+    kind: Kind
+    epochs: leases.Epochs
+    task: asyncio.Task[None] | None = None
+    hook: asyncio.Task[None] | None = None
+    interrupted: bool = False
+
+    def cancel(self) -> None:
+        if self.hook is not None:
+            self.hook.cancel()  # here and not only by its waiter: one that has not begun must not begin
+        if self.task is not None:
+            self.task.cancel()
+
+    def interrupt(self) -> None:
+        if self.hook is not None and not self.hook.done():
+            self.interrupted = self.hook.cancel()
+
+
 class Runner:
     """The calls of one pipeline."""
 
@@ -56,25 +78,22 @@ class Runner:
         self._desk = desk
         self._pipeline = pipeline
         self._limits = limits
-        self._task: asyncio.Task[None] | None = None
-        self._hook: asyncio.Task[None] | None = None
-        self._interrupted = False
-        self.in_flight: leases.Epochs = {}  # what the call that runs now is about
+        self._calls: set[_Call] = set()
         self._begun: dict[Bundle, int] = {}  # what some call was about, the latest epoch of each
 
     def kick(self) -> None:
         """There may be something to do."""
-        if (self._task is None or self._task.done()) and self._next() is not None:
-            self._task = asyncio.create_task(self._run(), name=f"hooks of {self._pipeline}")
+        for kind, epochs in self._due():
+            call = _Call(kind, epochs)
+            self._begun.update(epochs)
+            self._calls.add(call)
+            call.task = asyncio.create_task(self._run(call), name=f"{kind} of {self._pipeline}")
 
-    def cancel(self) -> asyncio.Task[None] | None:
-        """End the call in flight; the task that is ending."""
-        if self._task is None or self._task.done():
-            return None
-        if self._hook is not None:
-            self._hook.cancel()  # here and not only by its waiter: one that has not begun must not begin
-        self._task.cancel()
-        return self._task
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """End the calls in flight; the tasks that are ending."""
+        for call in self._calls:
+            call.cancel()
+        return [call.task for call in self._calls if call.task is not None]
 
     def dispatched(self) -> set[Bundle]:
         """Bundles that a call in their present epoch was about, also one that has ended without success."""
@@ -82,51 +101,51 @@ class Runner:
         return {bundle for bundle, epoch in self._begun.items() if bundle in held and held[bundle].epoch == epoch}
 
     def interrupt(self) -> None:
-        """The call in flight is about bundles that are gone: end it, and make the one that is right now."""
-        if self._hook is not None and not self._hook.done():
-            self._interrupted = self._hook.cancel()
+        """Calls about bundles that are gone end now; what is left of them is called for again."""
+        held = self._desk.shares.leases
+        for call in self._calls:
+            if any(bundle not in held for bundle in call.epochs):
+                call.interrupt()
 
-    async def _run(self) -> None:
-        while (found := self._next()) is not None:
-            kind, self.in_flight = found
-            self._begun.update(self.in_flight)
-            try:
-                await self._carry_out(kind, self.in_flight)
-            finally:
-                self.in_flight = {}
+    async def _run(self, call: _Call) -> None:
+        try:
+            await self._carry_out(call)
+        finally:
+            self._calls.discard(call)
+        self.kick()
 
-    def _next(self) -> tuple[Kind, leases.Epochs] | None:
-        """What gives GPUs back comes first: somebody waits for it."""
+    def _due(self) -> list[tuple[Kind, leases.Epochs]]:
         shares = self._desk.shares
         there = shares.pipelines.get(self._pipeline)
         if there is None or not there.movable or self._desk.hooks_of(self._pipeline) is None:
-            return None
+            return []
+        busy = {bundle for call in self._calls for bundle in call.epochs}
         found = [
             lease
             for lease in demand.leases_of(shares, self._pipeline, GENERATION_CLUSTER)
-            if lease.priority is Priority.GENERATION
+            if lease.priority is Priority.GENERATION and lease.bundle not in busy
         ]
-        kinds: tuple[Kind, ...] = ("shrink", "expand")
-        for kind in kinds:
-            epochs = {lease.bundle: lease.epoch for lease in found if lease.state is _STATE[kind]}
-            if epochs:
-                return kind, epochs
-        return None
+        by_kind: list[tuple[Kind, leases.Epochs]] = [
+            (kind, {lease.bundle: lease.epoch for lease in found if lease.state is state})
+            for kind, state in _STATE.items()
+        ]
+        return [(kind, epochs) for kind, epochs in by_kind if epochs]
 
-    async def _carry_out(self, kind: Kind, epochs: leases.Epochs) -> None:
+    async def _carry_out(self, call: _Call) -> None:
         clock = asyncio.get_running_loop().time
         failure: HookFailed | None = None
+        kind, epochs = call.kind, call.epochs
         for attempt in range(ATTEMPTS):
             epochs = self._still(kind, epochs)
             hooks = self._desk.hooks_of(self._pipeline)  # new ones may have come since
             if not epochs or hooks is None:
                 return
             began = clock()
-            self._hook, self._interrupted = asyncio.create_task(self._call(hooks, kind, epochs)), False
+            call.hook, call.interrupted = asyncio.create_task(self._call(hooks, kind, epochs)), False
             try:
-                await within(self._limits.timeout_s, self._hook)
+                await within(self._limits.timeout_s, call.hook)
             except HookFailed as error:
-                if self._interrupted and not error.stuck:
+                if call.interrupted and not error.stuck:
                     return
                 failure = error
                 again = attempt + 1 < ATTEMPTS and not error.stuck

@@ -111,6 +111,8 @@ class PipelineClient:
 
     async def bump_completed(self, n: int = 1, stream: str | None = None) -> None:
         """Count; the scheduler hears of it once per step of 2 %."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise InvalidRequest(f"completed trajectories are counted in whole numbers, not by {n!r}")
         batch = self._batch(stream)
         before = batch.step
         batch.completed = min(batch.completed + n, batch.target)

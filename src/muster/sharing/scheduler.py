@@ -118,8 +118,7 @@ class Scheduler(Desk):
         now = self._begin()
         self._commit(leases.node_lost(self._shares, node, why, now))
         for runner in self._runners.values():
-            if any(bundle not in self._shares.leases for bundle in runner.in_flight):
-                runner.interrupt()
+            runner.interrupt()
         self._note("node-lost", "", f"node {node}: {why}")
 
     async def restore_node(self, node: int) -> None:

@@ -46,6 +46,8 @@ from muster.sharing.messages import (
 from muster.sharing.scheduler import Scheduler
 from muster.types.codec import Problem, show_time, to_wire
 from muster.types.sharing import (
+    GENERATION_CLUSTER,
+    ClusterSpec,
     Gpu,
     LeaseState,
     Pipeline,
@@ -238,7 +240,8 @@ class PoolService:
 
     async def _register(self, pipeline: str, remote: _Remote, form: Registration) -> None:
         if not self._is_as(pipeline, remote, form):
-            hooks = hooks_for(remote.actions, vacated=form.vacated)
+            infer = form.specs.get(GENERATION_CLUSTER, ClusterSpec())
+            hooks = hooks_for(remote.actions, infer, vacated=form.vacated)
             await self.scheduler.register_pipeline(pipeline, form.specs, hooks, form.weight)
             remote.attached, remote.tells = True, form.vacated
         if form.admit:
