@@ -8,14 +8,17 @@ answered. Between two awaits nothing else runs, so there is no lock. `scheduler`
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from muster.core.sharing import demand, leases
 from muster.core.sharing.plans import Plan
 from muster.errors import (
+    JournalUnusable,
     PipelineQuarantined,
     SchedulerStopped,
     WouldDeadlock,
@@ -41,13 +44,15 @@ from muster.types.sharing import (
     gpus_of,
 )
 
+log = logging.getLogger("muster.sharing")
+
 Planner = Callable[[Shares, float], Plan]
 OnEvent = Callable[[SharingEvent], None]
 
 EVENTS_KEPT = 10_000
 VACATED_POLL_S = 0.05
 SHORTEST_RECHECK_S = 0.001  # a planner that asks for "now" must not keep the loop busy
-PLAN_AGAIN_S = 1.0  # after a pass that failed
+AGAIN_S = 1.0  # before a pass that failed is made again
 
 
 class Desk:
@@ -99,13 +104,14 @@ class Desk:
             )
             shares = leases.shifted(kept.shares, now - kept.at)
             self._reasons = dict(kept.reasons or {})
-        shares = leases.detached(shares, now)
-        if self._journal is not None:
+            shares = leases.detached(shares, now, unsure=kept.may_lack_its_end)
             try:
                 self._journal.rewrite(shares, now, self._reasons)
-            except OSError:
+            except JournalUnusable:
                 self._journal.close()
                 raise
+        else:
+            shares = leases.detached(shares, now)
         self._shares, self._running = shares, True
         if shares.pipelines:
             self._reattach = loop.call_later(self._reattach_timeout_s, self._end_reattaching)
@@ -131,8 +137,10 @@ class Desk:
         self._hooks.clear()
         self._note("stopped", "", "")
         if self._journal is not None:
-            self._journal.note(self._shares, asyncio.get_running_loop().time(), self._reasons)
-            self._journal.close()
+            try:
+                self._journal.note(self._shares, asyncio.get_running_loop().time(), self._reasons)
+            finally:
+                self._journal.close()
 
     # What is
 
@@ -180,9 +188,13 @@ class Desk:
             self._recheck.cancel()
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._recheck = loop.call_later(PLAN_AGAIN_S, self._wake)  # stands if what follows raises
+        self._recheck = loop.call_later(AGAIN_S, self._wake)  # stands if what follows raises
         plan = self._planner(self._shares, now)
-        self._apply(plan, now)
+        try:
+            self._apply(plan, now)
+        except JournalUnusable as error:
+            log.error("nothing is decided: %s", error.message)
+            return
         self._recheck.cancel()
         self._recheck = None
         if plan.recheck_at is not None:
@@ -200,6 +212,9 @@ class Desk:
                 granted.append(request)
         expands = [one.bundle for one in plan.expands if one.ready and self._may_move(one.bundle.pipeline)]
         shares = leases.expanding(shares, expands, now, plan.reasons)
+        promised = tuple(one.bundle for one in plan.expands if not one.ready)
+        if promised != shares.promised:
+            shares = replace(shares, promised=promised)
         self._commit(shares, planned=True)
         self._reasons = {one.seq: plan.reasons.get(f"#{one.seq}") or self._reason(one) for one in shares.requests}
         self._tell("shrinking", shrinks, plan.reasons)
@@ -239,7 +254,7 @@ class Desk:
 
     def _end_reattaching(self) -> None:
         """Whoever has not come back by now does not count any more, nor do places that nobody took again."""
-        self._reattach = None
+        self._reattach = asyncio.get_running_loop().call_later(AGAIN_S, self._end_reattaching)  # if this raises
         for name, one in self._shares.pipelines.items():
             if one.detached_since is not None and not one.quarantined:
                 self._quarantine(name, f"it did not attach within {self._reattach_timeout_s:g} s of a restart")
@@ -249,6 +264,8 @@ class Desk:
                 shares = demand.withdrawn(shares, request.seq)
                 self._note("withdrawn", request.pipeline, "nobody asked again after a restart", cluster=request.cluster)
         self._commit(shares)
+        self._reattach.cancel()
+        self._reattach = None
 
     # Hook calls
 

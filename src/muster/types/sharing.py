@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NewType
+from typing import Any, NewType, NoReturn
 
 PipelineId = NewType("PipelineId", str)
 Gpu = int
@@ -46,6 +46,11 @@ def gpus_of(mask: int) -> list[Gpu]:
         found.append(low.bit_length() - 1)
         mask ^= low
     return found
+
+
+def named(value: Any) -> Any:
+    """A number as the name that it stands for; whatever else there is stays, to be checked."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,7 @@ class Request:
     since: float
     estimate: int | None = None
     opened: bool = False  # it opened the rollout that it asks for
+    absent: bool = False  # its caller has not asked again since a restart: its place is kept, and it gets nothing
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,7 @@ class Pipeline:
     shrink_s: float | None = None  # moving averages of what its hooks took
     expand_s: float | None = None
     last_rollout_id: str | None = None  # of the rollout before the open one: late reports for it do not count
+    unsure: bool = False  # decisions about it may have been lost with its machine: it has to shrink everything first
 
     @property
     def movable(self) -> bool:
@@ -212,15 +219,22 @@ class Shares:
     seq: int = 0
     min_turn_s: float = 2.0
     reserve_after_s: float = 30.0
+    promised: tuple[Bundle, ...] = field(default=(), compare=False)  # what the last plan vacates GPUs for
 
 
 @dataclass(frozen=True)
 class ProgressReport:
+    """Numbers are names too: a stream or a rollout may be called 3."""
+
     pipeline: str
     completed: int
     target: int
     stream: str | None = None
     rollout_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stream", "rollout_id"):
+            object.__setattr__(self, name, named(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -265,6 +279,18 @@ class SharingEvent:
     gpus: tuple[Gpu, ...] = ()
 
 
+class _Fixed(dict[Any, Any]):
+    """A mapping that stays as it is. A proxy could not be sent to another process."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a snapshot does not change: take a new one")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[_Fixed], tuple[dict[Any, Any]]]:
+        return _Fixed, (dict(self),)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The scheduler as it is, for users. Equal before a stop and after a start from the journal."""
@@ -274,3 +300,7 @@ class Snapshot:
     pending: tuple[Pending, ...]
     open_rollouts: Mapping[str, int]
     quarantined: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        for name in ("leases", "open_rollouts", "quarantined"):
+            object.__setattr__(self, name, _Fixed(getattr(self, name)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,8 +81,8 @@ def _useful(shares: Shares, name: str) -> int:
 
 
 def _largest_remainders(claims: dict[str, float], seats: int) -> dict[str, int]:
-    total = sum(claims.values())
-    quota = {name: seats * claim / total for name, claim in claims.items()}
+    total = sum(Fraction(claim) for claim in claims.values())
+    quota = {name: seats * Fraction(claim) / total for name, claim in claims.items()}
     given = {name: 0 for name in claims}
     by_need = sorted(claims, key=lambda name: (-quota[name], name))
     for name in by_need[:seats]:
@@ -190,6 +191,19 @@ def test_a_large_request_is_served_against_a_stream_of_small_ones() -> None:
     state = a_state(4, [both, small, other], leases=leases, requests=urgent)
     assert [grant.seq for grant in plan(state, NOW).grants] == [2], "a more urgent one may pass, for a while"
     assert plan(state, NOW + 31).grants == ()
+
+
+def test_a_request_that_waits_for_a_holder_does_not_keep_that_holder_from_getting_on() -> None:
+    holder = a_pipeline("a", FULL4, critic=ClusterSpec([0]), reference=ClusterSpec([1]))
+    waiting = a_pipeline("b", FULL4, actor_train=ClusterSpec([0, 1]))
+    other = a_pipeline("c", FULL4, actor_train=ClusterSpec([1]))
+    requests = (
+        a_request(1, "b", "actor_train", since=NOW - 50),
+        a_request(2, "c", "actor_train"),
+        a_request(3, "a", "reference"),
+    )
+    state = a_state(4, [holder, waiting, other], leases=fixed_leases(holder, "critic"), requests=requests)
+    assert [grant.seq for grant in plan(state, NOW).grants] == [3]
 
 
 def test_a_holder_without_demand_yields_everything() -> None:

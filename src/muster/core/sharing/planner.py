@@ -6,7 +6,8 @@ named, and made when they are. Draining GPUs count as vacant for planning, so no
 
 The stages, in order:
 
-    fixed      whole-cluster requests, by priority and age; one that cannot be granted moves nothing
+    fixed      whole-cluster requests (`fixed`)
+    promised   what the last plan shrank for somebody who can still use it
     vacant     free GPUs to open pipelines, whoever is furthest below its due first
     yielded    bundles of holders that have nothing left to do
     moved      from one busy pipeline to another, calmly
@@ -21,23 +22,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from muster.core.sharing import due
-from muster.core.sharing.plans import Expand, Grant, Plan
+from muster.core.sharing.fixed import FixedRequests
+from muster.core.sharing.plans import Expand, Plan
+from muster.core.sharing.room import holders, listed, room_of
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
     ClusterSpec,
-    Gpu,
     Lease,
     LeaseState,
     Pipeline,
     PipelineId,
     Priority,
-    Request,
     Shares,
     gpus_of,
 )
 
-TURN_FACTOR = 4.0  # a turn lasts at least so many times what a switch takes
+TINY = 1e-9  # shares that differ by less are equal
+WORTH_IT = 4.0  # a turn lasts, and a moved bundle is needed, at least so many times as long as a switch takes
 
 
 def plan(shares: Shares, now: float) -> Plan:
@@ -62,7 +64,7 @@ class _Open:
 
     @property
     def lacks(self) -> float:
-        return self.due - self.count
+        return round(self.due - self.count, 9)  # equal shares are equal, however they were computed
 
     overdue: bool = False  # it has waited longer than a turn
 
@@ -76,132 +78,39 @@ class _Planning:
     """One plan in the making. It never touches what it was given."""
 
     def __init__(self, shares: Shares, now: float) -> None:
-        self._shares = shares
-        self._now = now
-        self._shrinks: dict[Bundle, str] = {}
-        self._grants: list[Grant] = []
+        self._shares, self._now = shares, now
+        self._room = room_of(shares)
+        self._fixed = FixedRequests(shares, self._room, now)
+        self._shrinks = self._fixed.shrinks
+        self._reasons = self._fixed.reasons
+        self._recheck = self._fixed.recheck
         self._expands: list[tuple[Bundle, int]] = []
-        self._reasons: dict[str, str] = {}
-        self._recheck = math.inf
-        self._sort_leases()
-
-    def _sort_leases(self) -> None:
-        shares = self._shares
-        lost = 0
-        for gpu in shares.lost_gpus:
-            lost |= 1 << gpu
-        fixed = frozen = draining = leased = 0
-        self._generating: list[Lease] = []  # that may be taken away, now or as soon as they are granted
-        for bundle, lease in shares.leases.items():
-            leased |= lease.mask
-            pipeline = shares.pipelines[bundle.pipeline]
-            if lease.priority is not Priority.GENERATION:
-                fixed |= lease.mask
-            elif not pipeline.movable:
-                frozen |= lease.mask
-            elif lease.state is LeaseState.DRAINING:
-                draining |= lease.mask
-            else:
-                self._generating.append(lease)
-        self._lost, self._fixed, self._frozen, self._draining = lost, fixed, frozen, draining
-        self._free = shares.pool.mask & ~(leased | lost)
-        self._promised = 0  # to fixed requests, by this plan
 
     def run(self) -> Plan:
-        self._grant_fixed()
         self._share_the_rest()
-        expands = [Expand(bundle, mask, mask & ~self._free == 0) for bundle, mask in self._expands]
+        expands = [Expand(bundle, mask, mask & ~self._room.free == 0) for bundle, mask in self._expands]
         return Plan(
             shrinks=tuple(self._shrinks),
-            grants=tuple(self._grants),
+            grants=tuple(self._fixed.grants),
             expands=tuple(expands),
             reasons=self._reasons | {str(bundle): why for bundle, why in self._shrinks.items()},
             recheck_at=None if self._recheck == math.inf else self._recheck,
         )
 
-    # Fixed requests
-
-    def _grant_fixed(self) -> None:
-        waiting: list[tuple[Request, int]] = []
-        for request in self._in_order():
-            pipeline = self._shares.pipelines[request.pipeline]
-            need = pipeline.clusters[request.cluster].mask
-            obstacle = self._obstacle(request, need, waiting)
-            if obstacle:
-                self._reasons[f"#{request.seq}"] = obstacle
-                waiting.append((request, need))
-                if not self._is_old(request):
-                    self._recheck = min(self._recheck, request.since + self._shares.reserve_after_s)
-                continue
-            self._grant(request, pipeline, need)
-
-    def _in_order(self) -> list[Request]:
-        """Those that have waited long come first; then priority, then age."""
-        wanted = [
-            request
-            for request in self._shares.requests
-            if request.priority is not Priority.GENERATION
-            and self._shares.pipelines[request.pipeline].admitted
-            and not self._shares.pipelines[request.pipeline].quarantined
-        ]
-        return sorted(
-            wanted,
-            key=lambda one: (0, 0, one.seq) if self._is_old(one) else (1, int(one.priority), one.seq),
-        )
-
-    def _is_old(self, request: Request) -> bool:
-        return self._now - request.since >= self._shares.reserve_after_s
-
-    def _obstacle(self, request: Request, need: int, waiting: list[tuple[Request, int]]) -> str:
-        """Why it cannot be granted now; empty if it can."""
-        if need & self._lost:
-            return f"GPU {_listed(need & self._lost)} is lost"
-        if blocked := need & (self._fixed | self._frozen):
-            return f"waits for {self._holders(blocked)}"
-        if need & self._promised:
-            return f"GPU {_listed(need & self._promised)} goes to an earlier request"
-        for other, reserved in waiting:
-            against = self._is_old(other) or (other.seq < request.seq and other.priority <= request.priority)
-            if need & reserved and against and other.seq != request.seq:
-                who = f"{other.pipeline}/{other.cluster}"
-                return f"GPU {_listed(need & reserved)} is reserved for {who}, which waits longer"
-        return ""
-
-    def _holders(self, mask: int) -> str:
-        told = []
-        for bundle, lease in self._shares.leases.items():
-            if lease.mask & mask:
-                pipeline = self._shares.pipelines[bundle.pipeline]
-                state = f" ({pipeline.quarantined})" if pipeline.quarantined else ""
-                state = state or (" (detached)" if pipeline.detached_since is not None else "")
-                told.append(f"{bundle.pipeline}/{bundle.cluster}{state}")
-        return ", ".join(sorted(set(told)))
-
-    def _grant(self, request: Request, pipeline: Pipeline, need: int) -> None:
-        self._promised |= need
-        spec = pipeline.clusters[request.cluster]
-        bundles = tuple(Bundle(request.pipeline, request.cluster, rank) for rank in range(len(spec.bundles)))
-        ready = need & ~self._free == 0
-        self._grants.append(Grant(request.seq, bundles, need, ready))
-        if ready:
-            return
-        for lease in self._generating:
-            if lease.mask & need and lease.state is LeaseState.HELD:
-                self._shrinks[lease.bundle] = f"{request.pipeline}/{request.cluster} gets its GPUs"
-        self._reasons[f"#{request.seq}"] = f"GPU {_listed(need & ~self._free)} is being vacated for it"
-
     # Generation
 
     def _share_the_rest(self) -> None:
-        self._avail = self._shares.pool.mask & ~(self._lost | self._fixed | self._frozen | self._promised)
+        room = self._room
+        self._avail = self._shares.pool.mask & ~(room.lost | room.fixed | room.frozen | self._fixed.promised)
         self._opens = self._open_pipelines()
         if not self._opens:
             return
         self._yields: dict[int, Lease] = {}
         self._sort_generating()
         self._set_dues()
-        self._vacant = (self._free | self._draining) & self._avail
+        self._vacant = (room.free | room.draining) & self._avail
         self._yielded = _union(lease.mask for lease in self._yields.values()) & self._avail
+        self._keep_promises()
         self._fill()
         before = len(self._shrinks)
         self._move()
@@ -229,8 +138,8 @@ class _Planning:
 
     def _sort_generating(self) -> None:
         """Bundles that stay with an open pipeline, and those that a holder without demand yields."""
-        for lease in self._generating:
-            if lease.mask & self._promised:
+        for lease in self._room.generating:
+            if lease.mask & self._fixed.promised:
                 continue  # a fixed request takes it, now or as soon as it is granted
             one = self._opens.get(lease.bundle.pipeline)
             rank = lease.bundle.rank
@@ -256,14 +165,25 @@ class _Planning:
             if tp > 1:
                 whole = [mask for mask in spec.masks if mask & ~reach == 0]
                 bundles, reach = len(whole), _union(whole)
-            useful = math.ceil(one.remaining / spec.slots_per_bundle) if spec.slots_per_bundle else one.remaining
-            one.most = min(bundles, max(1, useful))
+            useful = math.ceil(one.remaining / (spec.slots_per_bundle or 1))
+            one.most = min(bundles, useful)
             weight = one.pipeline.weight * one.remaining * tp
             claims.append(due.Claim(one.pipeline.pipeline_id, weight, reach, float(one.most * tp)))
         for pipeline_id, gpus in due.shares(claims).items():
             self._opens[pipeline_id].due = gpus / self._opens[pipeline_id].spec.tp_size
 
     # Vacant and yielded GPUs
+
+    def _keep_promises(self) -> None:
+        """What was shrunk for somebody goes to it if it can still use it; whoever has nothing comes before."""
+        if any(one.count == 0 and one.most for one in self._opens.values()):
+            return
+        for bundle in self._shares.promised:
+            one = self._opens.get(bundle.pipeline)
+            if one is None or one.count >= one.most or one.taken >> bundle.rank & 1:
+                continue
+            if one.spec.masks[bundle.rank] & ~self._vacant == 0:
+                self._give(one, bundle.rank)
 
     def _fill(self) -> None:
         """No GPU stays idle while an open pipeline can use it; whoever is furthest below its due chooses first."""
@@ -275,7 +195,7 @@ class _Planning:
             _, pipeline_id = heapq.heappop(queue)
             one = self._opens[pipeline_id]
             rank = self._choose(one, self._vacant)
-            if rank is None and self._yielded:
+            if rank is None and self._yielded and self._outlasts(one):
                 rank = self._choose(one, self._vacant | self._yielded)
             if rank is None:
                 continue
@@ -314,7 +234,7 @@ class _Planning:
 
         def wanted(rank: int) -> tuple[bool, bool, int, int]:
             mask = one.spec.masks[rank]
-            return (mask & ~self._free != 0, not mask & one.own, sum(bool(m & mask) for m in maps), rank)
+            return (mask & ~self._room.free != 0, not mask & one.own, sum(bool(m & mask) for m in maps), rank)
 
         return sorted(ranks, key=wanted)
 
@@ -324,7 +244,12 @@ class _Planning:
         reach = one.spec.mask & among
         if not reach:
             return None
-        for part in (reach & self._free & one.own, reach & one.own, self._least_wanted(one, reach & self._free), reach):
+        for part in (
+            reach & self._room.free & one.own,
+            reach & one.own,
+            self._least_wanted(one, reach & self._room.free),
+            reach,
+        ):
             if part and (rank := self._first_rank(one, part, among)) is not None:
                 return rank
         return None
@@ -403,8 +328,9 @@ class _Planning:
                 continue
             rank, leases = found
             self._take(one, rank, leases)
-            if self._is_short(one):
-                heapq.heappush(queue, (one.order(), pipeline_id))
+            for each in (one, *(self._opens[lease.bundle.pipeline] for lease in leases)):
+                if self._is_short(each):
+                    heapq.heappush(queue, (each.order(), each.pipeline.pipeline_id))
 
     def _is_short(self, one: _Open) -> bool:
         if one.count >= one.most:
@@ -426,23 +352,28 @@ class _Planning:
         return donor.count - count >= 1 and donor.count - count + 1 > donor.due
 
     def _find_move(self, one: _Open, donors: list[_Open]) -> tuple[int, list[Lease]] | None:
-        for donor in donors:
-            if not self._may_give(donor, one) or not self._outlasts(one, donor):
-                continue
-            best: tuple[tuple[bool, bool], int, Lease] | None = None
-            for lease in donor.kept.values():
-                mine = self._as_mine(one, lease)
-                if mine is None:
+        """From one that keeps its due, else from one that has more than its due, else from anybody who may give."""
+        for least in (1.0, 2 * TINY, -math.inf):
+            for donor in donors:
+                if donor.count - donor.due < least - TINY or not self._may_give(donor, one):
                     continue
-                # Best where the receiver trains itself, worst where the donor does; then the lowest rank.
-                key = (not lease.mask & one.own, bool(lease.mask & donor.own))
-                if best is None or key < best[0]:
-                    best = (key, mine, lease)
-                if key == (False, False):
-                    break
-            if best is not None:
-                return best[1], [best[2]]
+                if self._outlasts(one, donor.pipeline.shrink_s) and (found := self._best_of(donor, one)) is not None:
+                    return found
         return self._find_composed_move(one)
+
+    def _best_of(self, donor: _Open, one: _Open) -> tuple[int, list[Lease]] | None:
+        """Best where the receiver trains itself, worst where the donor does; then the lowest rank."""
+        best: tuple[tuple[bool, bool], int, Lease] | None = None
+        for lease in donor.kept.values():
+            mine = self._as_mine(one, lease)
+            if mine is None:
+                continue
+            key = (not lease.mask & one.own, bool(lease.mask & donor.own))
+            if best is None or key < best[0]:
+                best = (key, mine, lease)
+            if key == (False, False):
+                break
+        return None if best is None else (best[1], [best[2]])
 
     def _as_mine(self, one: _Open, lease: Lease) -> int | None:
         """The rank of its own that has exactly the GPUs of that lease."""
@@ -476,12 +407,15 @@ class _Planning:
                     best = (key, rank, leases)
         return None if best is None else (best[1], best[2])
 
-    def _outlasts(self, one: _Open, donor: _Open) -> bool:
-        """What remains must take longer than the switch; until that can be told, it does."""
-        shrink, expand = donor.pipeline.shrink_s, one.pipeline.expand_s
-        if shrink is None or expand is None or one.rate is None or one.rate <= 0 or one.count == 0:
+    def _outlasts(self, one: _Open, shrink: float | None = 0.0) -> bool:
+        """What remains must fill the bundle, and need it for longer than the switch takes; until that can be told, it
+        does."""
+        expand = one.pipeline.expand_s
+        if shrink is None or expand is None or one.rate is None or one.count == 0:
             return True
-        return one.remaining / (one.rate * (one.count + 1)) > shrink + expand
+        slots = one.spec.slots_per_bundle or 1
+        left = one.remaining - one.rate * one.count * WORTH_IT * (shrink + expand)
+        return left > one.count * slots and one.remaining >= (one.count + 1) * slots
 
     def _take(self, one: _Open, rank: int, leases: Iterable[Lease], why: str = "") -> None:
         receiver = one.pipeline.pipeline_id
@@ -510,7 +444,7 @@ class _Planning:
         for one in waiting:
             holders = self._reachable_singles(one)
             for held_since, rank, lease in holders:
-                turn = max(self._shares.min_turn_s, TURN_FACTOR * self._switch_s(lease, one))
+                turn = max(self._shares.min_turn_s, WORTH_IT * self._switch_s(lease, one))
                 if self._now >= held_since + turn:
                     waited = self._now - one.waiting_since
                     self._take(one, rank, [lease], f"{one.pipeline.pipeline_id} has waited {waited:.1f} s for a turn")
@@ -543,9 +477,9 @@ class _Planning:
         for request in self._shares.requests:
             if request.pipeline == pipeline_id and request.priority is Priority.GENERATION:
                 told = "no bundle that it can use is free" if one.most else "all GPUs of its map are in other hands"
-                blocked = one.spec.mask & (self._fixed | self._frozen)
+                blocked = one.spec.mask & (self._room.fixed | self._room.frozen)
                 if blocked:
-                    told += f"; {self._holders(blocked)} holds GPU {_listed(blocked)}"
+                    told += f"; {holders(self._shares, blocked)} holds GPU {listed(blocked)}"
                 self._reasons[f"#{request.seq}"] = told
 
 
@@ -557,9 +491,3 @@ def _union(masks: Iterable[int]) -> int:
     for mask in masks:
         whole |= mask
     return whole
-
-
-def _listed(mask: int) -> str:
-    found: list[Gpu] = gpus_of(mask)
-    shown = ", ".join(map(str, found[:8]))
-    return shown + (f" and {len(found) - 8} more" if len(found) > 8 else "")
