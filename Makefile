@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := all
-.PHONY: all venv demo check test soak bench bench-world bench-control clean
+.PHONY: all venv demo check test soak bench bench-world bench-control bench-sharing bench-mesh clean
 
 all: check test
 
@@ -26,13 +26,21 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: venv
+# Servers that tests talk to. Where they cannot be had those tests are skipped, and say so.
+$(VENV)/.debian: | $(STAMP)
+	@if ! command -v etcd >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq etcd-server; } >/dev/null 2>&1 \
+	    || echo "etcd-server cannot be installed: tests that need it are skipped"; \
+	fi
+	@! command -v etcd >/dev/null || touch $@
+
+test: venv $(VENV)/.debian
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 soak: venv
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
 
-bench: bench-world bench-control
+bench: bench-world bench-control bench-sharing bench-mesh
 
 # Peers go into a folder of their own, so that what they bring is seen by them alone.
 $(VENV)/peers: $(STAMP)
@@ -50,6 +58,12 @@ bench-world: venv $(VENV)/peers
 
 bench-control: venv $(VENV)/peers
 	$(BIN)/python -m bench.control $(ARGS)
+
+bench-sharing: venv
+	$(BIN)/python -m bench.sharing $(ARGS)
+
+bench-mesh: venv $(VENV)/.debian
+	$(BIN)/python -m bench.mesh $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -243,6 +243,15 @@ def test_the_decorated_function_of_the_sdk_page_runs_as_written(plane: Plane) ->
     assert "[0] rank 0 trains with 0.0003 for 20 steps" in done.stdout
 
 
+def test_the_pipeline_of_the_sharing_page_runs_as_written(tmp_path: Path) -> None:
+    bodies = [body for kind, body in _FENCE.findall(text_of("docs/sharing.md")) if kind == "python"]
+    script = tmp_path / "pipeline.py"
+    script.write_text(bodies[0])
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trains on [0, 1]\n" * 2
+
+
 def test_the_calls_of_the_api_page_are_answered_as_it_says(plane: Plane) -> None:
     bodies = re.findall(r"--json '(\{.*?\})' \$API(\S*)", text_of("docs/api.md"), re.DOTALL)
     assert [tail for _, tail in bodies] == ["", "/web/scale"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,7 @@ app = typer.Typer(
     help="See how several RL pipelines share the same GPUs.",
     no_args_is_help=True,
     rich_markup_mode=None,
-    epilog="Example: muster share simulate --scenario tail",
+    epilog="Example: muster share demo",
 )
 app.add_typer(pools.app)  # without a name: its commands are this group's
 
@@ -49,6 +50,19 @@ class Form(StrEnum):
 class TraceForm(StrEnum):
     JSON = "json"
     PNG = "png"
+
+
+@app.command(epilog="Example: muster share demo --rollouts 3")
+def demo(
+    rollouts: int = typer.Option(5, min=2, max=100, help="How often each pipeline generates and trains."),
+    seed: int = typer.Option(0, min=0, help="Which tasks and which first weights."),
+) -> None:
+    """Two small, real RL pipelines in torch take turns on four GPU slots of this machine, and learn."""
+    from muster.sharing import demo as played
+
+    if importlib.util.find_spec("torch") is None:
+        raise exits.Misused("the demo trains with torch", hint="pip install 'muster-train[torch]'")
+    raise typer.Exit(played.run(rollouts, seed))
 
 
 @app.command(

@@ -89,11 +89,12 @@ class Adam:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         self.steps += 1
-        scale = (1 - _DECAY_SQUARES**self.steps) ** 0.5 / (1 - _DECAY**self.steps)
+        unbiased, unbiased_squares = 1 - _DECAY**self.steps, 1 - _DECAY_SQUARES**self.steps
         for parameter, gradient, (mean, squares) in zip(self._parameters, gradients, self.moments, strict=True):
             mean.lerp_(gradient, 1 - _DECAY)
             squares.mul_(_DECAY_SQUARES).addcmul_(gradient, gradient, value=1 - _DECAY_SQUARES)
-            parameter.addcdiv_(mean, squares.sqrt().add_(_TINY), value=-_RATE * scale)
+            scale = squares.sqrt().div_(unbiased_squares**0.5).add_(_TINY)
+            parameter.addcdiv_(mean, scale, value=-_RATE / unbiased)
 
 
 def log_probs(policy: Policy, groups: Sequence[Group], part: Part) -> tuple[tuple[float, ...], ...]:
