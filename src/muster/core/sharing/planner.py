@@ -39,7 +39,8 @@ from muster.types.sharing import (
 )
 
 TINY = 1e-9  # shares that differ by less are equal
-WORTH_IT = 4.0  # a turn lasts, and a moved bundle is needed, at least so many times as long as a switch takes
+TURN = 4.0  # a turn lasts at least so many times as long as a switch takes
+WORTH_IT = 14.0  # a bundle that moves is needed at least so many times as long
 
 
 def plan(shares: Shares, now: float) -> Plan:
@@ -444,7 +445,7 @@ class _Planning:
         for one in waiting:
             holders = self._reachable_singles(one)
             for held_since, rank, lease in holders:
-                turn = max(self._shares.min_turn_s, WORTH_IT * self._switch_s(lease, one))
+                turn = max(self._shares.min_turn_s, TURN * self._switch_s(lease, one))
                 if self._now >= held_since + turn:
                     waited = self._now - one.waiting_since
                     self._take(one, rank, [lease], f"{one.pipeline.pipeline_id} has waited {waited:.1f} s for a turn")
