@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,17 @@ def test_withdrawing_gives_back_a_grant_that_came_meanwhile(tmp_path: Path) -> N
     in_pool(tmp_path, test)
 
 
+def test_withdrawing_does_not_take_what_was_held_before(tmp_path: Path) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        await put(house)
+        for key in ("t1", "t2"):
+            assert (await train(house, key, wait=5)).json()["gpus"] == [0, 1]
+        await house.client.delete(f"{P1}/requests/t2")
+        assert sorted(pool.scheduler.snapshot().leases) == [0, 1]
+
+    in_pool(tmp_path, test)
+
+
 def test_a_withdrawal_that_overtakes_its_request_still_counts(tmp_path: Path) -> None:
     async def test(house: House, pool: PoolService) -> None:
         await put(house)
@@ -481,6 +493,17 @@ def test_a_silent_pipeline_is_quarantined_also_with_fixed_leases_only(tmp_path: 
         assert freed.json()["gpus"] == [0, 1]
 
     in_pool(tmp_path, test, pipeline_ttl_s=0.6)
+
+
+def test_a_time_at_which_the_server_could_hear_nobody_is_not_silence(tmp_path: Path) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        await put(house)
+        time.sleep(1.0)  # noqa: ASYNC251  # the whole process stands still, as on a machine that was suspended
+        for _ in range(20):  # whoever looks for silence has looked
+            await asyncio.sleep(0)
+        assert not pool.scheduler.snapshot().quarantined
+
+    in_pool(tmp_path, test, pipeline_ttl_s=0.4)
 
 
 def test_a_stopped_pool_says_so_and_can_be_asked_again(tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from muster.core.sharing.invariants import broken
 from muster.sharing import ClusterSpec, Pool, Priority, Scheduler
+from muster.sharing import journal as journals
 
 FOUR = {"actor_train": ClusterSpec(gpus=[0, 1]), "actor_infer": ClusterSpec(gpus=[0, 1, 2, 3])}
 OTHER = {"actor_train": ClusterSpec(gpus=[2, 3]), "actor_infer": ClusterSpec(gpus=[0, 1, 2, 3])}
@@ -108,3 +111,9 @@ async def turns(count: int = 20) -> None:
     """Let everything that is ready happen."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def restart_the_machine(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as journals can tell."""
+    (place / "boot_id").write_text("another boot")
+    monkeypatch.setattr(journals, "BOOT_ID", place / "boot_id")

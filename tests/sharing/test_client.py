@@ -80,6 +80,19 @@ def test_only_the_last_streams_end_clears_progress() -> None:
     virtual.run(story())
 
 
+def test_a_new_rollout_forgets_streams_that_never_ended() -> None:
+    async def story() -> None:
+        listener = Listener()
+        client = PipelineClient(listener, "p1")
+        await client.begin_progress_batch(2, "lost")
+        await client.signal_rollout_demand(2, 8)
+        await client.begin_progress_batch(8)
+        await client.end_progress_batch()
+        assert listener.said[-1] == "cleared"
+
+    virtual.run(story())
+
+
 def test_what_was_not_begun_cannot_go_on() -> None:
     async def story() -> None:
         client = PipelineClient(Listener(), "p1")
@@ -89,6 +102,10 @@ def test_what_was_not_begun_cannot_go_on() -> None:
             await client.end_progress_batch("a")
         with pytest.raises(InvalidRequest):
             await client.begin_progress_batch(-1)
+        await client.begin_progress_batch(8)
+        for wrong in (-1, 0.5, True):
+            with pytest.raises(InvalidRequest, match="whole numbers"):
+                await client.bump_completed(wrong)  # type: ignore[arg-type]
 
     virtual.run(story())
 

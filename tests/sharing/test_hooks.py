@@ -224,14 +224,52 @@ def test_a_release_frees_held_bundles_at_once_and_drains_what_is_being_granted()
 def test_a_failure_of_a_call_whose_purpose_is_over_quarantines_nobody() -> None:
     async def story() -> None:
         async with a_scheduler() as sched:
-            await joined(sched, "p1", hooks=Hooks(expand=["hang"]))
+            hooks = await joined(sched, "p1", hooks=Hooks(expand=["hang"]))
             waiting = asyncio.create_task(generating(sched, "p1"))
             await turns()
             await sched.lose_node(0)
+            await turns()
+            assert (hooks.cancelled, hooks.running) == (1, set()), "there is nothing left to wait for"
             await asyncio.sleep(3 * TIMEOUT_S)
             assert sched.shares.pipelines[next(iter(sched.shares.pipelines))].quarantined == ""
             await sched.restore_node(0)
             assert await waiting == [0, 1, 2, 3]
+
+    virtual.run(story())
+
+
+@pytest.mark.parametrize("script", [["hang"], ["raise", "hang"]])
+def test_an_expand_that_fails_while_its_release_is_awaited_is_only_drained(script: list[str]) -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            hooks = await joined(sched, "p1", hooks=Hooks(expand=script))
+            asking = asyncio.create_task(generating(sched, "p1"))
+            await asyncio.sleep(1)
+            await sched.await_release_gpus("p1")
+            assert [kind for kind, _ in hooks.calls] == ["expand"] * len(script) + ["shrink"]
+            assert (sched.snapshot().leases, sched.snapshot().quarantined) == ({}, {})
+            assert asking.exception() is not None
+
+    virtual.run(story())
+
+
+def test_a_quarantine_ends_calls_in_flight_and_registering_anew_ends_fixed_leases_too() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            clusters = {"actor_train": ClusterSpec([0]), "actor_infer": ClusterSpec([1, 2, 3])}
+            hooks = await joined(sched, "p1", clusters, Hooks(expand=["hang"]))
+            await training(sched, "p1")
+            asking = asyncio.create_task(generating(sched, "p1"))
+            await turns()
+            await sched.quarantine_pipeline("p1", "its actor died")
+            await turns()
+            assert (hooks.cancelled, hooks.running) == (1, set())
+            with pytest.raises(PipelineQuarantined, match="its actor died"):
+                await asking
+            assert set(held_by(sched, "p1")) == {0, 1, 2, 3}, "frozen"
+            await sched.clear_progress("p1")
+            await sched.register_pipeline("p1", clusters=clusters, hooks=Hooks())
+            assert sched.snapshot().idle == (0, 1, 2, 3)
 
     virtual.run(story())
 

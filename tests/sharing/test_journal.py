@@ -14,7 +14,7 @@ from muster.errors import JournalUnusable
 from muster.sharing import journal as journals
 from muster.sharing.journal import Journal
 from muster.types.sharing import Bundle, PipelineId, Pool, Priority, ProgressReport, Shares
-from tests.sharing.scripted import FOUR, OTHER
+from tests.sharing.scripted import FOUR, OTHER, restart_the_machine
 
 POOL = Pool(gpus=4, gpus_per_node=2)
 P1, P2 = PipelineId("p1"), PipelineId("p2")
@@ -40,6 +40,12 @@ def a_history() -> list[Shares]:
     then(demand.reported(states[-1], ProgressReport("p1", 1, 9, "a", "r1"), 3.5)[0])
     then(leases.draining(states[-1], ranks[2:], 4.0, reason="for p2"))
     then(demand.requested(states[-1], demand.Wish(P2, "actor_train", Priority.ACTOR_TRAINING), 5.0).shares)
+    then(demand.requested(states[-1], demand.Wish(P1, "actor_train", Priority.ACTOR_TRAINING), 5.5).shares)
+    then(leases.detached(states[-1], 5.5, unsure=True))
+    then(leases.attached(leases.attached(states[-1], P1, 5.5), P2, 5.5))
+    wish = demand.Wish(P2, "actor_train", Priority.ACTOR_TRAINING)
+    then(demand.requested(states[-1], wish, 5.5, orphans={2}).shares)
+    then(demand.withdrawn(states[-1], 3))
     then(leases.measured(states[-1], P1, shrink_s=1.5))
     then(leases.vacated(states[-1], {one: states[-1].leases[one].epoch for one in ranks[2:]}, 6.0))
     then(leases.granted(states[-1], 2, 7.0))
@@ -89,13 +95,31 @@ def test_a_file_cut_at_any_byte_gives_a_state_that_was(tmp_path: Path) -> None:
     assert seen == {states.index(state) for state in states}, "a last line that only lacks its end is whole"
 
 
-def test_a_damaged_line_ends_what_is_believed(tmp_path: Path) -> None:
+def damage(path: Path) -> None:
+    lines = path.read_bytes().split(b"\n")
+    lines[7] = lines[7].replace(b"p1", b"p9")
+    path.write_bytes(b"\n".join(lines))
+
+
+def test_a_line_that_was_damaged_later_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    written(tmp_path / "j", a_history())
+    damage(tmp_path / "j")
+    before = (tmp_path / "j").read_bytes()
+    with pytest.raises(JournalUnusable, match="line 8 is damaged"):
+        found(tmp_path / "j")
+    assert (tmp_path / "j").read_bytes() == before
+
+
+def test_after_a_crash_of_the_machine_what_follows_a_hole_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states = a_history()
     written(tmp_path / "j", states)
-    lines = (tmp_path / "j").read_bytes().split(b"\n")
-    lines[7] = lines[7].replace(b"expand", b"xepand").replace(b"p1", b"p9")
-    (tmp_path / "j").write_bytes(b"\n".join(lines))
-    assert found(tmp_path / "j") == states[5]
+    damage(tmp_path / "j")
+    restart_the_machine(tmp_path, monkeypatch)
+    kept = Journal(tmp_path / "j").open(Shares(POOL))
+    assert kept.shares == states[5]
+    assert kept.may_lack_its_end
 
 
 def test_a_journal_that_has_grown_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +134,7 @@ def test_a_journal_that_has_grown_is_written_anew(tmp_path: Path, monkeypatch: p
     ("head", "why"),
     [
         ({"kind": journals.KIND, "version": 2, "gpus": 4, "gpus_per_node": 2}, "version 2"),
+        ({"kind": journals.KIND, "version": 1, "gpus": 4}, "gpus_per_node"),
         ({"kind": journals.KIND, "version": 1, "gpus": 8, "gpus_per_node": 2}, "gpus=8"),
         ({"kind": "a diary"}, "not a journal"),
     ],
@@ -146,9 +171,47 @@ def test_a_write_that_fails_leaves_nothing_in_the_file(tmp_path: Path, monkeypat
         raise OSError(28, "no space left")
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(JournalUnusable, match="cannot be written: no space"):
         journal.append(states[0], states[1], 1.0)
     monkeypatch.undo()
     journal.append(states[0], states[1], 1.0)
     journal.close()
     assert found(tmp_path / "j") == states[1]
+
+
+@pytest.mark.parametrize("what", ["a directory", "under a file", "garbage", "a read-only file system"])
+def test_what_cannot_be_a_journal_is_refused_and_not_kept_locked(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "j"
+    if what == "a directory":
+        path.mkdir()
+    elif what == "under a file":
+        path.write_text("")
+        path = path / "j"
+    elif what == "garbage":
+        path.write_bytes(os.urandom(100))
+    else:
+        path = Path("/proc/j")
+    for _ in range(2):
+        with pytest.raises(JournalUnusable, match=str(path)):
+            Journal(path).open(Shares(POOL))
+
+
+def test_a_forked_child_keeps_nobody_out(tmp_path: Path) -> None:
+    """Workers are often forked, and may outlive the scheduler's process for a while."""
+    journal = Journal(tmp_path / "j")
+    journal.open(Shares(POOL))
+    (ready, say_ready), (go, say_go) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(say_go)
+        os.write(say_ready, b"r")
+        os.read(go, 1)
+        os._exit(0)
+    try:
+        assert os.read(ready, 1) == b"r"
+        journal.close()
+        assert found(tmp_path / "j") == Shares(POOL)
+    finally:
+        for end in (ready, say_ready, go, say_go):
+            os.close(end)
+        assert os.waitpid(child, 0)[1] == 0

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from muster.core.sharing.invariants import broken
+from muster.core.sharing.invariants import broken, broken_by
+from muster.core.sharing.planner import plan
+from muster.core.sharing.plans import Plan
 from muster.errors import MusterError
 from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent
 from muster.sim import virtual
-from muster.types.sharing import gpus_of
+from muster.types.sharing import Shares, gpus_of
 from tests.sharing.scripted import Hooks
 
 POOL = Pool(gpus=8, gpus_per_node=4)
@@ -67,14 +69,27 @@ class Storm:
         self.calls: list[asyncio.Task[None]] = []
         self.owners: dict[int, str] = {}
         self.maps = {f"p{number}": self._clusters() for number in range(5)}
-        self.scheduler = self._scheduler()
         self.wrong: list[str] = []
+        self.plans = 0
+        self.scheduler = self._scheduler()
         self.restarting = False
 
     def _scheduler(self) -> Scheduler:
         return Scheduler(
-            POOL, self.journal, hook_timeout_s=3.0, reattach_timeout_s=20.0, min_turn_s=1.0, on_event=self._check
+            POOL,
+            self.journal,
+            hook_timeout_s=3.0,
+            reattach_timeout_s=20.0,
+            min_turn_s=1.0,
+            planner=self._planned,
+            on_event=self._check,
         )
+
+    def _planned(self, shares: Shares, now: float) -> Plan:
+        found = plan(shares, now)
+        self.plans += 1
+        self.wrong += broken_by(shares, found)
+        return found
 
     def _clusters(self) -> dict[str, ClusterSpec]:
         def some() -> ClusterSpec:
@@ -110,6 +125,7 @@ class Storm:
             if not call.cancelled():
                 call.result()  # anything but a refusal is a fault
         await self.scheduler.stop()
+        assert self.plans > count / 4
 
     async def _answered(self, call: Awaitable[Any]) -> None:
         try:
@@ -132,9 +148,9 @@ class Storm:
             (5, self.scheduler.clear_progress),
             (8, self._register),
             (1, self._unregister),
-            (1, self._node),
-            (2, self._cancel),
-            (1, self._restart),
+            (1, lambda name: self._whole(self._node())),
+            (6, self._cancel),
+            (1, lambda name: self._whole(self._restart())),
         ]
         (operation,) = self.dice.choices([one for _, one in kinds], [weight for weight, _ in kinds])
         return operation(name)
@@ -183,7 +199,11 @@ class Storm:
         for gpu in [gpu for gpu, owner in self.owners.items() if gone(gpu, owner)]:
             del self.owners[gpu]
 
-    async def _node(self, name: str) -> None:
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Not for callers to cancel: nodes and restarts are nobody's request."""
+        await asyncio.shield(asyncio.ensure_future(work))
+
+    async def _node(self) -> None:
         node = self.dice.randrange(2)
         down = {
             gpu
@@ -197,9 +217,11 @@ class Storm:
         await self.scheduler.restore_node(node)
 
     async def _cancel(self, name: str) -> None:
-        self.dice.choice(self.calls).cancel()
+        waiting = [call for call in self.calls[-200:] if not call.done() and call is not asyncio.current_task()]
+        if waiting:
+            self.dice.choice(waiting).cancel()
 
-    async def _restart(self, name: str) -> None:
+    async def _restart(self) -> None:
         if self.journal is None or self.restarting:
             return
         self.restarting = True
@@ -224,14 +246,10 @@ def weather(seed: int, count: int, journal: Path | None = None) -> Counter[str]:
     return virtual.run(story())
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_waiter_is_answered_and_every_state_is_sound(seed: int, tmp_path: Path) -> None:
-    outcomes = weather(seed, 150, tmp_path / "j")
-    assert outcomes["done"] > 30
-    assert len(outcomes) > 3, "failures of several kinds were among them"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10, 14))
-def test_every_waiter_is_answered_over_ten_thousand_operations(seed: int, tmp_path: Path) -> None:
-    assert weather(seed, 2_500, tmp_path / "j")["done"] > 500
+@pytest.mark.parametrize("seed", range(4))
+def test_every_waiter_is_answered_and_every_state_is_sound_over_ten_thousand_operations(
+    seed: int, tmp_path: Path
+) -> None:
+    outcomes = weather(seed, 2_500, tmp_path / "j")
+    assert outcomes["done"] > 500
+    assert {"cancelled", "GrantTimeout", "PipelineQuarantined", "RequestRefused", "WouldDeadlock"} <= set(outcomes)

@@ -38,6 +38,7 @@ from muster.sharing.service import PoolService
 from tests.fleet import PROGRAMS, Fleet, eventually
 from tests.plane import Plane
 from tests.server.house import serving
+from tests.sharing.scripted import restart_the_machine
 
 BOUND_S = 30.0
 INFER, TRAIN = "actor_infer", "actor_train"
@@ -47,6 +48,8 @@ SHARER = str(PROGRAMS / "sharer.py")
 
 class Engine:
     """Hooks that keep count, and can be held up or made to fail."""
+
+    held_up: asyncio.Event
 
     def __init__(self) -> None:
         self.awake: set[int] = set()
@@ -270,6 +273,31 @@ def test_hooks_that_fail_quarantine_their_pipeline_and_registering_again_ends_it
     in_room(tmp_path, test)
 
 
+def test_a_shrink_does_not_wait_for_an_expand_of_other_ranks(tmp_path: Path) -> None:
+    class Slow(Engine):
+        async def expand(self, ranks: Mapping[int, Sequence[int]]) -> None:
+            if 2 in ranks:
+                self.calls.append("slow")
+                await self.held_up.wait()
+            await super().expand(ranks)
+
+    async def test(room: Room) -> None:
+        engine = Slow()
+        engine.held_up = asyncio.Event()
+        one = await room.pipeline("p1", engine, 0, 1)
+        two = await room.pipeline("p2", Engine(), 2, 3)
+        await two.request_gpus("p2", TRAIN, Priority.ACTOR_TRAINING)
+        assert await one.request_gpus("p1", INFER, Priority.GENERATION, 8) == [0, 1]
+        await two.notify_release_gpus("p2", TRAIN)
+        await room.until(lambda: "slow" in engine.calls)
+        assert await one.request_gpus("p1", TRAIN, Priority.ACTOR_TRAINING) == [0, 1]
+        assert engine.calls[-1] == "shrink [0, 1]" and engine.cancelled == 0
+        engine.held_up.set()
+        await room.until(lambda: engine.awake == {2, 3})
+
+    in_room(tmp_path, test)
+
+
 def test_a_hook_that_hangs_is_cancelled_before_it_is_called_again(tmp_path: Path) -> None:
     async def test(room: Room) -> None:
         engine = Engine()
@@ -329,6 +357,22 @@ def test_a_long_hook_does_not_make_its_pipeline_silent(tmp_path: Path) -> None:
 
 
 # Deaths
+
+
+def test_after_a_crash_of_the_servers_machine_a_pipeline_shrinks_everything_before_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(room: Room) -> None:
+        engine = Engine()
+        handle = await room.pipeline("p1", engine)
+        assert await handle.request_gpus("p1", INFER, Priority.GENERATION, 8) == ALL
+        await room.pool.stop()
+        restart_the_machine(tmp_path, monkeypatch)
+        await room.pool.start()
+        await room.until(lambda: len(engine.calls) == 3)
+        assert engine.calls == ["expand [0, 1, 2, 3]", "shrink [0, 1, 2, 3]", "expand [0, 1, 2, 3]"]
+
+    in_room(tmp_path, test, journal=tmp_path / "j")
 
 
 def test_a_process_that_was_taken_for_dead_does_not_speak_for_the_next_one(tmp_path: Path) -> None:

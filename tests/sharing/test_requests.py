@@ -181,6 +181,52 @@ def test_a_cycle_of_hold_and_wait_is_refused_by_name() -> None:
     virtual.run(story())
 
 
+def test_a_grant_that_closes_a_cycle_ends_the_wait_that_would_last_for_ever() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            for name, train, critic in (("p1", 0, 1), ("p2", 1, 0)):
+                own = {"actor_train": ClusterSpec([train]), "critic": ClusterSpec([critic])}
+                await joined(sched, name, {**own, "actor_infer": ClusterSpec([2])})
+            await joined(sched, "p3", FOUR)
+            await training(sched, "p3")
+            waits = {
+                (name, cluster): asyncio.create_task(sched.request_gpus(name, cluster, priority))
+                for name in ("p1", "p2")
+                for cluster, priority in (
+                    ("actor_train", Priority.ACTOR_TRAINING),
+                    ("critic", Priority.CRITIC_TRAINING),
+                )
+            }
+            await turns()
+            await sched.notify_release_gpus("p3", "actor_train")
+            await turns()
+            assert waits["p1", "actor_train"].result() == [0] and waits["p2", "actor_train"].result() == [1]
+            refused = [key for key, task in waits.items() if task.done() and task.exception()]
+            assert len(refused) == 1
+            with pytest.raises(WouldDeadlock, match=r"p1.*p2|p2.*p1"):
+                await waits[refused[0]]
+            await sched.notify_release_gpus(refused[0][0], "actor_train")
+            (last,) = [task for task in waits.values() if not task.done()]
+            assert len(await last) == 1
+
+    virtual.run(story())
+
+
+def test_a_cluster_that_is_still_drained_can_be_asked_for_at_another_priority() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1", hooks=Hooks(shrink=[5.0]))
+            await generating(sched, "p1")
+            leaving = asyncio.create_task(sched.await_release_gpus("p1"))
+            await turns()
+            began = asyncio.get_running_loop().time()
+            assert await sched.request_gpus("p1", "actor_infer", Priority.INITIALIZATION) == [0, 1, 2, 3]
+            assert asyncio.get_running_loop().time() - began == 5.0
+            await leaving
+
+    virtual.run(story())
+
+
 def test_a_request_that_times_out_is_withdrawn_and_closes_only_the_rollout_that_it_opened() -> None:
     async def story() -> None:
         async with a_scheduler() as sched:
@@ -351,7 +397,7 @@ def test_a_stopped_scheduler_refuses_and_changes_nothing() -> None:
 
 
 def test_a_pass_that_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "PLAN_AGAIN_S", 0.001)
+    monkeypatch.setattr(desk, "AGAIN_S", 0.001)
     failures = [RuntimeError("a fault of the planner")] * 2
 
     def faulty(shares: Shares, now: float) -> Plan:

@@ -7,10 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from muster.errors import PipelineQuarantined
-from muster.sharing import ClusterSpec, Priority, ProgressReport
+from muster.errors import JournalUnusable, PipelineQuarantined
+from muster.sharing import ClusterSpec, Priority, ProgressReport, desk, execution, journal
 from muster.sim import virtual
-from tests.sharing.scripted import FOUR, OTHER, Hooks, a_scheduler, generating, held_by, joined, training, turns
+from tests.sharing.scripted import (
+    FOUR,
+    OTHER,
+    Hooks,
+    a_scheduler,
+    generating,
+    held_by,
+    joined,
+    restart_the_machine,
+    training,
+    turns,
+)
 
 
 def test_leases_demand_and_queue_are_equal_after_a_restart(tmp_path: Path) -> None:
@@ -173,5 +184,111 @@ def test_the_same_scheduler_can_be_started_again_without_a_journal() -> None:
             await sched.register_pipeline("p1", clusters=FOUR, hooks=hooks)
             await sched.await_release_gpus("p1")
             assert hooks.calls == [("shrink", [0, 1, 2, 3])]
+
+    virtual.run(story())
+
+
+def test_after_a_crash_of_the_machine_a_pipeline_counts_once_it_has_shrunk_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last decisions may be lost: a rank that the journal calls free may be awake."""
+
+    async def story() -> None:
+        async with a_scheduler(journal=tmp_path / "j") as sched:
+            await joined(sched, "p1")
+            await joined(sched, "p2", OTHER)
+            await training(sched, "p2")
+            await generating(sched, "p1")
+        restart_the_machine(tmp_path, monkeypatch)
+        async with a_scheduler(journal=tmp_path / "j") as again:
+            assert held_by(again, "p1") == {0: "held", 1: "held"}
+        async with a_scheduler(journal=tmp_path / "j") as again:  # a second restart does not make it sure
+            hooks = Hooks(shrink=[1.0])
+            attaching = asyncio.create_task(again.register_pipeline("p1", clusters=FOUR, hooks=hooks))
+            await turns()
+            assert hooks.calls == [("shrink", [0, 1, 2, 3])]
+            assert held_by(again, "p1") == {0: "held", 1: "held"}, "nothing moves before that"
+            await attaching
+            await asyncio.sleep(1)
+            assert hooks.calls[1:] == [("expand", [0, 1])], "its demand is still there"
+            await again.register_pipeline("p2", clusters=OTHER, hooks=Hooks())
+            assert held_by(again, "p2") == {2: "held", 3: "held"}, "what is fixed was never awake"
+            await again.register_pipeline("p1", clusters=FOUR, hooks=(same := Hooks()))
+            assert same.calls == []
+
+    virtual.run(story())
+
+
+def test_who_cannot_shrink_after_a_crash_of_the_machine_is_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with a_scheduler(journal=tmp_path / "j") as sched:
+            await joined(sched, "p1")
+        restart_the_machine(tmp_path, monkeypatch)
+        async with a_scheduler(journal=tmp_path / "j") as again:
+            with pytest.raises(PipelineQuarantined, match="the engine is gone"):
+                await again.register_pipeline("p1", clusters=FOUR, hooks=Hooks(shrink=["raise", "raise"]))
+            assert "the engine is gone" in again.snapshot().quarantined["p1"]
+
+    virtual.run(story())
+
+
+def test_while_the_disk_is_full_nothing_is_decided_and_afterwards_everything_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> None:
+        raise OSError(28, "no space left")
+
+    for module in (desk, execution):
+        monkeypatch.setattr(module, "AGAIN_S", 0.01)
+
+    async def story() -> None:
+        async with a_scheduler(journal=tmp_path / "j") as sched:
+            hooks = await joined(sched, "p1", hooks=Hooks(expand=[0.01]))
+            asking = asyncio.create_task(generating(sched, "p1"))
+            await turns()
+            monkeypatch.setattr(journal, "_write", full)
+            with pytest.raises(JournalUnusable, match="no space left"):
+                await training(sched, "p1")
+            while len(hooks.calls) < 3:  # its reply could not be written: it is called again
+                await asyncio.sleep(0.001)
+            assert held_by(sched, "p1") == dict.fromkeys(range(4), "granting")
+            monkeypatch.setattr(journal, "_write", really)
+            assert await asking == [0, 1, 2, 3]
+            monkeypatch.setattr(journal, "_write", full)
+            with pytest.raises(JournalUnusable):
+                await sched.stop()
+            monkeypatch.setattr(journal, "_write", really)
+        async with a_scheduler(journal=tmp_path / "j") as again:
+            assert held_by(again, "p1") == dict.fromkeys(range(4), "held"), "and the file is not locked"
+
+    really = journal._write
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_place_whose_caller_is_away_is_kept_and_moves_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        one = {"actor_train": ClusterSpec([3]), "actor_infer": ClusterSpec([3])}
+        async with a_scheduler(journal=tmp_path / "j") as sched:
+            await joined(sched, "p1")
+            await joined(sched, "p2", OTHER)
+            await joined(sched, "p3", one)
+            await training(sched, "p3")
+            await generating(sched, "p1")
+            asyncio.ensure_future(training(sched, "p2")).add_done_callback(lambda done: done.exception())
+            await turns()
+        async with a_scheduler(journal=tmp_path / "j") as again:
+            hooks = Hooks()
+            await again.register_pipeline("p1", clusters=FOUR, hooks=hooks)
+            await again.register_pipeline("p3", clusters=one, hooks=Hooks())
+            await again.notify_release_gpus("p3", "actor_train")
+            await asyncio.sleep(5)
+            assert "detached" in again.snapshot().pending[0].reason
+            await again.register_pipeline("p2", clusters=OTHER, hooks=Hooks())
+            await asyncio.sleep(5)
+            assert "asked again" in again.snapshot().pending[0].reason
+            assert hooks.calls == [("expand", [3])], "nothing is taken away for it, and generation uses what is free"
+            assert await training(again, "p2") == [2, 3]
 
     virtual.run(story())

@@ -8,15 +8,20 @@ still have the epoch of its call.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from muster.core.sharing import demand, leases
+from muster.errors import JournalUnusable
 from muster.sharing.hooks import PipelineHooks
 from muster.types.sharing import GENERATION_CLUSTER, Bundle, LeaseState, PipelineId, Priority, Shares
 
+log = logging.getLogger("muster.sharing")
+
 ATTEMPTS = 2
+AGAIN_S = 1.0  # before a call is made again whose outcome could not be written
 CANCEL_GRACE_S = 5.0  # how long a cancelled call may take to end, before it counts as stuck
 
 Kind = Literal["shrink", "expand"]
@@ -110,6 +115,9 @@ class Runner:
     async def _run(self, call: _Call) -> None:
         try:
             await self._carry_out(call)
+        except JournalUnusable as error:  # what came of it is not known: it is called for again
+            log.error("%s of %s: %s", call.kind, self._pipeline, error.message)
+            await asyncio.sleep(AGAIN_S)
         finally:
             self._calls.discard(call)
         self.kick()

@@ -14,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ class Kept:
     may_lack_its_end: bool = False  # the machine was started anew since, and nobody knows what it had not yet written
 
 
+_JOURNALS: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
 class Journal:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -49,6 +53,7 @@ class Journal:
         self._size = 0
         self._compacted_size = 0
         self._lock = -1
+        _JOURNALS.add(self)
 
     def open(self, empty: Shares) -> Kept:
         """Take the file, and say what it holds."""
@@ -177,6 +182,15 @@ def _parsed(line: bytes) -> records.Record | None:
         return None
     record: records.Record = json.loads(body)
     return record
+
+
+def _let_go() -> None:
+    """A forked child must not hold the lock of a parent that dies, nor write into its file."""
+    for journal in list(_JOURNALS):
+        journal.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _lock(file: int, path: Path) -> None:

@@ -129,6 +129,7 @@ class PipelineView:
     held: tuple[int, ...]
     remaining: int | None = None  # of its open rollout
     target: int | None = None
+    due: float | None = None  # GPUs that its generation should have, while it is open
     quarantine: str = ""  # why
     silent_seconds: float | None = None  # since when nothing was heard, of one in another process
 

@@ -62,8 +62,9 @@ def applied(shares: Shares, record: Record) -> Shares:
     requests = shares.requests
     if "requests" in record:
         gone = set(record["requests"]["gone"])
-        new = tuple(_read_request(kept) for kept in record["requests"]["new"])
-        requests = (*(one for one in requests if one.seq not in gone), *new)
+        places = {one.seq: one for one in requests if one.seq not in gone}
+        places |= {one.seq: one for one in map(_read_request, record["requests"]["new"])}  # or changed: in its place
+        requests = tuple(places.values())
     lost = {gpu: why for gpu, why in record["lost"]} if "lost" in record else shares.lost_gpus
     return replace(
         shares,
@@ -98,7 +99,8 @@ def _pipeline(one: Pipeline) -> list[Any]:
         name: [format(spec.mask, "x"), spec.tp_size, spec.slots_per_bundle] for name, spec in one.clusters.items()
     }
     measured = [one.shrink_s, one.expand_s]
-    return [clusters, one.weight, one.admitted, one.detached_since, one.quarantined, *measured, one.last_rollout_id]
+    known = [one.weight, one.admitted, one.detached_since, one.quarantined, *measured, one.last_rollout_id, one.unsure]
+    return [clusters, *known]
 
 
 def _read_pipeline(name: str, kept: list[Any]) -> Pipeline:
@@ -122,7 +124,7 @@ def _read_lease(bundle: Bundle, kept: list[Any], pipelines: Mapping[PipelineId, 
 
 
 def _request(one: Request) -> list[Any]:
-    return [one.seq, one.pipeline, one.cluster, int(one.priority), one.since, one.estimate, one.opened]
+    return [one.seq, one.pipeline, one.cluster, int(one.priority), one.since, one.estimate, one.opened, one.absent]
 
 
 def _read_request(kept: list[Any]) -> Request:

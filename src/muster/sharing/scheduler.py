@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from muster.core.sharing import demand, leases
 from muster.errors import (
@@ -25,12 +26,12 @@ from muster.types.sharing import (
     Bundle,
     ClusterSpec,
     Gpu,
-    LeaseState,
     PipelineId,
     Priority,
     ProgressReport,
     Released,
     Shares,
+    named,
 )
 
 
@@ -53,7 +54,7 @@ class Scheduler(Desk):
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         name = PipelineId(pipeline)
         shares = leases.registered(self._shares, name, clusters, weight)
-        if shares.pipelines[name].quarantined:
+        if shares.pipelines[name].quarantined or shares.pipelines[name].unsure:
             await self._prove(name, hooks)
             return
         new = name not in self._shares.pipelines
@@ -64,7 +65,7 @@ class Scheduler(Desk):
         self._runners[name].kick()
 
     async def _prove(self, name: PipelineId, hooks: PipelineHooks) -> None:
-        """New hooks for a quarantined pipeline count once they have shrunk all its ranks."""
+        """New hooks for a pipeline of which nobody knows what is awake count once they have shrunk all its ranks."""
         if name in self._proving:
             raise RequestRefused(f"{name} is being registered by somebody else", retryable=True)
         there = self._shares.pipelines[name]
@@ -78,15 +79,16 @@ class Scheduler(Desk):
             self._proving.pop(name, None)
         now = self._begin()
         failure = proof.result()
-        if failure:
-            raise PipelineQuarantined(f"{name} stays quarantined: shrink {failure}")
         after = self._shares.pipelines.get(name)
-        if after is None or not after.quarantined or after.clusters != there.clusters:
+        if after is None or not (after.quarantined or after.unsure) or after.clusters != there.clusters:
             raise RequestRefused(f"{name} was changed by somebody else meanwhile", retryable=True)
+        if failure:
+            self._quarantine(name, f"shrink {failure}")
+            raise PipelineQuarantined(f"{name} stays quarantined: shrink {failure}")
         self._hooks[name] = hooks
         self._runners[name] = execution.Runner(self, name, self._limits)
         self._commit(leases.reinstated(self._shares, name, now))
-        self._note("attached", name, "its new hooks have shrunk all its ranks; its quarantine is over")
+        self._note("attached", name, "its new hooks have shrunk all its ranks")
 
     async def admit_pipeline(self, pipeline: str) -> None:
         self._begin()
@@ -140,7 +142,8 @@ class Scheduler(Desk):
     ) -> list[Gpu]:
         """Wait for GPUs; which ones, sorted."""
         now = self._begin()
-        wish = demand.Wish(PipelineId(pipeline), cluster, _priority(priority), step_target_estimate, rollout_id)
+        _check_timeout(timeout)
+        wish = demand.Wish(PipelineId(pipeline), cluster, _priority(priority), step_target_estimate, named(rollout_id))
         return await self._granted(self._ask(self._shares, wish, now), wish, timeout)
 
     async def notify_release_then_request_gpus(
@@ -154,6 +157,7 @@ class Scheduler(Desk):
     ) -> list[Gpu]:
         """Release one cluster and ask for another in one step: nobody comes in between."""
         now = self._begin()
+        _check_timeout(timeout)
         name = PipelineId(pipeline)
         wish = demand.Wish(name, request, _priority(priority), step_target_estimate)
         shares, going, text, freed = self._without(name, release, now)
@@ -162,9 +166,7 @@ class Scheduler(Desk):
         self._note("released", name, text, cluster=release, gpus=freed)
         gone = self._waiters.for_departure(name, going)
         self._kick(name)
-        gpus = await self._granted(asked, wish, timeout)
-        await gone
-        return gpus
+        return await self._granted(asked, wish, timeout, gone)
 
     def _ask(self, shares: Shares, wish: demand.Wish, now: float) -> demand.Asked:
         orphans = {one.seq for one in shares.requests if one.seq not in self._waiters}
@@ -174,24 +176,34 @@ class Scheduler(Desk):
         self._note("requested", wish.pipeline, f"{wish.priority.name} {told}".strip(), cluster=wish.cluster)
         return asked
 
-    async def _granted(self, asked: demand.Asked, wish: demand.Wish, timeout: float | None) -> list[Gpu]:
+    async def _granted(
+        self,
+        asked: demand.Asked,
+        wish: demand.Wish,
+        timeout: float | None,
+        gone: asyncio.Future[None] | None = None,
+    ) -> list[Gpu]:
+        """The answer, once what was to be `gone` before is gone too."""
         if asked.request is None:
+            if gone is not None:
+                await gone
             return list(asked.gpus)
         seq = asked.request.seq
-        self._wake()  # a reclaimed place changes no state, and can be granted now
         answer = self._waiters.for_grant(seq, wish.pipeline)
+        awaited: set[asyncio.Future[Any]] = {answer} if gone is None else {answer, gone}
         try:
-            await asyncio.wait({answer}, timeout=timeout)
+            _, missing = await asyncio.wait(awaited, timeout=timeout)
         except asyncio.CancelledError:
             self._gone(wish, seq, answer)
             raise
-        if answer.done():
+        if not missing:
+            if gone is not None:
+                gone.result()
             return answer.result()
-        why = self._reasons.get(seq, "")
+        why = "what was released is still being vacated" if answer.done() else self._reasons.get(seq, "")
         self._gone(wish, seq, answer)
-        raise GrantTimeout(
-            f"{wish.pipeline}/{wish.cluster} was not granted within {timeout:g} s" + (f": {why}" if why else "")
-        )
+        told = f": {why}" if why else ""
+        raise GrantTimeout(f"{wish.pipeline}/{wish.cluster} was not granted within {timeout:g} s{told}")
 
     def _gone(self, wish: demand.Wish, seq: int, answer: asyncio.Future[list[Gpu]]) -> None:
         """Nobody hears the answer any more. A fixed grant that came in the same moment is given back."""
@@ -210,7 +222,7 @@ class Scheduler(Desk):
     # Releases
 
     async def notify_release_gpus(self, pipeline: str, cluster: str) -> Released:
-        """Give a cluster back. Returns when a bundle that was still being granted has been drained too."""
+        """Give a cluster back. Returns when bundles that were being granted or drained are down too."""
         now = self._begin()
         name = PipelineId(pipeline)
         shares, going, text, freed = self._without(name, cluster, now)
@@ -226,6 +238,7 @@ class Scheduler(Desk):
     ) -> Released:
         """Close the rollout and drain every generation bundle; returns when all are really vacated."""
         now = self._begin()
+        _check_timeout(timeout)
         name = PipelineId(pipeline)
         demand.known(self._shares, name)
         if cluster != GENERATION_CLUSTER:
@@ -252,14 +265,10 @@ class Scheduler(Desk):
         shares = leases.released(before, name, cluster, now, dispatched=self._dispatched(name))
         there = list(demand.leases_of(before, name, cluster))
         freed = self._gpus_of(lease.bundle for lease in there if lease.bundle not in shares.leases)
-        going = {
-            lease.bundle: shares.leases[lease.bundle].epoch
-            for lease in there
-            if lease.state is LeaseState.GRANTING and lease.bundle in shares.leases
-        }
+        going = {one.bundle: shares.leases[one.bundle].epoch for one in there if one.bundle in shares.leases}
         text = f"{len(freed)} GPUs freed" if freed else f"{name}/{cluster} holds nothing: nothing was freed"
         if going:
-            text += f"; {len(going)} bundles are drained as soon as they are granted"
+            text += f"; {len(going)} bundles were still being granted or drained, and are vacated first"
         return shares, going, text, freed
 
     def _settle_release(self, name: PipelineId, shares: Shares) -> None:
@@ -300,6 +309,13 @@ class Scheduler(Desk):
         for seq in self._waiters.seqs_of(name):
             if seq not in there:
                 self._waiters.refuse(seq, RequestRefused(f"{name}: {why}"))
+
+
+def _check_timeout(value: object) -> None:
+    """Before anything has changed. One that is over already is as good as 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and (not number or value != value):
+        raise InvalidRequest(f"timeout is a number of seconds or None, not {value!r}")
 
 
 def _priority(value: Priority | int) -> Priority:

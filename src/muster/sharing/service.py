@@ -12,13 +12,13 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from muster.core.sharing import demand
+from muster.core.sharing import demand, planner
 from muster.errors import (
     AlreadyExists,
     Conflict,
@@ -139,16 +139,17 @@ class PoolService:
     def view(self) -> dict[str, Any]:
         """The pool as JSON."""
         shares = self.scheduler.shares
+        due = planner.dues(shares, self._now())
         return {
             "name": self.name,
             "gpus": self.pool.gpus,
             "gpusPerNode": self.pool.gpus_per_node,
             "devices": list(self.devices),
-            "pipelines": [to_wire(self._pipeline(one)) for one in shares.pipelines.values()],
+            "pipelines": [to_wire(self._pipeline(one, due)) for one in shares.pipelines.values()],
             **show_snapshot(self.scheduler.snapshot()),
         }
 
-    def _pipeline(self, one: Pipeline) -> PipelineView:
+    def _pipeline(self, one: Pipeline, due: Mapping[PipelineId, float]) -> PipelineView:
         shares, name = self.scheduler.shares, one.pipeline_id
         rollout = shares.rollouts.get(name)
         held = sorted(gpu for cluster in one.clusters for gpu in demand.held_gpus(shares, name, cluster))
@@ -162,6 +163,7 @@ class PoolService:
             held=tuple(held),
             remaining=rollout.remaining if rollout else None,
             target=rollout.target if rollout else None,
+            due=round(due[name], 3) if name in due else None,
             quarantine=one.quarantined,
             silent_seconds=silent,
         )
@@ -201,7 +203,7 @@ class PoolService:
         before, remote.session = remote.session, session
         await asyncio.wait({task}, timeout=self._hold(wait_s))
         if not task.done():
-            return NotYet(f"{pipeline} is quarantined: it has to shrink all its ranks first")
+            return NotYet(f"{pipeline} has to shrink all its ranks first")
         remote.registering = None
         if task.exception() is not None:
             remote.session = before

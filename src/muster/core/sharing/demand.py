@@ -96,7 +96,9 @@ def requested(shares: Shares, wish: Wish, now: float, *, orphans: Container[int]
         if waiting.seq not in orphans:
             raise RequestRefused(f"{wish.pipeline}/{wish.cluster} is already pending at {waiting.priority.name}")
         if (waiting.priority, waiting.estimate) == (wish.priority, wish.estimate):
-            return Asked(shares, waiting)
+            back = replace(waiting, absent=False)
+            places = tuple(back if one is waiting else one for one in shares.requests)
+            return Asked(replace(shares, requests=places), back)
         shares = withdrawn(shares, waiting.seq)
     _check_priority_held(shares, wish)
     if wish.priority is Priority.GENERATION:
@@ -126,6 +128,8 @@ def _check_wish(shares: Shares, wish: Wish) -> None:
             raise RequestRefused(f"only {GENERATION_CLUSTER} generates, not {wish.cluster}")
         if wish.estimate is not None and not _counts(wish.estimate, least=1):
             raise InvalidRequest(f"step_target_estimate must be a whole number of at least 1, not {wish.estimate!r}")
+        if wish.rollout_id is not None and not _is_name(wish.rollout_id):
+            raise InvalidRequest(f"rollout_id is a text or a number, not {wish.rollout_id!r}")
     elif wish.estimate is not None:
         raise RequestRefused(f"step_target_estimate is for generation, not for {wish.priority.name}")
 
@@ -248,13 +252,15 @@ def cleared(shares: Shares, pipeline: PipelineId) -> Shares:
 
 def reported(shares: Shares, report: ProgressReport, now: float) -> tuple[Shares, str]:
     """Progress. With it, why it was not counted ("" if it was)."""
+    if not isinstance(report, ProgressReport):
+        raise InvalidRequest(f"progress is told by a ProgressReport, not by {type(report).__name__}")
     _check_report(report)
     pipeline = known(shares, PipelineId(report.pipeline))
     rollout = shares.rollouts.get(pipeline.pipeline_id)
     if rollout is None:
         return shares, "its rollout is not open"
     if report.rollout_id is not None:
-        if rollout.rollout_id is None and report.rollout_id == pipeline.last_rollout_id:
+        if rollout.rollout_id is None and _is_over(report.rollout_id, pipeline.last_rollout_id):
             return shares, f"{report.rollout_id} is over"
         if rollout.rollout_id not in (None, report.rollout_id):
             return shares, f"{report.rollout_id} is not the open rollout, {rollout.rollout_id} is"
@@ -271,6 +277,13 @@ def reported(shares: Shares, report: ProgressReport, now: float) -> tuple[Shares
     return settled(shares, pipeline.pipeline_id, now), ""
 
 
+def _is_over(rollout_id: str, last: str | None) -> bool:
+    """Whether that rollout is the one before the open one, or, where rollouts are counted, an older one."""
+    if rollout_id.isdecimal() and last is not None and last.isdecimal():
+        return int(rollout_id) <= int(last)
+    return rollout_id == last
+
+
 def _check_report(report: ProgressReport) -> None:
     for name in ("completed", "target"):
         value = getattr(report, name)
@@ -278,8 +291,8 @@ def _check_report(report: ProgressReport) -> None:
             raise InvalidRequest(f"a report's {name} is a whole number, not {value!r}")
     for name in ("stream", "rollout_id"):
         value = getattr(report, name)
-        if value is not None and (not isinstance(value, str) or not value):
-            raise InvalidRequest(f"a report's {name} is a text or None, not {value!r}")
+        if value is not None and not _is_name(value):
+            raise InvalidRequest(f"a report's {name} is a text, a number or None, not {value!r}")
 
 
 def _rate(
@@ -317,6 +330,10 @@ def _remember_id(shares: Shares, pipeline: PipelineId, rollout: Rollout) -> Shar
         return shares
     after = replace(shares.pipelines[pipeline], last_rollout_id=rollout.rollout_id)
     return replace(shares, pipelines={**shares.pipelines, pipeline: after})
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _counts(value: object, *, least: int) -> bool:

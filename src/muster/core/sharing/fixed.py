@@ -70,6 +70,10 @@ class FixedRequests:
 
     def _obstacle(self, request: Request, need: int, waiting: list[_Waiting]) -> str:
         """Why it cannot be granted now; empty if it can."""
+        if self._shares.pipelines[request.pipeline].detached_since is not None:
+            return f"{request.pipeline} is detached: it waits for its hooks"
+        if request.absent:
+            return "its caller has not asked again since a restart"
         if need & self._room.lost:
             return f"GPU {listed(need & self._room.lost)} is lost"
         if blocked := need & (self._room.fixed | self._room.frozen):

@@ -37,6 +37,8 @@ def broken(shares: Shares) -> list[str]:
 
 
 def _half_held(shares: Shares) -> list[str]:
+    if shares.lost_gpus:
+        return []  # what was on a lost node is gone
     fixed: dict[tuple[str, str], set[int]] = {}
     for bundle, lease in shares.leases.items():
         if lease.priority is not Priority.GENERATION:

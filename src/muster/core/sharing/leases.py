@@ -70,10 +70,13 @@ def attached(shares: Shares, pipeline: PipelineId, now: float) -> Shares:
     return draining(shares, unsure, now, reason="it was being granted when the scheduler restarted")
 
 
-def detached(shares: Shares, now: float) -> Shares:
-    """The scheduler has just started: it knows no hooks yet."""
-    lost = {name: replace(one, detached_since=now) for name, one in shares.pipelines.items()}
-    return replace(shares, pipelines=lost)
+def detached(shares: Shares, now: float, *, unsure: bool = False) -> Shares:
+    """The scheduler has just started: it knows no hooks yet. `unsure`: nor what it decided last."""
+    lost = {
+        name: replace(one, detached_since=now, unsure=one.unsure or unsure) for name, one in shares.pipelines.items()
+    }
+    absent = tuple(replace(one, absent=True) for one in shares.requests)
+    return replace(shares, pipelines=lost, requests=absent)
 
 
 def admitted(shares: Shares, pipeline: PipelineId) -> Shares:
@@ -101,11 +104,15 @@ def quarantined(shares: Shares, pipeline: PipelineId, why: str) -> Shares:
 
 
 def reinstated(shares: Shares, pipeline: PipelineId, now: float) -> Shares:
-    """New hooks have shrunk all its ranks: it holds nothing, and may ask again."""
+    """New hooks have shrunk all its ranks: it generates nowhere, and may ask again. A quarantine ends all it held."""
     there = demand.known(shares, pipeline)
-    shares = _with(shares, replace(there, quarantined="", detached_since=None))
-    kept = {bundle: lease for bundle, lease in shares.leases.items() if bundle.pipeline != pipeline}
-    return demand.settled(replace(shares, leases=kept), pipeline, now)
+    shares = _with(shares, replace(there, quarantined="", detached_since=None, unsure=False))
+    gone = [
+        bundle
+        for bundle, lease in shares.leases.items()
+        if bundle.pipeline == pipeline and (there.quarantined or lease.priority is Priority.GENERATION)
+    ]
+    return demand.settled(_dropped(shares, gone, now), pipeline, now)
 
 
 def measured(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from muster.core.sharing import due
@@ -29,6 +29,7 @@ from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
     ClusterSpec,
+    Gpu,
     Lease,
     LeaseState,
     Pipeline,
@@ -45,6 +46,11 @@ WORTH_IT = 14.0  # a bundle that moves is needed at least so many times as long
 
 def plan(shares: Shares, now: float) -> Plan:
     return _Planning(shares, now).run()
+
+
+def dues(shares: Shares, now: float) -> dict[PipelineId, float]:
+    """How many GPUs the generation of each open pipeline should have."""
+    return _Planning(shares, now).dues()
 
 
 @dataclass
@@ -97,6 +103,10 @@ class _Planning:
             reasons=self._reasons | {str(bundle): why for bundle, why in self._shrinks.items()},
             recheck_at=None if self._recheck == math.inf else self._recheck,
         )
+
+    def dues(self) -> dict[PipelineId, float]:
+        self._share_the_rest()
+        return {name: one.due * one.spec.tp_size for name, one in self._opens.items()}
 
     # Generation
 
@@ -196,7 +206,7 @@ class _Planning:
             _, pipeline_id = heapq.heappop(queue)
             one = self._opens[pipeline_id]
             rank = self._choose(one, self._vacant)
-            if rank is None and self._yielded and self._outlasts(one):
+            if rank is None and self._yielded and self._still_wants(one, TURN, one.pipeline.expand_s):
                 rank = self._choose(one, self._vacant | self._yielded)
             if rank is None:
                 continue
@@ -358,7 +368,7 @@ class _Planning:
             for donor in donors:
                 if donor.count - donor.due < least - TINY or not self._may_give(donor, one):
                     continue
-                if self._outlasts(one, donor.pipeline.shrink_s) and (found := self._best_of(donor, one)) is not None:
+                if self._outlasts(one, donor) and (found := self._best_of(donor, one)) is not None:
                     return found
         return self._find_composed_move(one)
 
@@ -408,15 +418,18 @@ class _Planning:
                     best = (key, rank, leases)
         return None if best is None else (best[1], best[2])
 
-    def _outlasts(self, one: _Open, shrink: float | None = 0.0) -> bool:
-        """What remains must fill the bundle, and need it for longer than the switch takes; until that can be told, it
-        does."""
-        expand = one.pipeline.expand_s
-        if shrink is None or expand is None or one.rate is None or one.count == 0:
+    def _outlasts(self, one: _Open, donor: _Open) -> bool:
+        """What remains must need the bundle for longer than the switch takes."""
+        shrink, expand = donor.pipeline.shrink_s, one.pipeline.expand_s
+        return shrink is None or expand is None or self._still_wants(one, WORTH_IT, shrink + expand)
+
+    def _still_wants(self, one: _Open, times: float, switch_s: float | None) -> bool:
+        """Whether it will need one more bundle after so many switches, at its present rate; until that can be told, it
+        will."""
+        if switch_s is None or one.rate is None or one.count == 0:
             return True
-        slots = one.spec.slots_per_bundle or 1
-        left = one.remaining - one.rate * one.count * WORTH_IT * (shrink + expand)
-        return left > one.count * slots and one.remaining >= (one.count + 1) * slots
+        left = one.remaining - one.rate * one.count * times * switch_s
+        return left > one.count * (one.spec.slots_per_bundle or 1)
 
     def _take(self, one: _Open, rank: int, leases: Iterable[Lease], why: str = "") -> None:
         receiver = one.pipeline.pipeline_id
@@ -437,37 +450,41 @@ class _Planning:
     # Turns
 
     def _take_turns(self) -> None:
-        """Somebody has nothing, and everybody it could take from has one: the longest-held bundle moves on."""
+        """Somebody has nothing, and nobody can spare what it needs: what has been held longest moves on."""
         waiting = sorted(
             (one for one in self._opens.values() if one.count == 0 and one.most > 0),
             key=lambda one: (one.waiting_since, one.pipeline.pipeline_id),
         )
+        if not waiting:
+            return
+        at = {gpu: lease for one in self._opens.values() for lease in one.kept.values() for gpu in gpus_of(lease.mask)}
         for one in waiting:
-            holders = self._reachable_singles(one)
-            for held_since, rank, lease in holders:
-                turn = max(self._shares.min_turn_s, TURN * self._switch_s(lease, one))
-                if self._now >= held_since + turn:
+            for _, rank, leases in self._reachable(one, at):
+                over = max(lease.held_since + self._turn_s(lease, one) for lease in leases)
+                if self._now >= over:
                     waited = self._now - one.waiting_since
-                    self._take(one, rank, [lease], f"{one.pipeline.pipeline_id} has waited {waited:.1f} s for a turn")
+                    self._take(one, rank, leases, f"{one.pipeline.pipeline_id} has waited {waited:.1f} s for a turn")
+                    for lease in leases:
+                        for gpu in gpus_of(lease.mask):
+                            del at[gpu]
                     break
-                self._recheck = min(self._recheck, held_since + turn)
+                self._recheck = min(self._recheck, over)
 
-    def _reachable_singles(self, one: _Open) -> list[tuple[float, int, Lease]]:
+    def _reachable(self, one: _Open, at: Mapping[Gpu, Lease]) -> list[tuple[float, int, list[Lease]]]:
+        """Its bundles that others would have to leave, and whom: the longest-held first."""
         found = []
-        for donor in self._opens.values():
-            if donor is one or donor.count != 1:
+        for rank in {one.spec.rank_at[gpu] for gpu in at if gpu in one.spec.rank_at}:
+            mask = one.spec.masks[rank]
+            blocked = gpus_of(mask & ~self._vacant)
+            if mask & ~self._avail or one.taken >> rank & 1 or not all(gpu in at for gpu in blocked):
                 continue
-            for lease in donor.kept.values():
-                mine = one.spec.rank_at.get((lease.mask & -lease.mask).bit_length() - 1)
-                exact = mine is not None and one.spec.masks[mine] & ~(lease.mask | self._vacant) == 0
-                if (
-                    mine is not None
-                    and exact
-                    and not one.taken >> mine & 1
-                    and one.spec.masks[mine] & ~self._avail == 0
-                ):
-                    found.append((lease.held_since, mine, lease))
-        return sorted(found, key=lambda item: (item[0], item[1], item[2].bundle.pipeline))
+            leases = list({at[gpu].bundle: at[gpu] for gpu in blocked}.values())
+            if leases:
+                found.append((max(lease.held_since for lease in leases), rank, leases))
+        return sorted(found, key=lambda item: item[:2])
+
+    def _turn_s(self, lease: Lease, one: _Open) -> float:
+        return max(self._shares.min_turn_s, TURN * self._switch_s(lease, one))
 
     def _switch_s(self, lease: Lease, one: _Open) -> float:
         donor = self._opens[lease.bundle.pipeline].pipeline
