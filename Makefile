@@ -26,13 +26,16 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Servers that tests talk to. Where they cannot be had those tests are skipped, and say so.
+# A server and a browser for tests. Where they cannot be had those tests are skipped, and say so.
 $(VENV)/.debian: | $(STAMP)
-	@if ! command -v etcd >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq etcd-server; } >/dev/null 2>&1 \
-	    || echo "etcd-server cannot be installed: tests that need it are skipped"; \
+	@if ! { command -v etcd && command -v chromium; } >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq >/dev/null 2>&1; \
+	  for package in etcd-server chromium; do \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null 2>&1 \
+	      || echo "$$package cannot be installed: tests that need it are skipped"; \
+	  done; \
 	fi
-	@! command -v etcd >/dev/null || touch $@
+	@! { command -v etcd && command -v chromium; } >/dev/null || touch $@
 
 test: venv $(VENV)/.debian
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

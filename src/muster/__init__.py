@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from muster.errors import WaitTimeout as WaitTimeout
     from muster.errors import WorldSizeOutOfBounds as WorldSizeOutOfBounds
     from muster.errors import WouldDeadlock as WouldDeadlock
+    from muster.mesh.wait import mesh_status as mesh_status
+    from muster.mesh.wait import mesh_wait as mesh_wait
     from muster.node.progress import progress as progress
     from muster.sdk.client import Change as Change
     from muster.sdk.client import Client as Client
@@ -66,6 +68,7 @@ _PLACES = {
         "TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout "
         "WorldSizeOutOfBounds WouldDeadlock"
     ),
+    "muster.mesh.wait": "mesh_status mesh_wait",
     "muster.node.progress": "progress",
     "muster.sdk.client": "Change Client",
     "muster.sdk.flows": "Explanation",

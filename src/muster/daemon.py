@@ -31,13 +31,15 @@ from muster import __version__, errors
 from muster.backends.local import gpus
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, RUN_KIND, TOKEN_KIND, Loop
+from muster.control.publish import Publisher
 from muster.coordinator import wire
 from muster.coordinator.desk import Happening
 from muster.coordinator.direct import DirectedWorlds
 from muster.coordinator.service import Coordinator
 from muster.core.metering import Rates, read_rates
 from muster.core.reconcile import settings_of
-from muster.ports import Filter, Record, Write, insist
+from muster.mesh.serving import KeyServer
+from muster.ports import Filter, Keys, Record, Write, insist
 from muster.store.sqlite import SqliteStore
 from muster.types.codec import Invalid, show_time
 from muster.types.event import Event
@@ -53,6 +55,7 @@ log = logging.getLogger("muster.daemon")
 
 FOREIGN_EDITS_EVERY_S = 1.0  # how often the database is checked for edits that went around the API
 DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
+ETCD_PORT = 2379
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
 
 # What the coordinator tells of a run, as the journal calls it.
@@ -71,6 +74,9 @@ _STORIES = {
     "exit": ("RankFailed", "Warning"),
     "target": ("TargetChanged", "Normal"),
     "recovered": ("RoundRecovered", "Normal"),
+    "mesh-converging": ("MeshConverging", "Normal"),
+    "mesh-ready": ("MeshReady", "Normal"),
+    "mesh-degraded": ("DegradedMesh", "Warning"),
 }
 
 
@@ -90,6 +96,7 @@ class Options:
     tls_key: Path | None = None
     insecure: bool = False
     ready_fd: int | None = None
+    etcd: str | None = None
     reconcile_delay_s: float = 0.0
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
 
@@ -131,6 +138,7 @@ class ControlPlane:
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[Any] | None = None
         self._pools: dict[str, PoolService] = {}
+        self._keys: KeyServer | None = None
         self.url = ""
 
     async def start(self) -> str:
@@ -141,7 +149,8 @@ class ControlPlane:
         self._coordinator = Coordinator(state=self._runs, director=self, on_story=self._tell)
         worlds = DirectedWorlds(self._coordinator)
         backends = {"local": self._backend}
-        self._loop = Loop(store, backends, worlds, clock, delay_s=self._options.reconcile_delay_s)
+        publisher = Publisher(store, await self._start_keys())
+        self._loop = Loop(store, backends, worlds, clock, publisher=publisher, delay_s=self._options.reconcile_delay_s)
         kept = store.record(ALIVE_KIND, ALIVE_KEY)
         adopted = await self._backend.adopt(datetime.fromisoformat(str(kept["at"])) if kept else None)
         self._backend.changed = self._loop.workers_changed
@@ -170,6 +179,25 @@ class ControlPlane:
             log.warning("the coordinator's old port %d is taken (%s): choosing another", port, error.strerror)
             address = await self._coordinator.start("127.0.0.1", 0)
         _write_file(path, wire.show_address(*address) + "\n")
+
+    async def _start_keys(self) -> Keys:
+        """Where workers learn how their mesh is: in an etcd, or here on the port of the last time, if it is free."""
+        if self._options.etcd is not None:
+            from muster.mesh.etcd import EtcdKeys
+
+            self._backend.mesh_endpoint = _etcd_address(self._options.etcd)
+            return EtcdKeys(f"http://{self._backend.mesh_endpoint}")
+        path = self._home / "mesh.addr"
+        try:
+            _, port = wire.parse_address(path.read_text().split()[0])
+            self._keys = KeyServer(port=port)
+            address = await self._keys.start()
+        except (OSError, ValueError, IndexError):
+            self._keys = KeyServer()
+            address = await self._keys.start()
+        _write_file(path, address + "\n")
+        self._backend.mesh_endpoint = address
+        return self._keys.keys
 
     async def _start_pools(self, env: Mapping[str, str]) -> None:
         """GPUs that several pipelines share, where the environment names some."""
@@ -249,6 +277,8 @@ class ControlPlane:
         await self._loop.stop()
         self._backend.close()
         await self._coordinator.stop()
+        if self._keys is not None:
+            await self._keys.stop()
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=DRAIN_S + 1.0)
         for task in self._tasks:
@@ -291,6 +321,15 @@ def _gpus_per_node(env: Mapping[str, str], count: int) -> int:
     if not told.isdigit() or not 1 <= int(told) <= count:
         raise ValueError(f"MUSTER_POOL_GPUS_PER_NODE must be a number from 1 to {count}, not {told!r}")
     return int(told)
+
+
+def _etcd_address(url: str) -> str:
+    """HOST:PORT of an etcd. Workers that wait for their mesh speak to it in clear and without a password."""
+    parts = urlsplit(url)
+    plain = parts.scheme == "http" and parts.hostname and "@" not in parts.netloc and parts.path in ("", "/")
+    if not plain or parts.query or parts.fragment:
+        raise ValueError(f"--etcd {url!r} is not http://HOST:PORT")
+    return wire.show_address(str(parts.hostname), parts.port or ETCD_PORT)
 
 
 def _rates(path: Path) -> Rates | None:
@@ -388,6 +427,8 @@ def _check(options: Options) -> None:
     for path in (options.tls_cert, options.tls_key):
         if path is not None and not os.access(path, os.R_OK):
             raise ValueError(f"{path} cannot be read")
+    if options.etcd is not None:
+        _etcd_address(options.etcd)
     if options.listen is not None:
         host, _ = wire.parse_address(options.listen)
         check_listen(host, tls=options.tls_cert is not None, insecure=options.insecure)
@@ -405,6 +446,7 @@ def main() -> int:
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS")
+    parser.add_argument("--etcd", metavar="URL", help="keep the mesh's keys there (http://HOST:2379), not here")
     parser.add_argument("--ready-fd", type=int, help="write the URL there once it serves")
     parser.add_argument("--reconcile-delay-s", type=float, default=0.0, help="for tests: look at everything that late")
     parser.add_argument(

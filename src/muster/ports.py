@@ -1,4 +1,4 @@
-"""What the control plane needs of the outside: a store, a backend, a clock. Adapters implement these, and meet here.
+"""What the control plane needs of the outside: a store, a backend, keys, a clock. Adapters implement it, and meet here.
 
 Each port has one contract suite in tests/contract that every adapter passes.
 """
@@ -234,6 +234,25 @@ class Worlds(Protocol):
         """The end is stored: members may leave."""
 
     def close(self, uid: Uid) -> None: ...
+
+
+# Keys --------------------------------------------------------------------------------------------
+
+
+class Keys(Protocol):
+    """Small texts under paths such as `muster/default/demo/mesh-ready/node-1`, where those who wait for them look.
+
+    A place that cannot be reached raises `errors.Unavailable` and may be asked again; a path that is a directory to
+    `put`, or that has no name in it, raises `errors.InvalidRequest`.
+    """
+
+    async def put(self, path: str, value: str) -> None: ...
+
+    async def delete(self, path: str) -> None:
+        """Remove that key and everything below it. What is not there is no error."""
+
+    async def list(self, prefix: str) -> Mapping[str, str]:
+        """Path → value of every key below the prefix; empty if there is none."""
 
 
 class Clock(Protocol):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from muster.backends.local import gpus, logs, processes, render
 from muster.ports import LogQuery
-from muster.types.training import Training
+from muster.types.training import Mesh, Training
 from tests.training_builders import a_training
 
 
@@ -56,6 +56,22 @@ def test_a_worker_inherits_everything_but_what_is_musters_own() -> None:
     assert env["PATH"] == "/bin" and env["A"] == "new"
     assert "MUSTER_TOKEN" not in env and "MUSTER_HOME" not in env
     assert env["MUSTER_RUN_TOKEN"] == "t"
+
+
+def test_a_worker_is_told_where_its_mesh_is_made_known_only_with_a_gate() -> None:
+    gate = Mesh(required=True, timeout_seconds=45.0, probe_address="10.8.0.0/16")
+    order = an_order(a_training(mesh=gate, env={"NODE_NAME": "mine"}), mesh_endpoint="127.0.0.1:7")
+    told = {name: value for name, value in order.env.items() if "MESH" in name or name == "NODE_NAME"}
+    assert told == {
+        "NODE_NAME": "demo-0",
+        "MUSTER_MESH_ENDPOINT": "127.0.0.1:7",
+        "MUSTER_MESH_PREFIX": "muster/default/demo",
+        "MUSTER_MESH_TIMEOUT_S": "55",
+    }
+    assert order.argv[order.argv.index("--probe-addr") + 1] == "10.8.0.0/16"
+    plain = an_order(a_training(mesh=Mesh(probe_address="10.8.0.0/16")), mesh_endpoint="127.0.0.1:7")
+    assert plain.env["NODE_NAME"] == "demo-0" and "MUSTER_MESH_ENDPOINT" not in plain.env
+    assert "--probe-addr" not in plain.argv
 
 
 def test_gpus_are_shown_to_a_worker_where_there_are_any() -> None:

@@ -43,7 +43,7 @@ VERBS = {
     "completion": "completion",
     "coordinator": "coordinator",
 }
-GROUPS = {"server": "server", "token": "token", "world": "world", "share": "share"}
+GROUPS = {"server": "server", "token": "token", "world": "world", "bench": "bench", "share": "share"}
 
 
 class Verbs(TyperGroup):

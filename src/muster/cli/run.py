@@ -59,6 +59,11 @@ def run(
     secret_env: list[str] = typer.Option([], metavar="K", help="One that is secret: its value is never shown."),
     label: list[str] = typer.Option([], "-l", "--label", metavar="K=V", help="A label to find it by."),
     priority: int = typer.Option(0, help="Higher goes first when GPUs are short."),
+    mesh: bool = typer.Option(False, "--mesh", help="Hold ranks until all workers reach each other."),
+    mesh_timeout: float | None = typer.Option(
+        None, parser=durations.option, metavar="D", help="Start them anyway after so long (60s)."
+    ),
+    probe_address: str | None = typer.Option(None, metavar="A", help="Where workers are reached over an overlay."),
     remove: bool = typer.Option(False, "--rm", help="Delete it once it has ended."),
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
@@ -87,6 +92,7 @@ def run(
             ttl_seconds_after_finished=ttl,
             below_minimum_timeout_seconds=patience,
         ),
+        "mesh": _mesh(mesh, timeout_seconds=mesh_timeout, probe_address=probe_address),
         "labels": _pairs(label, "--label"),
         "name": name,
     }
@@ -113,6 +119,14 @@ def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remo
     if remove and ended.is_terminal:
         handle.delete()
     raise typer.Exit(follow.exit_code(ended))
+
+
+def _mesh(required: bool, **values: float | str | None) -> dict[str, Any]:
+    asked = {name: value for name, value in values.items() if value is not None}
+    if asked and not required:
+        option = "--mesh-timeout" if "timeout_seconds" in asked else "--probe-address"
+        raise exits.Misused(f"{option} is of no use without --mesh")
+    return {"required": required, **asked}
 
 
 def _given(**values: float | None) -> dict[str, float]:

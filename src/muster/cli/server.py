@@ -37,6 +37,7 @@ def start(
     tls_cert: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="Its certificate."),
     tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
     insecure: bool = typer.Option(False, help="Listen beyond loopback without TLS: tokens travel in clear."),
+    etcd: str | None = typer.Option(None, metavar="URL", help="An etcd for the mesh's keys, like http://host:2379."),
     foreground: bool = typer.Option(False, help="Stay, and log here; for a supervisor."),
 ) -> None:
     """Start the control plane, unless it runs already. Trainings that outlived the last one are adopted."""
@@ -45,6 +46,8 @@ def start(
     if listen is not None:
         _check_listen(listen, tls=tls_cert is not None, insecure=insecure)
     options = _options(listen, tls_cert, tls_key, insecure=insecure)
+    if etcd is not None:
+        options += ["--etcd", etcd]
     where = home.path()
     if home.is_locked(where):
         running = home.running(where)
@@ -152,5 +155,6 @@ def status(output: Report = typer.Option(Report.TABLE, "-o", "--output", help="H
         write_table(
             ("PID", "URL", "VERSION", "STARTED"), [(running.pid, running.url, running.version, running.started_at)]
         )
+        typer.echo(f"in a browser: {running.url}/ (its token is in {home.path() / 'token'})", err=True)
     else:
         write_data(running.to_wire(), output)

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from muster import errors
 from muster.control.observe import Observer
+from muster.control.publish import Publisher
 from muster.core import lifecycle, reconcile
 from muster.core.reconcile import Plan
 from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write, insist
@@ -42,6 +43,7 @@ class Loop:
         worlds: Worlds,
         clock: Clock,
         *,
+        publisher: Publisher | None = None,
         delay_s: float = 0.0,
     ) -> None:
         """`delay_s` holds every look back by that long: it shows that no wait believes an old status."""
@@ -51,6 +53,7 @@ class Loop:
         self._clock = clock
         self._delay_s = delay_s
         self._observer = Observer(backends, worlds, clock)
+        self._publisher = publisher
         self._due: dict[Key, None] = {}
         self._busy: dict[Key, asyncio.Task[None]] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -74,6 +77,8 @@ class Loop:
                 self.wake(stored.key)
             else:
                 ended.append(stored.key)
+        if self._publisher is not None:
+            self._publisher.clean_up(but=self._observer.known())
         self._spawn(self._scan(ended))
         self._spawn(self._stay_alive())
 
@@ -85,6 +90,8 @@ class Loop:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._busy.values(), return_exceptions=True)
+        if self._publisher is not None:
+            await self._publisher.stop()
         self._tell_stories()
 
     async def idle(self) -> None:
@@ -238,6 +245,8 @@ class Loop:
             await self._write_status(stored, plan, now)
             if plan.wake_at is not None:
                 self._wake_in(key, (plan.wake_at - self._clock.now()).total_seconds())
+        if self._publisher is not None and training.spec.mesh.required:
+            self._publisher.want(key, plan.mesh)
 
     async def _carry_out(self, stored: Stored, plan: Plan) -> None:
         training = stored.training

@@ -63,6 +63,9 @@ class Observer:
     def key_of(self, uid: Uid) -> Key | None:
         return self._keys.get(uid)
 
+    def known(self) -> frozenset[Key]:
+        return frozenset(self._keys.values())
+
     def workers_changed(self) -> None:
         self._grants.clear()
 

@@ -18,10 +18,11 @@ from typing import Any
 from muster.coordinator import notices, records, views
 from muster.coordinator.notices import Peer
 from muster.coordinator.reception import Reception, Visitor
-from muster.coordinator.reports import exits, integer
+from muster.coordinator.reports import exits, integer, paths, reach
 from muster.coordinator.wire import Frame
 from muster.core import register, stages
 from muster.core import roll as rolls
+from muster.core.gates import Gate
 from muster.types.world import MemberId, Outcome, OutcomeState, Progress, Role, Round, RunId, Settings
 
 
@@ -128,6 +129,10 @@ class Desk(Reception):
                 self.roll = register.unfit(self.roll, member_id, str(frame.get("why")), now)
             case "fit":
                 self.roll = register.fit(self.roll, member_id)
+            case "listens":
+                self.roll = register.listens(self.roll, member_id, paths(frame.get("paths")))
+            case "reached":
+                self.roll = register.reached(self.roll, member_id, reach(frame.get("peers")))
             case "ack":
                 self.roll = register.exited(self.roll, member_id, number, exits(frame.get("exits"), now))
                 self.roll = register.acknowledge(self.roll, member_id)
@@ -272,6 +277,7 @@ class Desk(Reception):
             if self.on_decision is not None:
                 self.on_decision(before, decision, self.roll)
             if isinstance(decision.action, rolls.Wait):
+                self._name_peers()
                 self.wake_at = min([decision.wake_at, *(self._held_until() if self._held else ())])
                 return self.wake_at
             self._effects(before, decision, now)
@@ -293,6 +299,11 @@ class Desk(Reception):
             case rolls.CheckHealth(members=ids):
                 for member_id in ids:
                     self._send_to(member_id, "check")
+            case rolls.TurnGate(gate=gate):
+                self._turned(before.coming or before.gate, gate, decision.reason, now)
+            case rolls.Heal(gate=gate):
+                self.unsaved = True
+                self._turned(before.gate, gate, decision.reason, now)
             case rolls.Release(round=formed):
                 self._release(before, formed, now)
             case rolls.Dismiss(members=ids):
@@ -322,6 +333,21 @@ class Desk(Reception):
         for member_id, member in self.roll.members.items():
             if member.role is Role.PARKED and before.members[member_id].role is not Role.PARKED:
                 self._tell("parked", f"{member.name}: {member.note}", now)
+
+    def _turned(self, before: Gate | None, gate: Gate | None, reason: str, now: float) -> None:
+        if gate is not None and (before is None or before.state is not gate.state):
+            self._tell(f"mesh-{gate.state}", reason, now)
+
+    def _name_peers(self) -> None:
+        """Tell the members of a run with a gate whom they have to reach, whenever that has changed."""
+        if self.roll is None or self.roll.settings.gate_timeout_s is None or self.roll.outcome is not None:
+            return
+        listening = {member_id: member.paths for member_id, member in self.roll.members.items() if member.paths}
+        told, self._peers_told = self._peers_told, listening
+        due = self._untold & listening.keys()
+        new = {member_id: peer for member_id, peer in self._agents.items() if member_id in due}
+        self._untold = (self._untold - new.keys()) & self._agents.keys()
+        self.outbox += notices.peers(self._voice, self._agents, new, told, listening)
 
     def _send_to(self, member_id: MemberId, kind: str, **fields: Any) -> None:
         if peer := self._agents.get(member_id):

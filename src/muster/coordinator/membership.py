@@ -18,7 +18,8 @@ from typing import Any
 from muster.coordinator import wire
 from muster.coordinator.client import Address, Link
 from muster.coordinator.wire import Frame
-from muster.types.world import MemberId, RunId, Settings
+from muster.mesh import probe
+from muster.types.world import MemberId, Path, RunId, Settings
 
 RENEW_S = 0.7  # at least that often, however long the lease: steps travel with it
 
@@ -37,6 +38,7 @@ class Identity:
     infra_rank: int | None = None
     domain: str | None = None
     local_addr: str | None = None
+    probe_addr: str | None = None  # where its ranks will be reached, if not at its address: see `probe.own_path`
     launcher: str = "node"
     checks_health: bool = False
 
@@ -60,6 +62,8 @@ class Membership:
         self._steps = steps
         self._on_beat = on_beat
         self._listener: socket.socket | None = None
+        self._prober: probe.Prober | None = None
+        self._paths: list[Path] = []
         self._addr = identity.local_addr or ""
         self._lease_from = time.monotonic()
         self._hello_sent = 0.0
@@ -108,6 +112,31 @@ class Membership:
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
+        if self._prober is not None:
+            self._prober.close()
+
+    # Reaching the others
+
+    def _open_to_probes(self) -> None:
+        """The run has a gate: say where we can be reached. It costs nothing where there is none."""
+        mine = self._identity
+        if self._prober is not None or self.settings.gate_timeout_s is None:
+            return
+        self._prober = probe.Prober(mine.token or mine.run_id, mine.member_id, self._found)
+        overlay = [probe.own_path(mine.probe_addr, mine.name)] if mine.probe_addr else []
+        for host, port in [*overlay, (self._addr, 0)]:
+            try:
+                # A name is bound nowhere: to ask what it means could take longer than a lease.
+                listener = _listen(host if probe.is_numeric(host) else "0.0.0.0", port)
+            except OSError:  # only a port that was asked for can be taken: somebody else answers there
+                self._paths.append((host, port))
+                continue
+            self._prober.serve(listener)
+            self._paths.append((host, int(listener.getsockname()[1])))
+        self.send("listens", paths=self._paths)
+
+    def _found(self, rows: list[probe.Row]) -> None:
+        self.send("reached", peers=rows)  # what is lost is asked for again after a reconnect
 
     # Talking
 
@@ -129,6 +158,7 @@ class Membership:
             "launcher": mine.launcher,
             "checks_health": mine.checks_health,
             "unfit": self.unfit,
+            "paths": self._paths,
         }
         known = {"epoch": self.link.epoch, "record": self.record, "store_port": self.store_port()}
         return {"member": member, "settings": mine.settings, "present": known | self._present()}
@@ -141,12 +171,19 @@ class Membership:
                 self._lease_from = max(self._lease_from, self._hello_sent)
                 self._renew_sent = None
                 self.joined = True
+                self._open_to_probes()
             case "renewed":
                 if self._renew_sent is not None:
                     self._lease_from = max(self._lease_from, self._renew_sent)
                     self._renew_sent = None
             case "release" | "record":
                 self.record = frame["record"]
+            case "reach" if self._prober is not None:
+                peers = {str(peer): [(str(host), int(port)) for host, port in where] for peer, where in frame["peers"]}
+                if frame.get("gone") is None:
+                    self._prober.follow(peers)
+                else:
+                    self._prober.change(peers, frame["gone"])
         self._on_frame(frame)
 
     async def _renew(self) -> None:
@@ -171,14 +208,17 @@ class Membership:
             await asyncio.sleep(self.settings.lease_s / 3)
 
 
-def _listen(addr: str) -> socket.socket:
-    """A socket on a port that the kernel picks; only loopback addresses are bound as such, others may be mapped."""
+def _listen(addr: str, port: int = 0) -> socket.socket:
+    """A socket, on a port that the kernel picks; only loopback addresses are bound as such, others may be mapped."""
     host = addr if wire.is_loopback(addr) else ("::" if ":" in addr else "0.0.0.0")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind((host, 0))
+        listener.bind((host, port))
     except OSError:
+        if port:
+            listener.close()
+            raise
         listener.bind(("", 0))
     listener.listen(4096)
     return listener

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from muster.coordinator import records
 from muster.coordinator.wire import VERSION, encode, show
 from muster.core.roll import Roll
-from muster.types.world import Cause, MemberId, OutcomeState, Role, Round, RunId
+from muster.types.world import Cause, MemberId, OutcomeState, Path, Role, Round, RunId
 
 
 class Peer(Protocol):
@@ -91,6 +91,26 @@ def releases_to_idle(voice: Voice, agents: Mapping[MemberId, Peer]) -> list[Noti
     idle = [seat.member_id for seat in current.seats if seat.member_id not in current.started]
     release = voice.record("release")
     return [(peer, release) for member_id in idle if (peer := agents.get(member_id))]
+
+
+def peers(
+    voice: Voice,
+    agents: Mapping[MemberId, Peer],
+    new: Mapping[MemberId, Peer],
+    told: Mapping[MemberId, tuple[Path, ...]],
+    listening: Mapping[MemberId, tuple[Path, ...]],
+) -> list[Notice]:
+    """Whom to reach: everyone, to those that are new; what has changed, to the others."""
+    found: list[Notice] = []
+    if new:
+        order = voice.frame("reach", peers=list(listening.items()))
+        found += [(peer, order) for peer in new.values()]
+    more = [(member_id, paths) for member_id, paths in listening.items() if told.get(member_id) != paths]
+    gone = [member_id for member_id in told if member_id not in listening]
+    if more or gone:
+        order = voice.frame("reach", peers=more, gone=gone)
+        found += [(peer, order) for i, peer in agents.items() if i in told and i in listening and i not in new]
+    return found
 
 
 def for_newcomer(voice: Voice, member_id: MemberId, present: Mapping[str, Any], now: float) -> list[bytes]:

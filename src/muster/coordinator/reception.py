@@ -18,7 +18,7 @@ from muster.coordinator.reports import MAX_TEXT
 from muster.coordinator.wire import Frame
 from muster.core import register
 from muster.core.roll import Roll
-from muster.types.world import Member, MemberId, Outcome, Role, Round, RunId, Settings
+from muster.types.world import Member, MemberId, Outcome, Path, Role, Round, RunId, Settings
 
 
 @dataclass
@@ -63,6 +63,8 @@ class Reception(ABC):
         self._led = False  # it has released a round of its own
         self._asked: dict[MemberId, float] = {}  # since when each member that is held has asked for its name
         self._greeted: set[MemberId] = set()
+        self._peers_told: dict[MemberId, tuple[Path, ...]] = {}  # whom the members were told to reach
+        self._untold: set[MemberId] = set()  # those that have not been told anything yet
 
     @abstractmethod
     def _tell(self, kind: str, text: str, now: float) -> None:
@@ -211,7 +213,8 @@ class Reception(ABC):
         settings, target, used = Settings.parse(record["settings"]), int(record["target"]), record["restarts_used"]
         if self.directed and before is not None:
             settings, target = before.settings, before.target
-        self.roll = register.restored(settings, target, int(used), last, now, certain=certain)
+        gate = records.gate_of(record)
+        self.roll = register.restored(settings, target, int(used), last, now, gate=gate, certain=certain)
         self.unsaved = True
         self.roll = replace(
             self.roll,
@@ -229,6 +232,7 @@ class Reception(ABC):
             entered = register.join(self.roll, member, now)
             if isinstance(entered, Roll):
                 self.roll = entered
+        self._untold |= self._agents.keys()  # what they reported is forgotten: being told anew, they report anew
         if last is not None:
             self._tell("recovered", f"took over round {last.number} in epoch {self.epoch}", now)
 
@@ -241,6 +245,8 @@ class Reception(ABC):
         self._visitors[id(peer)] = Visitor("agent", member.member_id, self.epoch)
         self._agents[member.member_id] = peer
         self._send(peer, "welcome", settings=entered.settings.to_wire())
+        if entered.settings.gate_timeout_s is not None:
+            self._untold.add(member.member_id)
         self._enter_presented(member.member_id, present, now)
         self._tell("joined", f"{member.name} from {member.host or member.addr}", now)
         self._bring_up_to_date(peer, member.member_id, present, now)

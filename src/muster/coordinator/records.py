@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from muster.core.gates import Gate
 from muster.core.roll import Roll
 from muster.types.world import MemberId, RankExit, Round, RunId
 
@@ -28,6 +29,7 @@ def record(run_id: RunId, epoch: int, roll: Roll) -> dict[str, Any]:
         "outcome": roll.outcome.to_wire() if roll.outcome else None,
         "exits": [end.to_wire() for end in _settled_exits(roll)],
         "finished": sorted(roll.round.finished) if roll.round else [],
+        "gate": roll.gate.to_wire() if roll.gate else None,
     }
 
 
@@ -45,3 +47,8 @@ def round_of(record: Mapping[str, Any]) -> Round | None:
     ends = [RankExit.from_wire(end) for end in record.get("exits") or ()]
     finished = frozenset(MemberId(member_id) for member_id in record.get("finished") or ())
     return replace(Round.from_wire(record), exits={end.rank: end for end in ends}, finished=finished)
+
+
+def gate_of(record: Mapping[str, Any]) -> Gate | None:
+    """What was known of that round's mesh when it was released, or has become known since."""
+    return Gate.from_wire(told) if (told := record.get("gate")) else None

@@ -6,12 +6,14 @@ A field of a hello that has the wrong kind or is too long counts as not said. Wh
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from muster.coordinator.wire import Frame
-from muster.types.world import Member, MemberId, RankExit
+from muster.types.world import Member, MemberId, Path, RankExit, Reach
 
 MAX_TEXT = 256  # of a name, an address, a domain
+MAX_PATHS = 4
 
 _MEMBER_FIELDS = {
     "name": str,
@@ -41,7 +43,29 @@ def member(hello: Frame) -> Member | None:
             fields[name] = value
     if "name" not in fields or fields.get("procs", 1) < 1:
         return None
-    return Member(member_id=MemberId(str(data["member_id"])), **fields)
+    return Member(member_id=MemberId(str(data["member_id"])), paths=paths(data.get("paths")), **fields)
+
+
+def paths(data: object) -> tuple[Path, ...]:
+    """Where a member can be probed; what is no host and port was not said."""
+    found = []
+    for item in data if isinstance(data, list) else []:
+        host, port = item if isinstance(item, list) and len(item) == 2 else ("", 0)
+        if isinstance(host, str) and 0 < len(host) <= MAX_TEXT and isinstance(port, int) and 0 < port < 65536:
+            found.append((host, port))
+    return tuple(found[:MAX_PATHS])
+
+
+def reach(data: object) -> Reach:
+    """What a member found at its peers: `[member, seconds or null, why not]` each."""
+    is_open: dict[MemberId, float] = {}
+    shut: dict[MemberId, str] = {}
+    for member_id, rtt, why in data if isinstance(data, list) else []:
+        if isinstance(rtt, int | float) and 0 <= rtt < math.inf:
+            is_open[MemberId(str(member_id))] = float(rtt)
+        else:
+            shut[MemberId(str(member_id))] = str(why)[:MAX_TEXT]
+    return Reach(is_open, shut)
 
 
 def exits(data: object, now: float) -> list[tuple[RankExit, float]]:

@@ -31,6 +31,7 @@ def view(run_id: RunId, epoch: int, roll: Roll, reason: str, now: float) -> dict
         "members": [_member_view(member, now) for member in _in_order(roll)],
         "steps": {str(rank): mark.step for rank, mark in sorted(current.progress.items())} if current else {},
         "outcome": roll.outcome.to_wire() if roll.outcome else None,
+        "mesh": gate.to_wire() if (gate := roll.coming or roll.gate) else None,
     }
 
 
@@ -50,5 +51,5 @@ def _in_order(roll: Roll) -> list[Member]:
 
 def _member_view(member: Member, now: float) -> dict[str, Any]:
     shown = ("name", "member_id", "role", "rank", "procs", "addr", "host", "pid", "domain", "infra_rank", "note")
-    view = {name: getattr(member, name) for name in shown}
+    view = {name: getattr(member, name) for name in (*shown, "paths")}
     return view | {"ranks_state": str(member.ranks_state), "lease_s": round(member.lease_until - now, 3)}

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from muster.core import seating
+from muster.core import gates, seating
 from muster.core.closing import judge, stale_after, still_there
-from muster.core.roll import CheckHealth, Decision, End, Release, Roll, Wait, listed, next_expiry
+from muster.core.roll import CheckHealth, Decision, End, Release, Roll, TurnGate, Wait, listed, next_expiry
 from muster.types.world import Member, MemberId, Outcome, OutcomeState, RanksState, Role, Round, Seat
 
 _BLAMED_NOTE = "its ranks failed first twice"
@@ -29,6 +29,8 @@ def decide(roll: Roll, now: float) -> Decision:
         return Decision(Wait(), reason, wake)
     planned = plan(roll, now)
     if planned.size < roll.settings.min:
+        if roll.coming is not None:
+            return Decision(TurnGate(None), "too few workers are left to wait for their mesh")
         return _below_min(roll, planned, now)
     if not (wait := _last_call(roll, planned, now)):
         return _release(roll, planned, now)
@@ -86,9 +88,21 @@ def check_first(roll: Roll, planned: seating.Seating) -> Decision | None:
     return Decision(CheckHealth(asked) if asked else Wait(), reason, next_expiry(roll))
 
 
+def reach_first(roll: Roll, planned: seating.Seating, now: float) -> Decision | None:
+    """Those that are to train together have to reach each other; None when they do, or have had time enough."""
+    if roll.settings.gate_timeout_s is None:
+        return None
+    verdict = gates.judge(planned.order, roll.reach, roll.coming, roll.settings.gate_timeout_s, now)
+    if verdict.gate != roll.coming:
+        return Decision(TurnGate(verdict.gate), verdict.reason)
+    if verdict.look_at is None:
+        return None
+    return Decision(Wait(), verdict.reason, min(verdict.look_at, next_expiry(roll)))
+
+
 def _release(roll: Roll, planned: seating.Seating, now: float) -> Decision:
-    if untested := check_first(roll, planned):
-        return untested
+    if held := check_first(roll, planned) or reach_first(roll, planned, now):
+        return held
     seats = tuple(
         Seat(rank, member.member_id, member.name, member.addr, member.procs, member.domain)
         for rank, member in enumerate(planned.order)
@@ -267,6 +281,8 @@ def released(roll: Roll, action: Release, now: float) -> Roll:
         min_reached_at=None,
         below_min_since=None,
         departed=(),
+        gate=roll.coming,
+        coming=None,
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from muster.core import seating
-from muster.core.forming import candidates, check_first, places_of
-from muster.core.roll import CallBack, Decision, Dismiss, End, Roll, Wait, listed, next_expiry
+from muster.core import gates, seating
+from muster.core.forming import candidates, check_first, places_of, reach_first
+from muster.core.roll import CallBack, Decision, Dismiss, End, Heal, Roll, TurnGate, Wait, listed, next_expiry
 from muster.types.world import Cause, MemberId, Outcome, OutcomeState, Recall, Round, Seat
 
 
@@ -28,7 +28,13 @@ def decide(roll: Roll, now: float) -> Decision | None:
     current = roll.running
     if current is None:
         return None
-    return _send_home(roll) or _broken(roll, current, now) or _resize(roll, current, now) or _goes_on(roll, current)
+    return (
+        _send_home(roll)
+        or _broken(roll, current, now)
+        or _healed(roll, current)
+        or _resize(roll, current, now)
+        or _goes_on(roll, current)
+    )
 
 
 def _send_home(roll: Roll) -> Decision | None:
@@ -67,6 +73,13 @@ def _quiet_at(roll: Roll, current: Round) -> float:
     return max(latest, current.up_at) + roll.settings.hang_timeout_s
 
 
+def _healed(roll: Roll, current: Round) -> Decision | None:
+    better = gates.healed(roll.gate, current.seats, roll.reach) if roll.gate is not None else None
+    if better is None:
+        return None
+    return Decision(Heal(better), f"all {current.world_size} workers of round {current.number} reach each other now")
+
+
 def _resize(roll: Roll, current: Round, now: float) -> Decision | None:
     if current.world_size > roll.target:
         leavers = _leavers(roll, current)
@@ -85,8 +98,8 @@ def _resize(roll: Roll, current: Round, now: float) -> Decision | None:
     if planned.size < roll.target and now < since + roll.settings.scale_debounce_s:
         wake = min(since + roll.settings.scale_debounce_s, next_expiry(roll), _quiet_at(roll, current))
         return Decision(Wait(), f"{reason}: gathering more", wake)
-    if untested := check_first(roll, planned):
-        return replace(untested, wake_at=min(untested.wake_at, _quiet_at(roll, current)))
+    if held := check_first(roll, planned) or reach_first(roll, planned, now):
+        return replace(held, wake_at=min(held.wake_at, _quiet_at(roll, current)))
     return _call_back(Cause.GROW, reason, now, roll.settings.restart_grace_s)
 
 
@@ -101,6 +114,8 @@ def _leavers(roll: Roll, current: Round) -> tuple[Seat, ...]:
 
 
 def _goes_on(roll: Roll, current: Round) -> Decision:
+    if roll.coming is not None:
+        return Decision(TurnGate(None), "no larger world waits for its mesh any more")
     done = f", {len(current.finished)} done" if current.finished else ""
     short = f" of {roll.target} wanted" if current.world_size < roll.target else ""
     reason = f"round {current.number}: {current.world_size}{short} workers train{done}"

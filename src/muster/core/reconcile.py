@@ -14,7 +14,8 @@ The stages, in the order in which they are asked about:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from muster.core import lifecycle, roll, truth
@@ -101,6 +102,7 @@ class Plan:
     reason: str
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None
+    mesh: Mapping[str, str] = field(default_factory=dict)  # the keys that say how its mesh is; none once it ends
 
 
 def settings_of(spec: Spec) -> world.Settings:
@@ -121,6 +123,7 @@ def settings_of(spec: Spec) -> world.Settings:
         lease_s=LEASE.total_seconds(),
         farewell_s=FAREWELL.total_seconds(),
         orphan_s=ORPHAN.total_seconds(),
+        gate_timeout_s=spec.mesh.timeout_seconds if spec.mesh.required else None,
     )
 
 
@@ -297,7 +300,8 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
     if any(rank.step is not None for rank in status.ranks):
         wake = _sooner(wake, now + STEP_REFRESH)
     wake = _sooner(wake, _deadline(training))
-    return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, wake)
+    keys = truth.mesh_keys(training, seen)
+    return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, wake, keys)
 
 
 def _dead_and_awaited(seen: Observed) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from muster.core.forming import available
+from muster.core.gates import Gate
 from muster.core.roll import UNSEEN, Roll, lose, with_loss
 from muster.types.world import (
     Loss,
@@ -18,9 +19,11 @@ from muster.types.world import (
     MemberId,
     Outcome,
     OutcomeState,
+    Path,
     Progress,
     RankExit,
     RanksState,
+    Reach,
     Role,
     Round,
     Settings,
@@ -46,7 +49,14 @@ def open_roll(settings: Settings) -> Roll:
 
 
 def restored(
-    settings: Settings, target: int, restarts_used: int, last: Round | None, now: float, *, certain: bool = True
+    settings: Settings,
+    target: int,
+    restarts_used: int,
+    last: Round | None,
+    now: float,
+    *,
+    gate: Gate | None = None,
+    certain: bool = True,
 ) -> Roll:
     """A roll from a record that outlived its coordinator; the members of `last` are awaited.
 
@@ -63,6 +73,7 @@ def restored(
         next_round=0 if last is None else last.number + 1,
         recovery_until=None if last is None else now + wait,
         not_before=-math.inf if certain else now + fence,
+        gate=gate,
     )
 
 
@@ -182,6 +193,25 @@ def fit(roll: Roll, member_id: MemberId) -> Roll:
     role = Role.SPARE if member.role is Role.PARKED and member.fit_for == -1 else member.role
     roll = replace(roll, checking=roll.checking - {member_id})
     return _with_member(roll, replace(member, role=role, fit_for=roll.next_round, note=""))
+
+
+# The mesh ----------------------------------------------------------------------------------------
+
+
+def listens(roll: Roll, member_id: MemberId, paths: tuple[Path, ...]) -> Roll:
+    """It can be probed there."""
+    member = roll.members.get(member_id)
+    return roll if member is None else _with_member(roll, replace(member, paths=paths))
+
+
+def reached(roll: Roll, member_id: MemberId, found: Reach) -> Roll:
+    """What it found at those peers that it speaks of; of others it is known what it said before."""
+    if member_id not in roll.members:
+        return roll
+    old = roll.reach.get(member_id, Reach())
+    is_open = {i: rtt for i, rtt in old.open.items() if i in roll.members and i not in found.shut} | dict(found.open)
+    shut = {i: why for i, why in old.shut.items() if i in roll.members and i not in found.open} | dict(found.shut)
+    return replace(roll, reach={**roll.reach, member_id: Reach(is_open, shut)})
 
 
 # Ranks -------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from muster.core import seating
-from muster.types.world import Loss, Member, MemberId, Outcome, Recall, Round, Seat, Settings
+from muster.core.gates import Gate
+from muster.types.world import Loss, Member, MemberId, Outcome, Reach, Recall, Round, Seat, Settings
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Roll:
     blamed_times: int = 0
     holds_farewell: bool = False  # somebody else records the end first, and then lets the members go
     farewell_said: bool = False
+    reach: Mapping[MemberId, Reach] = field(default_factory=dict)  # whom each member reaches; only with a gate
+    gate: Gate | None = None  # of the round that is out
+    coming: Gate | None = None  # of the next one, while ranks wait for it
 
     @property
     def running(self) -> Round | None:
@@ -74,6 +78,20 @@ class CheckHealth:
 
 
 @dataclass(frozen=True)
+class TurnGate:
+    """What is known of the next round's mesh; None: nobody waits for it any more."""
+
+    gate: Gate | None
+
+
+@dataclass(frozen=True)
+class Heal:
+    """The round that is out began degraded, and its members reach each other now."""
+
+    gate: Gate
+
+
+@dataclass(frozen=True)
 class Release:
     round: Round
     charged: bool = False  # it costs one of the run's restarts
@@ -103,7 +121,7 @@ class Farewell:
     pass
 
 
-Action = Wait | Lose | CallBack | CheckHealth | Release | Dismiss | GiveUpOn | End | Farewell
+Action = Wait | Lose | CallBack | CheckHealth | TurnGate | Heal | Release | Dismiss | GiveUpOn | End | Farewell
 
 
 @dataclass(frozen=True)
@@ -142,7 +160,8 @@ def lose(roll: Roll, member_id: MemberId, now: float, why: str, since: float | N
         return roll
     members = {key: value for key, value in roll.members.items() if key != member_id}
     departed = (*(name for name in roll.departed if name != member.name), member.name)[-8:]
-    roll = replace(roll, members=members, departed=departed, surplus=roll.surplus - {member_id})
+    reach = {key: value for key, value in roll.reach.items() if key != member_id}
+    roll = replace(roll, members=members, departed=departed, surplus=roll.surplus - {member_id}, reach=reach)
     current = roll.round
     if current is None or current.seat_of(member_id) is None:
         return roll

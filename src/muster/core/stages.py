@@ -29,9 +29,11 @@ from muster.core.roll import (
     End,
     Farewell,
     GiveUpOn,
+    Heal,
     Lose,
     Release,
     Roll,
+    TurnGate,
     Wait,
     listed,
     lose,
@@ -71,6 +73,10 @@ def carry_out(roll: Roll, action: Action, now: float) -> Roll:
             return replace(roll, round=replace(roll.round, recall=recall))
         case CheckHealth(members=ids):
             return replace(roll, checking=roll.checking | set(ids))
+        case TurnGate(gate=gate):
+            return replace(roll, coming=gate)
+        case Heal(gate=gate):
+            return replace(roll, gate=gate)
         case Release():
             return forming.released(roll, action, now)
         case Dismiss(members=ids):

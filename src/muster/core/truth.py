@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from muster.core import lifecycle, roll
+from muster.core import gates, lifecycle, roll
 from muster.core.admission import Grant
 from muster.types import world
 from muster.types.event import Event
@@ -106,7 +106,43 @@ def _conditions(
     status = turn(status, "BelowMinimum", below, name, told, now, generation)
     moving = status.phase == "ready" and not reached and not below
     told = f"towards {size.target}: {why}" if moving else "no resize is going on"
-    return turn(status, "Resizing", moving, "Resizing" if moving else "Settled", told, now, generation)
+    status = turn(status, "Resizing", moving, "Resizing" if moving else "Settled", told, now, generation)
+    ended = status.outcome is not None or (seen.roll is not None and seen.roll.outcome is not None)
+    if ended or not training.spec.mesh.required:  # how the mesh was at the end stays to be seen
+        return status
+    return _mesh_conditions(training, _gate(seen), status, why, now)
+
+
+# The mesh ----------------------------------------------------------------------------------------
+
+
+def _mesh_conditions(training: Training, gate: gates.Gate | None, status: Status, why: str, now: datetime) -> Status:
+    name = "Converging" if gate is None else gate.state.value.capitalize()
+    told = f"nobody has to be reached yet: {why}"
+    if gate is not None and gate.state is gates.State.READY:
+        told = f"all {gate.size} workers reach each other, at most {gate.slowest_s * 1000:.3g} ms for a round trip"
+    elif gate is not None:
+        told = f"not reached: {gate.named}"
+    if name == "Degraded":
+        told += f"; ranks started after {training.spec.mesh.timeout_seconds:g} s all the same"
+    for kind, holds in (("MeshReady", name == "Ready"), ("DegradedMesh", name == "Degraded")):
+        status = lifecycle.with_condition(status, kind, holds, name, told, now, training.generation)
+    return status
+
+
+def _gate(seen: Observed) -> gates.Gate | None:
+    """Of the world that trains; where none does, of the one that is to, or was."""
+    if seen.roll is None or seen.roll.running is not None:
+        return seen.roll.gate if seen.roll is not None else None
+    return seen.roll.coming or seen.roll.gate
+
+
+def mesh_keys(training: Training, seen: Observed) -> Mapping[str, str]:
+    """Key → value that those who wait for the mesh of the round that is out must find, below the training's prefix."""
+    current, gate = (seen.roll.running, seen.roll.gate) if seen.roll is not None else (None, None)
+    if current is None or gate is None or not training.spec.mesh.required:
+        return {}
+    return {f"mesh-{gate.state}/{seat.name}": f"round {current.number}" for seat in current.seats}
 
 
 def news(training: Training, status: Status) -> tuple[Event, ...]:
@@ -137,7 +173,6 @@ def _ignored(training: Training) -> list[Event]:
     asked = {
         "image": spec.backend == "local" and spec.image is not None,
         "resources.cpu": spec.backend == "local" and spec.resources.cpu is not None,
-        "mesh.required": spec.mesh.required,
     }
     return [
         Event("FieldIgnored", f"spec.{name} has no effect on the {spec.backend} backend in this version", "Warning")

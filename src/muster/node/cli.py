@@ -22,6 +22,7 @@ from muster.coordinator.client import Address
 from muster.coordinator.membership import Identity
 from muster.node.crew import Program
 from muster.node.standalone import Standalone
+from muster.types import address
 from muster.types.world import MemberId, RunId, Settings
 
 DEFAULT_PORT = 29400
@@ -71,6 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
     worker.add_argument("--infra-rank", type=int, metavar="I", help="orders the first round")
     worker.add_argument("--domain", metavar="D", help="rack or switch; segments stay inside one")
     worker.add_argument("--local-addr", metavar="A", help="the address that others are told")
+    worker.add_argument(
+        "--probe-addr",
+        metavar="A",
+        help="where its ranks are reached, if not at that address: HOST[:PORT] or a network",
+    )
     worker.add_argument("--health-check", metavar="CMD", help="run before joining and before promotion")
     worker.add_argument("--log-dir", metavar="DIR", help="LOG_DIR/round-N/rank-R.{out,err}")
     worker.add_argument("--no-echo", action="store_true", help="no copy of rank output on the terminal")
@@ -119,6 +125,7 @@ _HELP = {
     "farewell_s": "seconds to wait for the others at the end",
     "orphan_s": "seconds that ranks go on without a coordinator",
     "no_progress_rounds": "fail after N rounds in a row without a new highest step",
+    "gate_timeout_s": "hold ranks until all workers reach each other, at most so many seconds",
 }
 
 
@@ -131,6 +138,8 @@ def main(argv: list[str] | None = None) -> int:
         program = _program(given)
         procs = _procs(given.nproc)
         _check_health_command(given.health_check)
+        if given.probe_addr:
+            address.read(given.probe_addr)
         standalone, addresses = _coordinator(given, settings)
     except ValueError as error:
         _usage(str(error))
@@ -160,6 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         infra_rank=given.infra_rank,
         domain=given.domain,
         local_addr=given.local_addr,
+        probe_addr=given.probe_addr,
         checks_health=given.health_check is not None,
     )
     config = agent.NodeConfig(

@@ -32,6 +32,7 @@ FORK_S = 0.005
 HIRE_S = 0.02
 HEALTH_S = 0.05
 HEALTH_RETRY_S = 30.0
+PROBE_S, PROBE_AGAIN_S = 0.01, 0.25
 JOIN_TIMEOUT_S = 60.0
 SIGTERM_CODE = 128 + signal.SIGTERM
 
@@ -74,6 +75,8 @@ class Agent:
         self._hello_sent = 0.0
         self._presented = (0, False, False)
         self._crew_lost = False
+        self._peers: list[Any] = []
+        self._reached: list[Any] = []
         self._guard = self._hire()
         self.link = Link(
             self.process,
@@ -218,6 +221,8 @@ class Agent:
                 self.process.after(HEALTH_S, self._recheck)
             case "dismiss":
                 self._end(0)
+            case "reach":
+                self._told_to_reach(frame)
             case "outcome":
                 self._ended(frame)
             case "farewell":
@@ -234,7 +239,30 @@ class Agent:
         self._beat()
         if self._unfit:
             self.link.send("unfit", why=self._unfit)
+        if self._settings.gate_timeout_s is not None:
+            self.link.send("listens", paths=[[self.machine.name, 1]])
         self._tell_since_hello()
+
+    def _told_to_reach(self, frame: Frame) -> None:
+        gone, more = frame.get("gone"), dict(frame["peers"])
+        kept = {} if gone is None else {peer: where for peer, where in self._peers if peer not in gone}
+        self._peers, self._reached = list((kept | more).items()), []
+        self.process.after(PROBE_S, self._probe, self._peers)
+
+    def _probe(self, peers: list[Any]) -> None:
+        """Try to reach every peer, and tell what is new, until it is told of others."""
+        if peers is not self._peers:
+            return
+        here = self.machine.name
+        rows = [
+            [peer, 0.001, ""] if self._network.joins(here, host) else [peer, None, "refused"]
+            for peer, [[host, _]] in peers
+            if peer != self.member_id
+        ]
+        if rows != self._reached and self.link.up:
+            self._reached = rows
+            self.link.send("reached", peers=rows)
+        self.process.after(PROBE_AGAIN_S, self._probe, peers)
 
     def _tell_since_hello(self) -> None:
         """What happened between the hello and the welcome was neither presented nor sent."""

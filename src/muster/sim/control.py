@@ -14,7 +14,7 @@ from muster.core import roll as rolls
 from muster.ports import Clock, LogQuery, Run
 from muster.types.training import Training, Uid
 from muster.types.worker import Capacity, Worker
-from muster.types.world import Member, MemberId, Outcome, OutcomeState, Settings
+from muster.types.world import Member, MemberId, Outcome, OutcomeState, Reach, Settings
 
 MOST_DECISIONS = 100
 
@@ -117,6 +117,9 @@ class SimulatedWorlds:
         for _ in range(MOST_DECISIONS):
             roll = register.renew(roll, dict.fromkeys(roll.members, self._now))
             roll = register.tell_time(roll, self._now)
+            if roll.settings.gate_timeout_s is not None:
+                near = Reach(open=dict.fromkeys(roll.members, 0.0))
+                roll = replace(roll, reach=dict.fromkeys(roll.members, near))
             decision = stages.decide(roll, self._now)
             roll, reason = stages.carry_out(roll, decision.action, self._now), decision.reason
             if isinstance(decision.action, rolls.Release):

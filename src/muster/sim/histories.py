@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from muster.sim import faults
@@ -70,7 +70,8 @@ class History:
     def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self._rng = Random(seed)
-        self.settings = a_setting(self._rng)
+        self._mesh = Random(seed ^ 0x6A7E)
+        self.settings = replace(a_setting(self._rng), gate_timeout_s=self._mesh.choice((None, None, 0.5, 2.0)))
         self.fleet = Fleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
         self._calm = False
         self._given: dict[str, object] = {
@@ -90,6 +91,8 @@ class History:
         for fault in faults.draw(rng, rng.randint(1, 5)):
             fleet.clock.at(at, self._befall if rng.random() < 0.6 else self._befall_at_turn, fault)
             at = rng.uniform(at, at + 0.6) if rng.random() < 0.5 else rng.uniform(0.05, FAULTS_UNTIL_S)
+        for _ in range(self._mesh.randint(0, 3) if self.settings.gate_timeout_s is not None else 0):
+            fleet.clock.at(self._mesh.uniform(0.0, FAULTS_UNTIL_S), self._part)
         fleet.run(FAULTS_UNTIL_S + 0.01)
         self._calm_down()
         fleet.until("training or an outcome", self._decided, self._patience_s)
@@ -101,6 +104,15 @@ class History:
         self.fleet.expected -= 1
         values = {name: value for name, value in vars(config).items() if name != "name"}
         self.fleet.join(config.name, **values)
+
+    def _part(self) -> None:
+        """One worker does not reach another for a while."""
+        names = sorted({agent.machine.name for agent in self.fleet.agents})
+        if len(names) > 1:
+            source, target = self._mesh.sample(names, 2)
+            self.fleet.say(f"--- {source} does not reach {target}")
+            self.fleet.network.part(source, target)
+            self.fleet.clock.after(self._mesh.uniform(0.2, 4.0), self.fleet.network.join, source, target)
 
     def _befall_at_turn(self, fault: faults.Fault) -> None:
         self.fleet.at_turn(lambda: self._befall(fault))
@@ -143,7 +155,7 @@ class History:
         one = self.settings
         fence = one.lease_s + one.kill_margin_s
         waits = max(one.recovery_s, fence) + 3 * (fence + one.last_call_s) + one.stop_grace_s + one.below_min_timeout_s
-        return waits + 10.0 + (35.0 if one.spares == 2 else 0.0)
+        return waits + 10.0 + 3 * (one.gate_timeout_s or 0.0) + (35.0 if one.spares == 2 else 0.0)
 
     def _finish(self) -> None:
         fleet, rng = self.fleet, self._rng

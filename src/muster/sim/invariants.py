@@ -118,6 +118,8 @@ class Checker:
         self._demand([seat.rank for seat in seats] == list(range(len(seats))), "ranks are not contiguous")
         self._demand(len({seat.member_id for seat in seats}) == len(seats), "a member has two seats")
         size = len(seats)
+        if settings.gate_timeout_s is not None:
+            self._demand(before.coming is not None and before.coming.is_open, "released before the mesh gate opened")
         self._demand(settings.min <= size <= settings.max, f"a world of {size}, not {settings.min} to {settings.max}")
         self._demand(size <= before.target, f"a world of {size} with target {before.target}")
         self._demand(formed.number > self._highest, f"round {formed.number} after round {self._highest}")

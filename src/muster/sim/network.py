@@ -39,12 +39,23 @@ class Network:
         self._cuts: dict[str, frozenset[str]] = {}
         self._ways: dict[str, list[Way]] = {}
         self._dead: set[str] = set()
+        self._apart: set[tuple[str, str]] = set()
 
     def delay(self) -> float:
         return self._fastest_s + self._spread_s * self._rng.random()
 
     def reaches(self, machine: str) -> bool:
         return machine not in self._cuts
+
+    def joins(self, source: str, target: str) -> bool:
+        """Whether a worker reaches another. Their ways to the coordinator have nothing to do with it."""
+        return target not in self._dead and (source, target) not in self._apart
+
+    def part(self, source: str, target: str) -> None:
+        self._apart.add((source, target))
+
+    def join(self, source: str, target: str) -> None:
+        self._apart.discard((source, target))
 
     def is_cut(self, machine: str, direction: str) -> bool:
         return bool(self._cuts) and direction in self._cuts.get(machine, ())

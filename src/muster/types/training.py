@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, NewType
 
+from muster.types import address
 from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
 
 Uid = NewType("Uid", str)
@@ -45,6 +46,11 @@ class Key:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def mesh_prefix(self) -> str:
+        """Below it are the keys that say how its mesh is."""
+        return f"muster/{self}"
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Cancel:
 @dataclass(frozen=True)
 class Mesh:
     required: bool = False
-    timeout_seconds: float = limited(300.0, gt=0, le=86_400)
+    timeout_seconds: float = limited(60.0, gt=0, le=86_400)
     probe_address: str | None = limited(None, max_length=255)
 
 
@@ -311,6 +317,11 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         found.append(Problem("spec.command", "must name a program"))
     if spec.script is not None and not spec.script:
         found.append(Problem("spec.script", "must not be empty"))
+    if spec.mesh.probe_address is not None:
+        try:
+            address.read(spec.mesh.probe_address)
+        except ValueError as error:
+            found.append(Problem("spec.mesh.probeAddress", str(error)))
     size = spec.world_size
     if not size.min <= size.target <= size.max:
         found.append(

@@ -17,6 +17,7 @@ from typing import Any, NewType, Self
 
 MemberId = NewType("MemberId", str)
 RunId = NewType("RunId", str)
+Path = tuple[str, int]  # a host and a port
 
 
 class Role(StrEnum):
@@ -74,6 +75,7 @@ class Settings:
     orphan_s: float = 3600.0
     hang_timeout_s: float | None = None
     no_progress_rounds: int | None = None
+    gate_timeout_s: float | None = None  # hold ranks until all reach each other, at most so long; None: no gate
 
     @property
     def first_target(self) -> int:
@@ -156,6 +158,15 @@ class Member:
     fit_for: int = 0  # the round for which its health was last confirmed
     note: str = ""  # why it is parked
     acknowledged: bool = False  # it has the outcome and its ranks are gone
+    paths: tuple[Path, ...] = ()  # where peers can probe it: the way that ranks will use first, then the relay
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What one member found when it tried to reach the others."""
+
+    open: Mapping[MemberId, float] = field(default_factory=dict)  # round-trip times in seconds
+    shut: Mapping[MemberId, str] = field(default_factory=dict)  # why not
 
 
 @dataclass(frozen=True)

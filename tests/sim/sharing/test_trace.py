@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.sim import pictures
 from muster.sim.sharing import events, trace
 from muster.sim.sharing.recording import Use
 from muster.types.codec import Invalid
@@ -75,6 +76,6 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(trace.PlottingMissing) as caught:
+    with pytest.raises(pictures.PlottingMissing) as caught:
         trace.draw([("one", a_recording())], tmp_path / "gpus.png")
     assert caught.value.hint == "pip install 'muster-train[plot]'"

@@ -46,6 +46,7 @@ class LocalBackend:
         self._store = store
         self._clock = clock
         self.changed = changed
+        self.mesh_endpoint = ""  # where workers ask how their mesh is
         self._devices = devices.visible(os.environ)
         self._node = socket.gethostname()
         self._boot = processes.boot_id()
@@ -152,6 +153,7 @@ class LocalBackend:
             coordinator_file=self._home / "coordinator.addr",
             logs=self._home / "logs",
             inherited=os.environ,
+            mesh_endpoint=self.mesh_endpoint,
         )
 
     def _spawn(self, training: Training, worker: Worker, token: str) -> subprocess.Popen[bytes]:

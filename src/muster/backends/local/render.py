@@ -12,6 +12,7 @@ from muster.types.training import Spec, Training
 
 # A worker inherits what the control plane was started with, but for what is muster's own.
 _OWN = "MUSTER_"
+_MESH_MARGIN_S = 10.0  # beyond the gate's own timeout, so that a rank sees that it opened degraded
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ def order(
     coordinator_file: Path,
     logs: Path,
     inherited: Mapping[str, str],
+    mesh_endpoint: str = "",
 ) -> Order:
     """`gpus` are the devices that the worker may see; None where the machine has none to give."""
     spec = training.spec
@@ -53,6 +55,7 @@ def order(
         "--log-dir",
         str(log_dir),
         "--no-echo",
+        *(["--probe-addr", spec.mesh.probe_address] if spec.mesh.required and spec.mesh.probe_address else []),
         *_what(spec),
     ]
     env = {key: value for key, value in inherited.items() if not key.startswith(_OWN)}
@@ -60,8 +63,17 @@ def order(
     env["MUSTER_NAMESPACE"] = training.metadata.namespace
     if gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    env |= spec.env
+    env |= {"NODE_NAME": name, **spec.env, **_mesh(training, name, mesh_endpoint)}
     return Order(tuple(argv), env, spec.working_dir or str(Path.home()), log_dir, spec.resources.memory_bytes)
+
+
+def _mesh(training: Training, name: str, endpoint: str) -> dict[str, str]:
+    """Where ranks learn how their mesh is. Without a gate there is nothing to wait for, so they are told of nowhere."""
+    own = {"MUSTER_MESH_PREFIX": training.key.mesh_prefix}
+    if not training.spec.mesh.required or not endpoint:
+        return own
+    patience = training.spec.mesh.timeout_seconds + _MESH_MARGIN_S
+    return own | {"NODE_NAME": name, "MUSTER_MESH_ENDPOINT": endpoint, "MUSTER_MESH_TIMEOUT_S": f"{patience:g}"}
 
 
 def program() -> list[str]:

@@ -1,0 +1,68 @@
+"""How does an image without muster-node wait? By an entry point in front of its command.
+
+    python -m muster.mesh wait [--timeout 60] [-- command …]
+    python -m muster.mesh status
+
+The command runs whatever the wait came to, in the place of this process, with MUSTER_MESH_STATUS in its environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+from muster.mesh import wait
+
+NOT_FOUND, NOT_RUNNABLE, INTERRUPTED, TERMINATED = 127, 126, 130, 143
+
+
+def main(words: list[str] | None = None) -> int:
+    given = sys.argv[1:] if words is None else words
+    cut = given.index("--") if "--" in given else len(given)
+    command = given[cut + 1 :]
+    options = _parser().parse_args(given[:cut])
+    if options.verb == "status":
+        found, why = wait.ask_once()
+        print(found)
+        if found in ("waiting", "none"):
+            print(f"mesh-wait: {why}", file=sys.stderr)
+        return 0
+    # As process 1 of a container it would otherwise not hear a SIGTERM.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        wait.mesh_wait(options.timeout)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    signal.signal(signal.SIGTERM, before)
+    return _become(command) if command else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m muster.mesh", description="Wait until the mesh is ready.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    waits = verbs.add_parser("wait", usage="%(prog)s [--timeout S] [-- command …]", help="wait, then run the command")
+    # Read by mesh_wait: a bad number is logged, and the command runs.
+    waits.add_argument("--timeout", metavar="S", help="seconds (default: MUSTER_MESH_TIMEOUT_S, else 60)")
+    verbs.add_parser("status", help="ask once; prints ready, degraded, waiting or none")
+    return parser
+
+
+def _become(command: list[str]) -> int:
+    os.environ.pop(wait.HANDED_ON, None)
+    if found := wait.mesh_status():
+        os.environ[wait.HANDED_ON] = found
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and what is ignored stays so
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)
+    except (OSError, ValueError) as why:
+        print(f"mesh-wait: cannot run {command[0]!r}: {getattr(why, 'strerror', None) or why}", file=sys.stderr)
+        return NOT_FOUND if isinstance(why, FileNotFoundError | NotADirectoryError) else NOT_RUNNABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
