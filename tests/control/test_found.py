@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import shutil
@@ -112,17 +113,18 @@ def test_a_passing_shortage_on_this_machine_does_not_end_a_training(plane: Plane
     open_files = len(os.listdir(f"/proc/{plane.daemon.pid}/fd"))
     with limited(plane, resource.RLIMIT_NOFILE, open_files - 3):
         plane.kill_worker("demo-0")
-        eventually(lambda: _tried_again(training), "it was tried", 20)
+        refused = itertools.count(1)
+        eventually(lambda: _tried_again(training, refused), "it was tried", 20)
     assert training.wait_until_target_world(timeout=40).ready == 2
     plane.go()
     training.result(timeout=30)
 
 
-def _tried_again(training: muster.DistributedTraining) -> bool:
+def _tried_again(training: muster.DistributedTraining, refused: Iterator[int]) -> bool:
     try:
         seen = reasons(training)
     except muster.Unavailable:
-        return False  # what is scarce for it is scarce for answers too
+        return next(refused) > 20  # what is scarce for it is scarce for answers too: for as long as this takes
     return seen.count("WorkerStarted") > 2 or "ReconcileFailed" in seen
 
 

@@ -7,6 +7,7 @@ Run by `test_ray.py` inside a network namespace of its own: Ray otherwise takes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -177,6 +178,7 @@ def clusters(train: list[int] | None = None, infer: list[int] | None = None) -> 
 
 
 async def joined(handle: on_ray.SchedulerHandle, pipeline: str, hooks: Any, **more: Any) -> Any:
+    await hooks.seen.remote()  # it runs: a hook's time does not count from the start of a process
     await handle.register_pipeline(pipeline, clusters(**more), hooks=hooks)
     await handle.admit_pipeline(pipeline)
     return hooks
@@ -217,6 +219,14 @@ async def raised(call: Awaitable[Any]) -> BaseException:
     except Exception as error:  # noqa: BLE001  # which one it is, is for the case to say
         return error
     raise AssertionError(f"nothing was raised; the answer is {found!r}")
+
+
+async def died(actor: Any) -> None:
+    """A kill is an order: the actor may still answer for a moment."""
+    with contextlib.suppress(ActorDiedError):
+        while True:
+            await actor.seen.remote()
+            await asyncio.sleep(0.05)
 
 
 # Cases -------------------------------------------------------------------------------------------
@@ -309,12 +319,12 @@ def test_two_pipelines_on_different_nodes_share_four_gpus_over_several_rollouts(
 
 def test_plain_methods_are_hooks_too_and_a_pipeline_that_raises_is_quarantined_alone(world: World) -> None:
     async def scenario() -> None:
-        handle = world.connect("plain", hook_timeout_s=1.0)
+        handle = world.connect("plain", hook_timeout_s=2.0)
         plain = await joined(handle, "p1", workers(kind=_SyncWorkers))
         assert await generating(handle, "p1") == [0, 1, 2, 3]
         await handle.await_release_gpus("p1")
         assert await plain.seen.remote() == ["expand [0, 1, 2, 3]", "shrink [0, 1, 2, 3]"]
-        for pipeline, mood, told in (("p2", "raises", "ValueError: no memory to free"), ("p3", "hangs", "within 1 s")):
+        for pipeline, mood, told in (("p2", "raises", "ValueError: no memory to free"), ("p3", "hangs", "within 2 s")):
             hooks = await joined(handle, pipeline, workers(), infer=[0, 1])
             await generating(handle, pipeline)
             await hooks.feel.remote(mood)
@@ -351,7 +361,7 @@ def test_the_scheduler_outlives_the_actor_that_made_it(world: World) -> None:
         handle = await maker.make.remote("adopted")
         hooks = await joined(handle, "p1", workers())
         ray.kill(maker)
-        assert isinstance(await raised(maker.seen.remote()), ActorDiedError)
+        await died(maker)
         assert await generating(handle, "p1") == [0, 1, 2, 3]
         assert (await hooks.seen.remote())[1] == ["expand [0, 1, 2, 3]"]
 
