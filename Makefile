@@ -1,11 +1,11 @@
-# The only commands to remember: make (check + test), make demo, make bench. Each does its own set-up.
+# The only commands to remember: make (check + test), make demo, make bench, make docs. Each does its own set-up.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := all
-.PHONY: all venv demo check test soak bench bench-world bench-control bench-sharing bench-mesh clean
+.PHONY: all venv demo check docs test soak bench bench-world bench-control bench-sharing bench-mesh clean
 
 all: check test
 
@@ -25,6 +25,10 @@ check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# The documentation as a site: build/site/index.html.
+docs: venv
+	$(BIN)/mkdocs build --quiet --strict
 
 # A server and a browser for tests. Where they cannot be had those tests are skipped, and say so.
 $(VENV)/.debian: | $(STAMP)

@@ -61,7 +61,7 @@ def test_exit_codes_tell_how_it_ended(shell: Plane) -> None:
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "wait")
-    run.expect("ready")
+    run.expect("demo  ready")
     run.kill(signal.SIGINT)
     assert run.wait() == 130
     assert "muster logs -f demo" in run.text and "muster cancel demo" in run.text

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster.cli import run
 from muster.cli.exits import Misused
-from muster.types.training import Outcome, RankExit, RankStatus, Resources, Spec, Training, WorldSize, WorldStatus
+from muster.types.training import Mesh, Outcome, RankExit, RankStatus, Resources, Spec, Training, WorldSize, WorldStatus
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
 
@@ -43,6 +43,16 @@ def history(name: str, *, end: Any = "succeeded", exits: tuple[RankExit, ...] = 
 
 
 # What is submitted -------------------------------------------------------------------------------
+
+
+def test_the_mesh_is_asked_for_with_its_options(muster: Muster, control: StandIn) -> None:
+    muster("run", "train.py", "-d", "--mesh", "--mesh-timeout", "2m", "--probe-address", "10.8.0.0/16")
+    assert the_spec(control).mesh == Mesh(True, 120.0, "10.8.0.0/16")
+
+
+def test_without_a_mesh_its_options_are_of_no_use(muster: Muster) -> None:
+    said = muster("run", "train.py", "-d", "--mesh-timeout", "2m")
+    assert said.code == 2 and "--mesh-timeout is of no use without --mesh" in said.err
 
 
 def test_a_script_is_submitted_with_its_arguments(muster: Muster, control: StandIn, script: Path) -> None:

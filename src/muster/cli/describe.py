@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from muster.cli import session
-from muster.cli.output import Report, write_data, write_table
+from muster.cli import exits, session
+from muster.cli.output import Report, Story, write_data, write_table
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -47,10 +48,11 @@ def _journal(client: Client, name: str) -> Sequence[Event]:
             raise missing from None
 
 
-@app.command(epilog="Example: muster events demo -o json")
+@app.command(epilog="Example: muster events demo -o png --file timeline.png")
 def events(
     name: session.Name,
-    output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print them."),
+    output: Story = typer.Option(Story.TABLE, "-o", "--output", help="How to print them; png is a timeline."),
+    file: Path | None = typer.Option(None, metavar="FILE", help="Where -o png puts it (NAME.png)."),
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
     token: session.Token = None,
@@ -59,8 +61,17 @@ def events(
     from muster.core.explain import show_age
     from muster.types.codec import to_wire
 
+    if file is not None and output is not Story.PNG:
+        raise exits.Misused("--file is for a picture", hint=f"muster events {name} -o png --file {file}")
     found = _journal(session.open_client(url, token, namespace), name)
-    if output is not Report.TABLE:
+    if output is Story.PNG:
+        from muster.cli import timeline
+
+        picture = file or Path(f"{name}.png")
+        timeline.draw(name, found, datetime.now(UTC), picture)
+        print(picture)
+        return
+    if output is not Story.TABLE:
         write_data({"items": [to_wire(event) for event in found]}, output)
         return
     now = datetime.now(UTC)

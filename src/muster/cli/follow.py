@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.cli import exits
+from muster.cli.output import is_live
+from muster.cli.output import shown as on_one_line
 from muster.cli.trainings import reason_of, target_of
 from muster.errors import MusterError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
     from muster.types.training import Training
 
+_WIDEST = 100  # a panel, in columns
 _DRAIN_S = 10.0  # how long output may still come after the end
 _COLOURS = {"pending": "yellow", "ready": "green", "succeeded": "bright_green", "failed": "red", "cancelled": "magenta"}
 
@@ -61,7 +64,7 @@ def view_of(training: Training) -> View:
         target=target_of(training),
         round=status.round,
         step=min(steps, default=None),  # the world is where its slowest rank is
-        reason=" ".join(reason_of(training).split()),
+        reason=on_one_line(reason_of(training)),
     )
 
 
@@ -114,7 +117,7 @@ class Panel:
         self._live = live
 
     def change(self, training: Training) -> None:
-        self._live.update(panel_of(view_of(training)), refresh=True)
+        self._live.update(panel_of(view_of(training), self._live.console.width), refresh=True)
 
     def output(self, line: str) -> None:
         from rich.text import Text
@@ -125,24 +128,24 @@ class Panel:
         self._live.console.print(text, markup=False, highlight=False, style="dim")
 
 
-def panel_of(view: View) -> Any:
-    """What the panel holds."""
+def panel_of(view: View, width: int = _WIDEST) -> Any:
+    """What the panel holds. A reason that does not fit beside the rest has lines of its own."""
+    from rich.console import Group
     from rich.panel import Panel as Box
-    from rich.table import Table
     from rich.text import Text
 
     colour = _COLOURS.get(view.phase, "white")
-    grid = Table.grid(padding=(0, 3))
-    dash = "–"
-    cells = (
-        Text(view.phase, style=f"bold {colour}"),
-        Text(f"{view.ready}/{view.target} workers"),
-        Text(f"round {dash if view.round is None else view.round}"),
-        Text(f"step {dash if view.step is None else view.step}"),
-        Text(view.reason, style="dim"),
-    )
-    grid.add_row(*cells)
-    return Box(grid, title=Text(view.name, style="bold"), title_align="left", border_style=colour)
+    dash, width = "–", min(width, _WIDEST)
+    numbers = [
+        f"{view.ready}/{view.target} workers",
+        f"round {dash if view.round is None else view.round}",
+        f"step {dash if view.step is None else view.step}",
+    ]
+    row = Text("   ").join([Text(view.phase, style=f"bold {colour}"), *map(Text, numbers)])
+    reason = Text(view.reason, style="dim")
+    beside = row.cell_len + 3 + reason.cell_len <= width - 4
+    held: Any = Text("   ").join([row, reason]) if beside else Group(row, reason)
+    return Box(held, title=Text(view.name, style="bold"), title_align="left", border_style=colour, width=width)
 
 
 @contextlib.contextmanager
@@ -150,13 +153,16 @@ def _live() -> Iterator[Panel]:
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(highlight=False), auto_refresh=False, transient=True) as live:
+    from muster.cli.terminal import silent_keys
+
+    console = Console(highlight=False)
+    with silent_keys(), Live(console=console, auto_refresh=False, transient=True) as live:
         yield Panel(live)
 
 
 def shown() -> AbstractContextManager[Show]:
     """The way that suits where the output goes."""
-    if sys.stdout.isatty() and sys.stderr.isatty():
+    if is_live():
         return _live()
     return contextlib.nullcontext(Lines())
 

@@ -6,6 +6,7 @@ Tables are written without rich, which costs more time to import than most comma
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,15 @@ class Report(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+
+
+class Story(StrEnum):
+    """For what happened over time."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    PNG = "png"
 
 
 class Sheet(StrEnum):
@@ -114,8 +124,18 @@ def _is_plain(text: str, form: re.Pattern[str]) -> bool:
 
 
 def _cell(value: object) -> str:
-    text = "-" if value is None or value == "" else str(value)
-    return " ".join(text.split())
+    return "-" if value is None or value == "" else shown(value)
+
+
+def shown(value: object) -> str:
+    """On one line, and without anything that a terminal would obey: words of others may hold escape sequences."""
+    text = " ".join(str(value).split())
+    return text if text.isprintable() else "".join(char if char.isprintable() else "�" for char in text)
+
+
+def is_live() -> bool:
+    """A person looks at a terminal whose lines can be written again."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def _terminal_width() -> int | None:

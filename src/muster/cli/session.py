@@ -96,9 +96,9 @@ def changes(client: Client, handle: DistributedTraining) -> Iterator[Training]:
         yield training
 
 
-def watched(client: Client) -> Iterator[tuple[bool, Training]]:
-    """Every training of the namespace, then every change; with whether it was deleted."""
-    for change in client.watch():
+def watched(client: Client, version: str) -> Iterator[tuple[bool, Training]]:
+    """Every change of the namespace's trainings since a list of that version; with whether it was deleted."""
+    for change in client.watch(version):
         yield change.type == "DELETED", change.training.training
 
 

@@ -1,94 +1,181 @@
-"""`muster top`: how is everything, now and as it changes?"""
+"""`muster top`: how is everything, now and as it changes?
+
+Trainings are pushed by the control plane. Pools have no watch, so they are asked for; that question also tells whether
+the control plane is still there. It is only looked at: one that was stopped is not started again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from muster.cli import session
-from muster.cli.output import write_table
-from muster.cli.trainings import reason_of, target_of
+from muster.cli import board, session
+from muster.cli.board import Board
+from muster.cli.output import is_live
+from muster.errors import Forbidden, MusterError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
-    from muster.types.training import Training
+    from muster.sdk.effects import Flow
 
 app = typer.Typer(rich_markup_mode=None)
 
-_COLUMNS = ("NAME", "PHASE", "READY", "SPARES", "GPUS", "ROUND", "STEP", "RESTARTS", "AGE", "REASON")
-_ORDER = {"ready": 0, "pending": 1}  # what ended comes last
-_REDRAWS_PER_S = 2  # ages move without anyone telling
+POOLS_EVERY_S = 1.0
+_REDRAW_S = 1.0  # ages move without anyone telling
+_LEAST_S = 0.1  # between two frames
+_LEAVE = {"q", "Q", "\x1b", "\x04"}
 
 
 @app.command(epilog="Example: muster top")
 def top(
+    follow: bool = typer.Option(False, "-f", "--follow", help="Where it is piped: go on, with a line for each change."),
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
     token: session.Token = None,
 ) -> None:
-    """Show trainings in a table that follows every change; where it is piped, once."""
+    """Show trainings and shared GPUs, and follow every change; q leaves. Where it is piped, show them once."""
     client = session.open_client(url, token, namespace)
-    if not sys.stdout.isatty():
-        rows = _rows(session.listed(client, None, None, every=False), datetime.now(UTC))
-        write_table(_COLUMNS, rows)
+    if not follow and not sys.stdout.isatty():
+        found = tuple(session.listed(client, None, None, every=False))
+        print("\n".join(board.plain(Board(found, _asked(client)), datetime.now(UTC))))
         return
-    with contextlib.suppress(KeyboardInterrupt):
-        _live(client)
+    client = session.open_client(client.url, token, namespace)
+    if is_live():
+        with contextlib.suppress(KeyboardInterrupt):
+            _live(client)
+    else:
+        _lines(client)
+
+
+# What is known -----------------------------------------------------------------------------------
+
+
+class Feed:
+    """What is there, then kept up to date by two threads; whoever shows it is told of each change."""
+
+    def __init__(self, client: Client, tell: Callable[[], None]) -> None:
+        from muster.sdk import flows
+
+        self._client = client
+        self._tell = tell
+        found, self._version = client.run(flows.listed(client.namespace, None, None))
+        self._trainings = {training.uid: training for training in found}
+        self._pools = _asked(client)
+        self._trouble = ""
+        self._error: MusterError | None = None
+        for work in (self._watch, self._ask):
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+
+    def board(self) -> Board:
+        """As it is now; what ended the feed is raised here."""
+        if self._error is not None:
+            raise self._error
+        return Board(
+            tuple(self._trainings.copy().values()), self._pools, self._client.namespace, self._client.url, self._trouble
+        )
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except MusterError as error:
+            self._error = error
+            self._tell()
+
+    def _watch(self) -> None:
+        for deleted, training in session.watched(self._client, self._version):
+            if deleted:
+                self._trainings.pop(training.uid, None)
+            else:
+                self._trainings[training.uid] = training
+            self._tell()
+
+    def _ask(self) -> None:
+        while True:
+            before = (self._pools, self._trouble)
+            try:
+                self._pools, self._trouble = _asked(self._client), ""
+            except Unavailable as error:
+                self._trouble = error.message
+            if (self._pools, self._trouble) != before:
+                self._tell()
+            time.sleep(POOLS_EVERY_S)
+
+
+def _asked(client: Client) -> tuple[Mapping[str, Any], ...]:
+    try:
+        found: tuple[Mapping[str, Any], ...] = client.run(_pools())
+    except (NotFound, Forbidden):
+        return ()  # an older control plane has none
+    return found
+
+
+def _pools() -> Flow[tuple[Mapping[str, Any], ...]]:
+    """Once, without patience: the next question comes soon."""
+    from muster.errors import from_wire
+    from muster.sdk.effects import Lost, Request
+    from muster.sdk.flows import unavailable
+
+    answer = yield Request("GET", "/v1/pools")
+    if isinstance(answer, Lost):
+        raise unavailable(answer)
+    if answer.status >= 400:
+        raise from_wire(answer.status, answer.json)
+    return tuple(answer.json["items"])
+
+
+# Two ways to show it -----------------------------------------------------------------------------
 
 
 def _live(client: Client) -> None:
-    from rich.live import Live
+    from muster.cli.terminal import Screen, coloured
 
-    there: dict[str, Training] = {}
-
-    def draw() -> Any:
-        return _table(list(there.values()))
-
-    with Live(get_renderable=draw, refresh_per_second=_REDRAWS_PER_S, screen=True) as live:
-        for deleted, training in session.watched(client):
-            if deleted:
-                there.pop(training.uid, None)
-            else:
-                there[training.uid] = training
-            live.refresh()
+    on = Screen()
+    feed = Feed(client, on.wake)  # what is wrong from the start is told on the terminal as it was
+    with on:
+        while True:
+            lines = board.lines(feed.board(), datetime.now(UTC), *on.size)
+            on.draw(["".join(coloured(span.text, span.style) for span in line) for line in lines])
+            drawn = time.monotonic()
+            if on.key(_REDRAW_S) in _LEAVE:
+                return
+            time.sleep(max(0.0, drawn + _LEAST_S - time.monotonic()))
 
 
-def _table(trainings: Iterable[Training]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
+def _lines(client: Client) -> None:
+    """One line for each change, as `muster run` writes them."""
+    news = threading.Event()
+    feed = Feed(client, news.set)
+    news.set()
+    shown: dict[str, _Row] = {}
+    while True:
+        news.wait()
+        news.clear()
+        rows = _rows(feed.board())
+        for key, (mark, text) in rows.items():
+            if key not in shown or shown[key][0] != mark:
+                print(text, flush=True)
+        for key in shown.keys() - rows.keys():
+            if ending := _ENDINGS.get(key.partition(" ")[0]):
+                print(ending.format(shown[key][1].partition("  ")[0]), flush=True)
+        shown = rows
+        time.sleep(_LEAST_S)
 
-    table = Table(box=None, pad_edge=False, expand=True)
-    for title in _COLUMNS:
-        table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=1 if title == "REASON" else None)
-    for row in _rows(trainings, datetime.now(UTC)):
-        table.add_row(*(Text(str(value)) for value in row))
-    return table
+
+_Row = tuple[object, str]  # what makes it worth printing, and what is printed
+_ENDINGS = {"training": "{}  deleted", "trouble": "the control plane is back"}
 
 
-def _rows(trainings: Iterable[Training], now: datetime) -> list[tuple[object, ...]]:
-    ordered = sorted(trainings, key=lambda one: (_ORDER.get(one.status.phase, 2), one.metadata.name))
-    return [_row(one, now) for one in ordered]
+def _rows(now: Board) -> dict[str, _Row]:
+    from muster.cli.follow import view_of
 
-
-def _row(training: Training, now: datetime) -> tuple[object, ...]:
-    from muster.core.explain import show_age
-
-    status, created = training.status, training.metadata.creation_timestamp
-    steps = [rank.step for rank in status.ranks if rank.step is not None]
-    return (
-        training.metadata.name,
-        status.phase,
-        f"{status.world_size.ready}/{target_of(training)}",
-        f"{status.spares.ready}/{training.spec.spares}",
-        (status.world_size.ready + status.spares.ready) * training.spec.resources.gpus,
-        "-" if status.round is None else status.round,
-        min(steps, default="-"),
-        status.restarts,
-        show_age(now - created) if created else "-",
-        reason_of(training),
-    )
+    views = {f"training {one.uid}": view_of(one) for one in now.trainings}
+    rows: dict[str, _Row] = {key: (view.key, str(view)) for key, view in views.items()}
+    rows |= {f"pool {key}": (text, text) for pool in now.pools for key, text in board.changes(pool)}
+    return rows | ({"trouble": (now.trouble, f"out of date: {now.trouble}")} if now.trouble else {})

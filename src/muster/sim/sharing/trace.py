@@ -12,23 +12,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from muster.errors import MusterError
+from muster.sim import pictures
 from muster.sim.sharing import events
 from muster.sim.sharing.recording import Decision, Recording, Span, Use, Wait
 from muster.types.codec import Invalid, Problem
 
 KIND = "muster-sharing-recording"
 _GPUS, _QUEUE, _DECISIONS = 1, 2, 3  # process numbers in a trace
+_WIDTH, _BARS_WIDTH = 16.0, 15.0  # of the picture and of its time axis, in inches
+_LABEL = 7  # points
 _STYLES = {Use.TRAIN: ("", 1.0), Use.SERVE: ("", 0.55), Use.EXPAND: ("//", 0.3), Use.SHRINK: ("xx", 0.3)}
-
-
-class PlottingMissing(MusterError):
-    """Pictures need matplotlib, which is an optional extra."""
-
-    code = "missing_extra"
-
-    def __init__(self) -> None:
-        super().__init__("pictures need matplotlib", hint="pip install 'muster-train[plot]'")
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -119,34 +112,34 @@ def _pipelines(recording: Recording) -> list[str]:
 
 
 def draw(recordings: Sequence[tuple[str, Recording]], path: Path) -> None:
-    """GPU timelines under each other on one time axis; a colour per pipeline, shaded by what the GPU does."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ModuleNotFoundError:
-        raise PlottingMissing() from None
+    """GPU timelines under each other on one time axis.
+
+    A colour per pipeline, darker or hatched by what the GPU does; its name stands in each bar that has room for it,
+    so that the picture can be read without colours.
+    """
+    lanes = sum(recording.gpus for _, recording in recordings)
+    figure = pictures.figure(_WIDTH, 1.2 * len(recordings) + 0.25 * lanes)
+    from matplotlib.patches import Patch
+
     names = sorted({name for _, recording in recordings for name in _pipelines(recording)})
     colours = {name: f"C{at % 10}" for at, name in enumerate(names)}
-    lanes = sum(recording.gpus for _, recording in recordings)
-    figure = Figure(figsize=(16, 1.2 * len(recordings) + 0.25 * lanes), layout="constrained")
-    FigureCanvasAgg(figure)
+    end = max((span.end for _, recording in recordings for span in recording.spans), default=1.0)
     panels = figure.subplots(len(recordings), 1, sharex=True, squeeze=False)
     for (title, recording), panel in zip(recordings, panels[:, 0], strict=True):
-        _draw_one(panel, title, recording, colours)
+        _draw_one(panel, title, recording, colours, _BARS_WIDTH / (end or 1.0))
     panels[-1, 0].set_xlabel("seconds")
+    panels[-1, 0].set_xlim(0, end or 1.0)
     shades = [
         Patch(facecolor="grey", alpha=alpha, hatch=hatch, label=use.value) for use, (hatch, alpha) in _STYLES.items()
     ]
     pipelines = [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
     figure.legend(handles=pipelines + shades, loc="outside upper right", ncols=len(pipelines) + len(shades))
-    try:
-        figure.savefig(path, dpi=110, format="png")
-    except OSError as error:
-        raise Invalid([Problem("FILE", f"{path} cannot be written: {error.strerror}")]) from error
+    pictures.save(figure, path)
 
 
-def _draw_one(panel: Any, title: str, recording: Recording, colours: Mapping[str, str]) -> None:
+def _draw_one(
+    panel: Any, title: str, recording: Recording, colours: Mapping[str, str], inches_per_second: float
+) -> None:
     for name, colour in colours.items():
         for use, (hatch, alpha) in _STYLES.items():
             for gpu in range(recording.gpus):
@@ -157,6 +150,11 @@ def _draw_one(panel: Any, title: str, recording: Recording, colours: Mapping[str
                 ]
                 if bars:
                     panel.broken_barh(bars, (gpu - 0.45, 0.9), facecolors=colour, alpha=alpha, hatch=hatch)
+    for span in recording.spans:
+        if pictures.fits(span.pipeline, (span.end - span.start) * inches_per_second, _LABEL):
+            weight = "bold" if span.use is Use.TRAIN else "normal"
+            middle = (span.start + span.end) / 2
+            panel.text(middle, span.gpu, span.pipeline, ha="center", va="center", fontsize=_LABEL, weight=weight)
     panel.set_title(title, loc="left", fontsize=10)
-    panel.set_yticks(range(recording.gpus), [f"GPU {gpu}" for gpu in range(recording.gpus)], fontsize=7)
+    panel.set_yticks(range(recording.gpus), [f"GPU {gpu}" for gpu in range(recording.gpus)], fontsize=_LABEL)
     panel.invert_yaxis()

@@ -1,0 +1,259 @@
+"""What does `muster top` show? Lines that fit a screen: trainings, then who holds and who awaits the GPUs of each pool.
+
+Pure: a terminal, a clock and a control plane are somebody else's. A reason is never cut off: it stands in the last
+column where that is wide enough, else below its row.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from muster.cli.output import shown
+from muster.cli.trainings import reason_of, target_of
+from muster.types.training import Training
+
+TITLES = ("NAME", "PHASE", "READY", "SPARES", "GPUS", "ROUND", "STEP", "RESTARTS", "AGE", "REASON")
+_PHASE_STYLES = {"pending": "yellow", "ready": "green", "succeeded": "green", "failed": "red", "cancelled": "magenta"}
+_STATE_STYLES = {"granting": "yellow", "draining": "yellow", "out of use": "red"}
+
+_ORDER = {"ready": 0, "pending": 1}  # what ended comes last
+_GAP = 2
+_LEAST_LAST = 40  # a last column that is narrower than this goes below its row
+_MOST_LINES = 4  # of one reason
+_NARROWEST = 12  # to which a name is cut before a column goes
+_LEFT_OUT_FIRST = ("GPUS", "SPARES", "RESTARTS", "ROUND", "AGE", "STEP", "PRIORITY", "CLUSTER")  # on a narrow screen
+
+
+@dataclass(frozen=True)
+class Board:
+    """What is known at one moment."""
+
+    trainings: tuple[Training, ...] = ()
+    pools: tuple[Mapping[str, Any], ...] = ()
+    namespace: str = ""
+    url: str = ""
+    trouble: str = ""  # why what stands here may be old
+
+
+@dataclass(frozen=True)
+class Span:
+    text: str
+    style: str = ""
+
+
+Line = tuple[Span, ...]
+Block = tuple[Line, ...]  # a row, with what belongs below it
+
+
+def lines(board: Board, now: datetime, width: int, height: int) -> list[Line]:
+    """As many as fit. Trainings give way to pools, but keep half of the screen."""
+    head = _head(board, now, width)
+    pools = [line for pool in board.pools for line in _pool(pool, width)]
+    room = max(height - len(head) - 1, 0)
+    for_trainings = max(room - len(pools), (room + 1) // 2)
+    found = _fitted(_trainings(board.trainings, now, width), for_trainings)
+    found = found or [(Span("no trainings here yet: muster run SCRIPT", "dim"),)]
+    shown_pools = pools[: max(room - len(found), 0)]
+    if len(shown_pools) < len(pools) and shown_pools:
+        shown_pools[-1] = (Span("… there is more: muster share status", "dim"),)
+    return [_clipped(line, width) for line in [*head, (), *found, *shown_pools][:height]]
+
+
+def plain(board: Board, now: datetime) -> Iterator[str]:
+    """All of it, as wide as it is."""
+    for block in _trainings(board.trainings, now, None):
+        yield from map(text_of, block)
+    for pool in board.pools:
+        yield from map(text_of, _pool(pool, None))
+
+
+def text_of(line: Line) -> str:
+    return "".join(span.text for span in line).rstrip()
+
+
+def changes(pool: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a line of its own tells of a pool: of what, and how it is."""
+    name = shown(pool["name"])
+    for row in _lanes(pool):
+        gpus, pipeline, cluster, state, _ = row
+        who = "" if pipeline == "-" else f"  {pipeline} {cluster}"
+        yield f"{name} {gpus}", f"pool {name}  GPU {gpus}{who}  {state}"
+    for one in pool["pending"]:
+        pipeline, cluster = shown(one["pipeline"]), shown(one["cluster"])
+        yield f"{name} {pipeline} {cluster}", f"pool {name}  {pipeline} waits for {cluster}  {shown(one['reason'])}"
+    for pipeline, why in pool["quarantined"].items():
+        yield f"{name} {pipeline}", f"pool {name}  {shown(pipeline)} is quarantined  {shown(why)}"
+
+
+# Parts -------------------------------------------------------------------------------------------
+
+
+def _head(board: Board, now: datetime, width: int) -> list[Line]:
+    counts = {
+        phase: sum(one.status.phase == phase for one in board.trainings) for phase in ("ready", "pending", "failed")
+    }
+    told = ", ".join(f"{count} {phase}" for phase, count in counts.items() if count)
+    clock = f"{now.astimezone():%H:%M:%S}"
+    fullest = (f"{board.namespace} at {board.url}", told, "q quits", clock)
+    told_less = (fullest, (board.namespace, told, "q quits"), (told, "q quits"), ("q quits",))
+    texts = ["   ".join(part for part in ("muster top", *parts) if part) for parts in told_less]
+    head: list[Line] = [(Span(next((text for text in texts if len(text) <= width), texts[-1][:width]), "bold"),)]
+    if board.trouble:
+        head += [(Span(line, "red"),) for line in _wrapped(f"out of date: {board.trouble}", width)]
+    return head
+
+
+def _trainings(trainings: Sequence[Training], now: datetime, width: int | None) -> list[Block]:
+    ordered = sorted(trainings, key=lambda one: (_ORDER.get(one.status.phase, 2), one.metadata.name))
+    return _grid(TITLES, [_row(one, now) for one in ordered], width, {1: _PHASE_STYLES}) if ordered or not width else []
+
+
+def _row(training: Training, now: datetime) -> tuple[str, ...]:
+    from muster.core.explain import show_age
+
+    status, created = training.status, training.metadata.creation_timestamp
+    steps = [rank.step for rank in status.ranks if rank.step is not None]
+    return (
+        training.metadata.name,
+        status.phase,
+        f"{status.world_size.ready}/{target_of(training)}",
+        f"{status.spares.ready}/{training.spec.spares}",
+        str((status.world_size.ready + status.spares.ready) * training.spec.resources.gpus),
+        "-" if status.round is None else str(status.round),
+        str(min(steps, default="-")),
+        str(status.restarts),
+        show_age(now - created) if created else "-",
+        shown(reason_of(training)),
+    )
+
+
+def _pool(pool: Mapping[str, Any], width: int | None) -> list[Line]:
+    total, idle = pool["gpus"], len(pool["idle"])
+    counted = f"{total} GPUs, {idle} idle, {len(pool['pending'])} waiting"
+    found: list[Line] = [(), (Span(f"POOL {shown(pool['name'])}", "bold"), Span(f"   {counted}"))]
+    lanes = ("GPU", "PIPELINE", "CLUSTER", "STATE", "LEFT")
+    found += _flat(_grid(lanes, list(_lanes(pool)), width, {3: _STATE_STYLES}))
+    if pool["pending"]:
+        waits = [
+            tuple(shown(one[key]) for key in ("pipeline", "cluster", "priority", "reason")) for one in pool["pending"]
+        ]
+        found += _flat(_grid(("WAITS", "CLUSTER", "PRIORITY", "REASON"), waits, width))
+    if pool["quarantined"]:
+        rows = [(shown(name), shown(why)) for name, why in pool["quarantined"].items()]
+        found += _flat(_grid(("QUARANTINED", "REASON"), rows, width))
+    return found
+
+
+def _lanes(pool: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
+    """GPUs beside each other that one cluster has in one state share a row."""
+    left = {one["id"]: f"{one['remaining']} of {one['target']}" for one in pool["pipelines"] if "remaining" in one}
+
+    def lane(gpu: int) -> tuple[str, str, str, str]:
+        holder = pool["leases"].get(str(gpu))
+        if holder is None:
+            return ("-", "-", "idle" if gpu in pool["idle"] else "out of use", "")
+        generates = holder["cluster"] == "actor_infer"
+        todo = left.get(holder["pipeline"], "") if generates else ""
+        return (shown(holder["pipeline"]), shown(holder["cluster"]), shown(holder["state"]), todo)
+
+    for (pipeline, cluster, state, todo), run in groupby(range(pool["gpus"]), key=lane):
+        gpus = list(run)
+        yield (str(gpus[0]) if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1]}", pipeline, cluster, state, todo)
+
+
+# Rows and columns --------------------------------------------------------------------------------
+
+
+def _grid(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    styles: Mapping[int, Mapping[str, str]] | None = None,
+) -> list[Block]:
+    """Columns that line up. The last one is wrapped; on a narrow screen the first is cut and others are left out."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(titles, *rows, strict=True)]
+    others = sum(widths[1:-1]) + _GAP * (len(widths) - 1)
+    too_wide = width is not None and min(widths[0], _NARROWEST) + others > width
+    gone = next((titles.index(title) for title in _LEFT_OUT_FIRST if title in titles[1:-1]), None)
+    if too_wide and gone is not None:
+        shorter = [(*row[:gone], *row[gone + 1 :]) for row in (titles, *rows)]
+        moved = {at - (at > gone): style for at, style in (styles or {}).items() if at != gone}
+        return _grid(shorter[0], shorter[1:], width, moved)
+    if width is not None:
+        widths[0] = max(min(widths[0], width - others), min(widths[0], _NARROWEST))
+    left = widths[0] + others
+    room = None if width is None else width - left
+    fits = room is None or widths[-1] <= room or room >= _LEAST_LAST
+    named = titles if fits else titles[:-1]
+    found: list[Block] = [(tuple(Span(_padded(text, size), "dim") for text, size in zip(named, widths, strict=False)),)]
+    for row in rows:
+        cells = [
+            Span(_padded(text, size), (styles or {}).get(at, {}).get(text, ""))
+            for at, (text, size) in enumerate(zip(row[:-1], widths, strict=False))
+        ]
+        found.append(_with_last(tuple(cells), row[-1], left, room if fits else None, width))
+    return found
+
+
+def _with_last(cells: Line, last: str, left: int, room: int | None, width: int | None) -> Block:
+    """A row and its last column: beside the others, or below them."""
+    if width is None:
+        return ((*cells, Span(last or "-")),)
+    if room is not None:
+        first, *more = _wrapped(last or "-", room)
+        return ((*cells, Span(first)), *((Span(" " * left + line),) for line in more))
+    below = _wrapped(last, width - 4) if last else []
+    return (cells, *((Span(f"    {line}"),) for line in below))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 10), max_lines=_MOST_LINES, placeholder=" …") or [""]
+
+
+def _padded(text: str, size: int) -> str:
+    from rich.cells import cell_len
+
+    text = _cut(text, size)
+    return text + " " * (size - cell_len(text) + _GAP)
+
+
+def _cut(text: str, size: int) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= size else f"{set_cell_size(text, size - 1)}…"
+
+
+def _clipped(line: Line, width: int) -> Line:
+    """The last resort: a line that is too long would break the screen."""
+    from rich.cells import cell_len
+
+    kept: list[Span] = []
+    for span in (*line[:-1], Span(line[-1].text.rstrip(), line[-1].style)) if line else ():
+        if width <= 0:
+            break
+        kept.append(Span(_cut(span.text, width), span.style))
+        width -= cell_len(span.text)
+    return tuple(kept)
+
+
+def _fitted(blocks: Sequence[Block], room: int) -> list[Line]:
+    """Whole blocks, and a line that says how many more there are."""
+    if sum(map(len, blocks)) <= room:
+        return _flat(blocks)
+    kept: list[Line] = []
+    for at, block in enumerate(blocks):
+        if len(kept) + len(block) + 1 > room:
+            return [*kept, (Span(f"… and {len(blocks) - at} more: muster ps", "dim"),)]
+        kept += block
+    return kept
+
+
+def _flat(blocks: Sequence[Block]) -> list[Line]:
+    return [line for block in blocks for line in block]

@@ -1,0 +1,97 @@
+"""Does every example do what its first lines say? Each runs as a user runs it, only shorter."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet import Process
+from tests.plane import Plane
+
+PATIENCE_S = 120.0
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.xdist_group("examples")  # torch on all cores at once would be slow for everyone
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Plane]:
+    """A home without a control plane: the first example that needs one starts it."""
+    made = Plane(tmp_path)
+    made.env["OMP_NUM_THREADS"] = "1"  # several ranks share few cores
+    yield made
+    made.muster("server", "stop", "--cancel").wait()
+    made.close()
+
+
+def example(shell: Plane, name: str, *words: str) -> Process:
+    return shell.start(sys.executable, str(EXAMPLES / name), *words)
+
+
+def losses(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"loss ([\d.]+)", text)]
+
+
+def test_the_cnn_survives_the_loss_of_a_worker_and_goes_on_alone_where_it_was(shell: Plane) -> None:
+    words = ("--name", "cifar", "--workers", "2", "--spares", "1", "--max-restarts", "0")
+    script = str(EXAMPLES / "ddp_cifar_like.py")
+    run = shell.muster("run", script, *words, "--", "--steps", "80", "--every", "5")
+    run.expect(r"step 10: loss")
+    shell.kill_worker("cifar-1")
+    assert run.wait(PATIENCE_S) == 0, run.text
+    starts = [int(step) for step in re.findall(r"of 2 starts at step (\d+)", run.text)]
+    assert len(starts) == 4 and starts[:2] == [0, 0] and starts[2] == starts[3] >= 10
+    found = losses(run.text)
+    assert found[-1] < 0.5 * found[0]
+    alone = example(shell, "ddp_cifar_like.py", "--steps", "90")
+    assert alone.wait(PATIENCE_S) == 0, alone.text
+    assert "rank 0 of 1 starts at step 80" in alone.text
+    assert losses(alone.text)[-1] < 0.5 * found[0]
+
+
+def test_a_training_survives_the_kill_of_a_worker(shell: Plane) -> None:
+    run = example(shell, "survive_kill.py", "--steps", "70")
+    assert run.wait(PATIENCE_S) == 0, run.text
+    killed = re.search(r"kill -9 \d+: (\S+-1), which has rank 1", run.text)
+    assert killed
+    heir = re.search(r"(\S+) has rank 1 now; restarts spent: 0", run.text)
+    assert heir and heir[1] != killed[1]
+    [step] = set(re.findall(r"round 1: rank \d of 2 starts at step (\d+)", run.text))
+    assert int(step) >= 50
+    assert re.search(r"WorkerLost .*\n(.*\n)*.*RoundReleased +round 1: 2 workers", run.text)
+    assert run.text.endswith("succeeded\n")
+    assert shell.client.list() == [], "it is removed"
+
+
+def test_a_training_grows_and_shrinks(shell: Plane) -> None:
+    run = example(shell, "elastic_scale.py", "2", "1")
+    assert run.wait(PATIENCE_S) == 0, run.text
+    reached = re.findall(r"^reached WorldStatus\(ready=(\d), target=(\d)", run.text, re.MULTILINE)
+    assert reached == [("2", "2"), ("1", "1")]
+    assert "  target 1 → 2: scaled up on request\n  target 2 → 1: scaled down on request\n" in run.text
+    assert "restarts spent: 0" in run.text and "was cancelled: cancelled on request" in run.text
+    assert shell.client.list() == [], "it is removed"
+
+
+def test_two_pipelines_learn_and_lend_each_other_gpus(shell: Plane) -> None:
+    run = example(shell, "two_rl_pipelines.py", "--steps", "5")
+    assert run.wait(PATIENCE_S) == 0, run.text
+    for name, pair in (("a", "0, 1"), ("b", "2, 3")):
+        rewards = re.findall(
+            rf"^{name} step \d: mean reward ([\d.]+) .* trained on \[{pair}\]$", run.text, re.MULTILINE
+        )
+        assert len(rewards) == 5 and max(map(float, rewards[2:])) > float(rewards[0])
+    lanes = re.findall(r"^GPU \d  ([abAB.]+)$", run.text, re.MULTILINE)
+    assert [{"A" in lane, "B" in lane} for lane in lanes] == [{True, False}] * 4, "each trains on its own pair"
+    assert "b" in lanes[0] + lanes[1], "the one with more to do borrows"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_is_short_and_says_how_to_run_it(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 120
+    head = text.split('"""')[1]
+    assert re.search(rf"examples/{path.name}|make demo|{path.name} ", head)
