@@ -66,6 +66,7 @@ _STORIES = {
     "leaving": ("WorkerLeaving", "Normal"),
     "dismissed": ("WorkerDismissed", "Normal"),
     "parked": ("WorkerParked", "Warning"),
+    "kept-out": ("WorkerKeptOut", "Warning"),
     "unfit": ("WorkerUnfit", "Warning"),
     "refused": ("WorkerRefused", "Warning"),
     "gone": ("RanksGone", "Normal"),
@@ -310,6 +311,9 @@ class ControlPlane:
     def settled(self, run_id: RunId) -> None:
         self._loop.run_changed(Uid(run_id))
 
+    def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
+        return self._loop.withdraw(Uid(run_id))
+
     def _tell(self, run_id: RunId, line: Happening) -> None:
         if (shown := _STORIES.get(line.kind)) is not None:
             reason, kind = shown
@@ -325,11 +329,16 @@ def _gpus_per_node(env: Mapping[str, str], count: int) -> int:
 
 def _etcd_address(url: str) -> str:
     """HOST:PORT of an etcd. Workers that wait for their mesh speak to it in clear and without a password."""
-    parts = urlsplit(url)
-    plain = parts.scheme == "http" and parts.hostname and "@" not in parts.netloc and parts.path in ("", "/")
-    if not plain or parts.query or parts.fragment:
-        raise ValueError(f"--etcd {url!r} is not http://HOST:PORT")
-    return wire.show_address(str(parts.hostname), parts.port or ETCD_PORT)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        plain = parts.scheme == "http" and parts.hostname and "@" not in parts.netloc and parts.path in ("", "/")
+    except ValueError:  # a port that is none
+        plain = False
+    if not plain or parts.query or parts.fragment or port == 0:
+        shown = f"…{url[url.rindex('@') :]}" if "@" in url else url  # without its password
+        raise ValueError(f"--etcd {shown!r} is not http://HOST:PORT, which is how workers ask it")
+    return wire.show_address(str(parts.hostname), port or ETCD_PORT)
 
 
 def _rates(path: Path) -> Rates | None:

@@ -134,6 +134,28 @@ def test_a_worse_state_is_never_hidden_by_a_better_one_of_before() -> None:
     asyncio.run(play())
 
 
+def test_what_was_said_of_a_round_can_be_withdrawn_and_the_next_be_told_meanwhile() -> None:
+    async def play() -> None:
+        keys, store = MemoryKeys(), MemoryStore()
+        publisher = Publisher(store, keys)
+        assert publisher.withdraw(DEMO) is None, "the first round finds nothing to wait for"
+        publisher.want(DEMO, state(0))
+        await settled(publisher)
+        told = publisher.withdraw(DEMO)
+        assert told is not None
+        await asyncio.wait({told}, timeout=5)
+        assert not await keys.list("muster") and publisher.withdraw(DEMO) is None
+        publisher.want(DEMO, state(1))
+        await settled(publisher)
+        told = publisher.withdraw(DEMO)
+        publisher.want(DEMO, state(2, degraded=True))
+        assert told is not None
+        await asyncio.wait({told}, timeout=5)
+        assert set((await keys.list("muster")).values()) == {"round 2"}
+
+    asyncio.run(play())
+
+
 def test_a_training_without_keys_costs_nothing() -> None:
     async def play() -> None:
         publisher = Publisher(MemoryStore(), MemoryKeys())

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import gates
+from muster.core import gates, register
 from muster.core.gates import Gate, Pair, State, healed, judge
 from muster.core.roll import CallBack, Heal, Release, Roll, TurnGate, Wait
 from muster.core.stages import carry_out, decide
@@ -227,3 +227,92 @@ def test_a_round_that_began_degraded_heals_while_it_trains() -> None:
     roll, action, _, _ = settled(roll)
     assert isinstance(action, Wait) and roll.gate is not None and roll.gate.state is State.READY
     assert not isinstance(decide(roll, NOW).action, TurnGate)
+
+
+# Newcomers that stay unreached
+
+
+def trains(active: str, waiting: str, ways: str, state: State = State.READY, **settings: Any) -> Roll:
+    """A world that trains, began with such a gate, and has leases that outlast the gate's time."""
+    roll = gated(active, waiting, ways, lease_s=1000.0, **settings)
+    roll = with_members(roll, *(replace(one, lease_until=NOW + 500.0) for one in roll.members.values()))
+    return replace(roll, gate=Gate(state, len(active.split()), NOW))
+
+
+LATE = NOW + TIMEOUT_S
+
+
+def test_a_world_that_is_ready_trains_on_without_a_newcomer_that_stays_unreached() -> None:
+    roll, action, _, wake_at = settled(trains("a b", "c", "a>b b>a a>c c>a b>c c!b", target=3))
+    assert isinstance(action, Wait) and wake_at == LATE
+    roll, action, reason, _ = settled(roll, LATE)
+    assert isinstance(action, Wait) and roll.running is not None and roll.coming is None
+    assert reason == "round 0: 2 of 3 wanted workers train; c stays out: c → b (refused)"
+    roll, action, _, _ = settled(register.reached(roll, an_id("c"), reach("c!b")[an_id("c")]), LATE + 1.0)
+    assert isinstance(action, Wait), "that is no news"
+    roll, action, _, _ = settled(register.reached(roll, an_id("c"), reach("c>b")[an_id("c")]), LATE + 2.0)
+    assert isinstance(action, CallBack) and not roll.kept_out
+    roll, action, _, _ = settled(all_gone(roll), LATE + 3.0)
+    assert isinstance(action, Release) and len(action.round.seats) == 3
+
+
+def test_a_world_grows_by_those_newcomers_that_reach_it_and_each_other() -> None:
+    roll, _, _, _ = settled(trains("a b", "c d", all_ways("a b c") + " " + all_ways("a b d") + " c!d d!c", target=4))
+    roll, action, _, _ = settled(roll, LATE)
+    assert isinstance(action, CallBack) and roll.kept_out.keys() == {an_id("d")}
+    roll, action, _, _ = settled(all_gone(roll), LATE + 1.0)
+    assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "b", "c"]
+    assert roll.gate is not None and roll.gate.state is State.READY
+
+
+def test_a_world_that_is_degraded_anyway_takes_a_newcomer_in_after_the_timeout() -> None:
+    roll, _, _, _ = settled(trains("a b", "c", "a>b b!a", State.DEGRADED, target=3))
+    roll, action, _, _ = settled(roll, LATE)
+    assert isinstance(action, CallBack) and roll.coming is not None and roll.coming.state is State.DEGRADED
+
+
+def test_a_world_whose_own_ways_have_shut_is_not_called_back_to_grow() -> None:
+    roll, _, _, _ = settled(trains("a b", "c", all_ways("a c") + " " + all_ways("b c") + " a!b b>a", target=3))
+    roll, action, reason, _ = settled(roll, LATE)
+    assert isinstance(action, Wait) and "c stays out: a → b (refused)" in reason
+    _, action, _, _ = settled(register.reached(roll, an_id("a"), reach("a>b")[an_id("a")]), LATE + 1.0)
+    assert isinstance(action, CallBack)
+
+
+def test_who_is_kept_out_is_not_seated_after_a_failure_either_unless_there_are_too_few() -> None:
+    roll, _, _, _ = settled(trains("a b", "c", "a>b b>a", min=2, target=3))
+    roll, _, _, _ = settled(roll, LATE)
+    _, action, _, _ = settled(all_gone(recalled(roll, at=LATE)), LATE + 60.0)
+    assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "b"]
+    lost = all_gone(recalled(without(roll, "b"), at=LATE))
+    lost, action, reason, _ = settled(lost, LATE + 1.0)
+    assert isinstance(action, Wait) and "a ↔ c (no answer yet)" in reason
+    lost, action, _, _ = settled(lost, LATE + 1.0 + TIMEOUT_S)
+    assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "c"]
+    assert lost.gate is not None and lost.gate.state is State.DEGRADED and not lost.kept_out
+
+
+def test_of_two_spares_the_one_that_is_reached_takes_over_at_once() -> None:
+    roll = trains("a b", "c d", all_ways("a b d") + " a!c c!a", target=2, spares=2)
+    roll, action, _, _ = settled(all_gone(recalled(without(roll, "b"))))
+    assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "d"]
+
+
+ways_among = st.frozensets(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=20)
+
+
+@given(ways_among, st.integers(2, 5), st.integers(1, 2), st.sampled_from([State.READY, State.DEGRADED]))
+def test_no_ready_world_is_called_back_for_a_degraded_one(
+    ways: frozenset[tuple[str, str]], target: int, least: int, state: State
+) -> None:
+    known = all_ways("a b") + " " + " ".join(f"{source}>{to}" for source, to in ways if source != to)
+    roll = trains("a b", "c d e", known, state, min=least, target=target)
+    roll, action, _, _ = settled(roll)
+    if isinstance(action, Wait):
+        roll, action, _, _ = settled(roll, LATE)
+    began_ready = roll.gate is not None and roll.gate.state is State.READY  # a degraded one heals first
+    assert began_ready, "a and b reach each other"
+    if isinstance(action, CallBack):
+        assert roll.coming is not None and roll.coming.state is State.READY
+        roll, action, _, _ = settled(all_gone(roll), LATE + 60.0)
+        assert isinstance(action, Release) and roll.gate is not None and roll.gate.state is State.READY

@@ -97,6 +97,16 @@ class Etcd:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It accepts connections, and answers none."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
 
 class Embedded:
     """Keeps its port, and nothing else, over `stop` and `start`."""

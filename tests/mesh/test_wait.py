@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -203,6 +204,26 @@ def test_a_server_that_comes_late_is_found(wait: Wait, node: str) -> None:
     with soon(story):
         ended = wait(NODE_NAME=node, MUSTER_MESH_ENDPOINT=f"127.0.0.1:{port}")
     late.close()
+    assert ended.status == "ready" and ended.took_s < 5
+
+
+def test_a_server_that_is_away_for_a_while_is_noticed_soon_after_it_is_back(wait: Wait, node: str) -> None:
+    """It hangs up on forty connections, twenty looks: pauses that doubled would come to hours."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(PATIENT_S)
+
+        def story() -> None:
+            for _ in range(40):
+                listener.accept()[0].close()
+            for _ in range(2):
+                visitor, _ = listener.accept()
+                with visitor, contextlib.suppress(OSError):  # one answer is enough for it
+                    visitor.recv(4096)
+                    visitor.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        with soon(story, 0.0):
+            where = f"127.0.0.1:{listener.getsockname()[1]}"
+            ended = wait(NODE_NAME=node, MUSTER_MESH_ENDPOINT=where, MUSTER_MESH_POLL_S="60")
     assert ended.status == "ready" and ended.took_s < 5
 
 

@@ -138,6 +138,11 @@ class Loop:
         if (key := self._observer.key_of(uid)) is not None:
             self.wake(key)
 
+    def withdraw(self, uid: Uid) -> asyncio.Task[None] | None:
+        """A round of that training is about to start: remove what was told of the one before. None if nothing was."""
+        key = self._observer.key_of(uid)
+        return self._publisher.withdraw(key) if self._publisher is not None and key is not None else None
+
     def workers_changed(self, uid: Uid) -> None:
         """A worker came or went; what it held is free for others."""
         self._observer.workers_changed()
@@ -239,14 +244,15 @@ class Loop:
         now = self._clock.now()
         training = stored.training
         plan = reconcile.reconcile(training, self._observer.look(training), now)
+        if self._publisher is not None and training.spec.mesh.required:
+            # Before anything is waited for: what is true now may not be later.
+            self._publisher.want(key, plan.mesh)
         await self._carry_out(stored, plan)
         removed = any(isinstance(action, reconcile.Remove) for action in plan.actions)
         if not removed:
             await self._write_status(stored, plan, now)
             if plan.wake_at is not None:
                 self._wake_in(key, (plan.wake_at - self._clock.now()).total_seconds())
-        if self._publisher is not None and training.spec.mesh.required:
-            self._publisher.want(key, plan.mesh)
 
     async def _carry_out(self, stored: Stored, plan: Plan) -> None:
         training = stored.training

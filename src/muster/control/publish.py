@@ -39,6 +39,11 @@ class Publisher:
         if key not in self._tasks:
             self._tasks[key] = asyncio.get_running_loop().create_task(self._keep_at(key))
 
+    def withdraw(self, key: Key) -> asyncio.Task[None] | None:
+        """What says how an earlier round was must not be found any more; None when there is nothing of the kind."""
+        self.want(key, {})
+        return self._tasks.get(key)
+
     def clean_up(self, but: Collection[Key]) -> None:
         """Remove what a control plane before us left of trainings that are not among these."""
         for kept in self._store.records(KIND).values():

@@ -47,6 +47,7 @@ class Desk(Reception):
         self.on_story: Callable[[Happening], None] | None = None
         self.on_decision: Callable[[rolls.Roll, rolls.Decision, rolls.Roll], None] | None = None
         self._renewed: bytes | None = None
+        self.released = False  # a round, whose frames are in the outbox
 
     @classmethod
     def from_record(cls, run_id: RunId, record: Mapping[str, Any], now: float, *, directed: bool = False) -> Desk:
@@ -301,6 +302,8 @@ class Desk(Reception):
                     self._send_to(member_id, "check")
             case rolls.TurnGate(gate=gate):
                 self._turned(before.coming or before.gate, gate, decision.reason, now)
+            case rolls.KeepOut():
+                self._tell("kept-out", decision.reason, now)
             case rolls.Heal(gate=gate):
                 self.unsaved = True
                 self._turned(before.gate, gate, decision.reason, now)
@@ -327,7 +330,7 @@ class Desk(Reception):
 
     def _release(self, before: rolls.Roll, formed: Round, now: float) -> None:
         assert self.roll is not None
-        self.unsaved = self._led = True
+        self.unsaved = self._led = self.released = True
         self._tell("release", formed.why, now)
         self.outbox += notices.releases(self._voice, self._agents)
         for member_id, member in self.roll.members.items():

@@ -27,6 +27,7 @@ log = logging.getLogger("muster.coordinator")
 
 HELLO_TIMEOUT_S = 5.0
 BEAT_S = 0.25
+HELD_S = 0.5  # that ranks wait at most until nothing is told any more of the mesh of the round before
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 
 
@@ -43,6 +44,8 @@ class Director(Protocol):
 
     def token_of(self, run_id: RunId) -> str | None: ...
     def settled(self, run_id: RunId) -> None: ...
+    def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
+        """What has to be done before the ranks of a new round may start; they do not wait for it for long."""
 
 
 class Coordinator:
@@ -68,6 +71,7 @@ class Coordinator:
         self._strangers: dict[Channel, tuple[str, asyncio.TimerHandle]] = {}
         self._dirty: dict[RunId, Desk] = {}
         self._timers: dict[RunId, asyncio.TimerHandle] = {}
+        self._holding: set[RunId] = set()  # whose frames wait for `Director.before_release`
         self._pass_due = False
         self._stopping = False  # what closes now is closed by us, and nobody is lost by it
         self._servers: list[asyncio.Server] = []
@@ -251,9 +255,33 @@ class Coordinator:
             desk.stamp_outcome(time.time())
             if self._state is not None:
                 self._state.save(desk.run_id, desk.record())
+        if desk.run_id in self._holding or self._is_to_be_held(desk):
+            return
         outbox, desk.outbox = desk.outbox, []
         for peer, data in outbox:
             peer.send_raw(data)
+
+    def _is_to_be_held(self, desk: Desk) -> bool:
+        """Ranks of a new round may ask how their mesh is: the answer must not be that of the round before."""
+        released, desk.released = desk.released, False
+        gated = desk.roll is not None and desk.roll.settings.gate_timeout_s is not None
+        if not released or not gated or self._director is None:
+            return False
+        task = self._director.before_release(desk.run_id)
+        if task is None:
+            return False
+
+        def let_go(_: object = None) -> None:
+            timer.cancel()
+            if desk.run_id in self._holding:
+                self._holding.discard(desk.run_id)
+                if self._desks.get(desk.run_id) is desk:
+                    self._flush(desk)
+
+        self._holding.add(desk.run_id)
+        timer = asyncio.get_running_loop().call_later(HELD_S, let_go)
+        task.add_done_callback(let_go)
+        return True
 
     async def _keep_time(self) -> None:
         """Notice when this process itself stood still, keep probing guards, and forget what is old."""

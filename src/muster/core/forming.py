@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from muster.core import gates, seating
 from muster.core.closing import judge, stale_after, still_there
-from muster.core.roll import CheckHealth, Decision, End, Release, Roll, TurnGate, Wait, listed, next_expiry
+from muster.core.roll import CheckHealth, Decision, End, KeepOut, Release, Roll, TurnGate, Wait, listed, next_expiry
 from muster.types.world import Member, MemberId, Outcome, OutcomeState, RanksState, Role, Round, Seat
 
 _BLAMED_NOTE = "its ranks failed first twice"
@@ -93,11 +93,38 @@ def reach_first(roll: Roll, planned: seating.Seating, now: float) -> Decision | 
     if roll.settings.gate_timeout_s is None:
         return None
     verdict = gates.judge(planned.order, roll.reach, roll.coming, roll.settings.gate_timeout_s, now)
+    if verdict.gate.state is not gates.State.READY and (out := _worse_with(roll, planned, verdict.gate)):
+        names = listed(roll.members[member_id].name for member_id in out)
+        reason = f"{names} stays out: {verdict.gate.named}"
+        return Decision(KeepOut(out, reason), reason)
     if verdict.gate != roll.coming:
         return Decision(TurnGate(verdict.gate), verdict.reason)
     if verdict.look_at is None:
         return None
     return Decision(Wait(), verdict.reason, min(verdict.look_at, next_expiry(roll)))
+
+
+def _worse_with(roll: Roll, planned: seating.Seating, gate: gates.Gate) -> frozenset[MemberId]:
+    """Newcomers for whom a world whose mesh was ready would get a degraded one, though there are enough without them.
+
+    They are given the gate's time, unless others can take their places now. A world that trains, and some of whose
+    own ways have shut meanwhile, takes in nobody: called back, it might not come up again.
+    """
+    last = roll.round
+    if last is None or roll.gate is None or roll.gate.state is not gates.State.READY:
+        return frozenset()
+    seated = {seat.member_id for seat in last.seats}
+    newcomers = [member for member in planned.order if member.member_id not in seated]
+    core = [member for member in planned.order if member.member_id in seated]
+    out = gates.left_out(core, newcomers, roll.reach)
+    if not out and gate.is_open and roll.running is not None:
+        out = frozenset(member.member_id for member in newcomers)
+    if out <= roll.kept_out.keys():
+        return frozenset()  # there are too few without them
+    others = [member for member in candidates(roll) if member.member_id not in out]
+    smaller = seating.again(places_of(roll, last), others, roll.target, roll.settings.segment)
+    enough = roll.settings.min if gate.is_open else planned.size
+    return out if smaller.size >= enough else frozenset()
 
 
 def _release(roll: Roll, planned: seating.Seating, now: float) -> Decision:
@@ -146,11 +173,11 @@ def _story(
 
 
 def candidates(roll: Roll, *, last_resort: bool = False) -> list[Member]:
-    """Members that could be given a rank. Those parked for failing first are tried only as a last resort."""
+    """Members that could be given a rank. As a last resort also those that were kept out or failed first."""
     return [
         member
         for member in roll.members.values()
-        if member.role is Role.SPARE
+        if (member.role is Role.SPARE and (last_resort or member.member_id not in roll.kept_out))
         or (
             last_resort and member.role is Role.PARKED and member.member_id not in roll.checking and _was_blamed(member)
         )
@@ -283,6 +310,7 @@ def released(roll: Roll, action: Release, now: float) -> Roll:
         departed=(),
         gate=roll.coming,
         coming=None,
+        kept_out={key: why for key, why in roll.kept_out.items() if key not in ranks},
     )
 
 

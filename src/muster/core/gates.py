@@ -113,6 +113,23 @@ def healed(gate: Gate, people: Sequence[Member | Seat], reach: Mapping[MemberId,
     return Gate(State.READY, gate.size, gate.since, slowest_s=_slowest(people, reach))
 
 
+def left_out(
+    core: Sequence[Member | Seat], newcomers: Sequence[Member], reach: Mapping[MemberId, Reach]
+) -> frozenset[MemberId]:
+    """The newcomers without whom the core could grow and its mesh be no worse. First come, first served."""
+    circle = [one.member_id for one in core]
+    unknown: Mapping[MemberId, float] = {}
+    ways = {member_id: found.open for member_id, found in reach.items()}
+    left = set()
+    for one in newcomers:
+        mine = ways.get(one.member_id, unknown)
+        if all(other in mine and one.member_id in ways.get(other, unknown) for other in circle):
+            circle.append(one.member_id)
+        else:
+            left.add(one.member_id)
+    return frozenset(left)
+
+
 def _not_open(people: Sequence[Member | Seat], reach: Mapping[MemberId, Reach]) -> tuple[tuple[Pair, ...], bool]:
     """The first pairs that do not reach each other both ways, and whether there are more."""
     ids = {one.member_id for one in people}

@@ -119,6 +119,8 @@ def _goes_on(roll: Roll, current: Round) -> Decision:
     done = f", {len(current.finished)} done" if current.finished else ""
     short = f" of {roll.target} wanted" if current.world_size < roll.target else ""
     reason = f"round {current.number}: {current.world_size}{short} workers train{done}"
+    if roll.kept_out:
+        reason += f"; {'; '.join(sorted(set(roll.kept_out.values())))}"
     return Decision(Wait(), reason, min(next_expiry(roll), _quiet_at(roll, current)))
 
 

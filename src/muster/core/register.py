@@ -211,7 +211,9 @@ def reached(roll: Roll, member_id: MemberId, found: Reach) -> Roll:
     old = roll.reach.get(member_id, Reach())
     is_open = {i: rtt for i, rtt in old.open.items() if i in roll.members and i not in found.shut} | dict(found.open)
     shut = {i: why for i, why in old.shut.items() if i in roll.members and i not in found.open} | dict(found.shut)
-    return replace(roll, reach={**roll.reach, member_id: Reach(is_open, shut)})
+    roll = replace(roll, reach={**roll.reach, member_id: Reach(is_open, shut)})
+    # Only news lets those in again that were kept out: what was judged on the same ways would be judged the same.
+    return replace(roll, kept_out={}) if found.open.keys() - old.open.keys() else roll
 
 
 # Ranks -------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Roll:
     reach: Mapping[MemberId, Reach] = field(default_factory=dict)  # whom each member reaches; only with a gate
     gate: Gate | None = None  # of the round that is out
     coming: Gate | None = None  # of the next one, while ranks wait for it
+    # Newcomers that would make a ready mesh degraded, until a way opens; with the sentence that says so.
+    kept_out: Mapping[MemberId, str] = field(default_factory=dict)
 
     @property
     def running(self) -> Round | None:
@@ -85,6 +87,14 @@ class TurnGate:
 
 
 @dataclass(frozen=True)
+class KeepOut:
+    """These have had time enough to reach the others: the world that reaches each other does without them."""
+
+    members: frozenset[MemberId]
+    why: str
+
+
+@dataclass(frozen=True)
 class Heal:
     """The round that is out began degraded, and its members reach each other now."""
 
@@ -121,7 +131,9 @@ class Farewell:
     pass
 
 
-Action = Wait | Lose | CallBack | CheckHealth | TurnGate | Heal | Release | Dismiss | GiveUpOn | End | Farewell
+Action = (
+    Wait | Lose | CallBack | CheckHealth | TurnGate | KeepOut | Heal | Release | Dismiss | GiveUpOn | End | Farewell
+)
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,7 @@ def lose(roll: Roll, member_id: MemberId, now: float, why: str, since: float | N
     departed = (*(name for name in roll.departed if name != member.name), member.name)[-8:]
     reach = {key: value for key, value in roll.reach.items() if key != member_id}
     roll = replace(roll, members=members, departed=departed, surplus=roll.surplus - {member_id}, reach=reach)
+    roll = replace(roll, kept_out={key: why for key, why in roll.kept_out.items() if key != member_id})
     current = roll.round
     if current is None or current.seat_of(member_id) is None:
         return roll

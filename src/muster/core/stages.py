@@ -30,6 +30,7 @@ from muster.core.roll import (
     Farewell,
     GiveUpOn,
     Heal,
+    KeepOut,
     Lose,
     Release,
     Roll,
@@ -75,6 +76,8 @@ def carry_out(roll: Roll, action: Action, now: float) -> Roll:
             return replace(roll, checking=roll.checking | set(ids))
         case TurnGate(gate=gate):
             return replace(roll, coming=gate)
+        case KeepOut(members=ids, why=why):
+            return replace(roll, kept_out={**roll.kept_out, **dict.fromkeys(ids, why)}, coming=None)
         case Heal(gate=gate):
             return replace(roll, gate=gate)
         case Release():

@@ -184,7 +184,8 @@ def _ignored(training: Training) -> list[Event]:
 def _spares(seen: Observed) -> int:
     if seen.roll is None:
         return 0
-    return sum(member.role is world.Role.SPARE for member in seen.roll.members.values())
+    members, kept_out = seen.roll.members, seen.roll.kept_out
+    return sum(one.role is world.Role.SPARE and one.member_id not in kept_out for one in members.values())
 
 
 # Ranks -------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ MOST_LOOKS = 4  # under way at once, where answers do not come
 LOOK_S = 2.0  # that a look is given at least
 QUICK_S = 1.0  # a long poll that ends sooner may be of a server that cannot wait
 FIRST_PAUSE_S = 0.01
+RESTART_S = 10.0  # so long a server may be away and be noticed soon after it is back
+RESTART_PAUSE_S = 0.05
 READY, DEGRADED = "mesh-ready", "mesh-degraded"
 
 _last: Status | None = None
@@ -128,6 +130,7 @@ class Watch:
         self._pause_s = 0.0
         self._look_at = time.monotonic()
         self._answered = False  # for both keys, at least once
+        self._away_since: float | None = None  # when a look first failed
         self._degraded = False  # seen, though ready was not heard of
         self.why = "no answer"
 
@@ -193,7 +196,9 @@ class Watch:
         self.why = failure or f"HTTP {look.ready.status}"
         if failure:
             self._addresses.failed()
-            self._again(now)
+            self._again_after_a_failure(now)
+        else:
+            self._away_since = None
         for key, asked in ((READY, look.ready), (DEGRADED, look.degraded)):
             if asked.status and key not in self._polls:
                 index = "" if asked.index is None else f"&waitIndex={asked.index + 1}"
@@ -205,6 +210,13 @@ class Watch:
         """Look soon: at once the first time, later and later if that goes on."""
         self._look_at = min(self._look_at, now + self._pause_s)
         self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), self._target.poll_s)
+
+    def _again_after_a_failure(self, now: float) -> None:
+        """A server that restarts is back in seconds, and what is written then should be seen at once."""
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since < RESTART_S:
+            self._pause_s = min(self._pause_s, RESTART_PAUSE_S)
+        self._again(now)
 
     def _look_if_due(self, now: float) -> None:
         if now < self._look_at:
