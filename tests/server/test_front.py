@@ -39,7 +39,7 @@ def test_an_address_that_leads_nowhere_and_a_method_that_is_not_possible_are_err
     tmp_path: Path,
 ) -> None:
     async def test(house: House) -> None:
-        for path in ("/", "/v1", "/v1/nothing", f"{TRAININGS}/demo/", f"{TRAININGS}/demo/nothing", "/docs"):
+        for path in ("/assets/", "/v1", "/v1/nothing", f"{TRAININGS}/demo/", f"{TRAININGS}/demo/nothing", "/docs"):
             answer = await house.client.get(path)
             assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
         answer = await house.client.put(f"{TRAININGS}/demo", json={})

@@ -16,7 +16,7 @@ from muster.server import describe
 from muster.server.calls import Call
 from muster.server.describe import Operation
 from muster.server.front import Front
-from muster.server.routes import objects, orders, pools, reads, system, watch
+from muster.server.routes import objects, orders, pools, reads, system, watch, web
 from muster.server.services import Services
 
 __all__ = ["OPERATIONS", "App", "Services", "build"]
@@ -47,7 +47,7 @@ class App(FastAPI):
             redirect_slashes=False,
         )
         self.services = services
-        self.router.routes.extend(_routes(OPERATIONS, services))
+        self.router.routes.extend([*_routes(OPERATIONS, services), *web.routes()])
 
     def build_middleware_stack(self) -> ASGIApp:
         return Front(self.router, self.services)

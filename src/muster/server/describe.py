@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from muster.core.edits import FIXED, SERVER_METADATA
 from muster.core.explain import Explanation
+from muster.server.auth import Identity
 from muster.server.calls import JSON, Call
 from muster.sharing import messages
 from muster.types.codec import camel, schema_of
@@ -176,6 +177,7 @@ def _schemas(backends: Collection[str]) -> Schema:
         "Explanation": schema_of(Explanation),
         "Scale": _closed({"type": "object", "required": ["target"], "properties": {"target": _workers()}}),
         "Cancel": _closed({"type": "object", "properties": {"graceSeconds": _grace()}}),
+        "Identity": schema_of(Identity),
         "Health": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}},
         "Document": {"type": "object"},
         "Error": _error(),

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muster.errors import InternalError, MusterError, NotFound, Unauthenticated
+from muster.errors import Forbidden, InternalError, MusterError, NotFound, Unauthenticated
 from muster.server.answers import as_error
 from muster.server.auth import Identity
 from muster.server.services import Services
@@ -27,6 +27,8 @@ log = logging.getLogger("muster.server")
 
 _REQUEST_ID = re.compile(rb"[-A-Za-z0-9_.]{1,64}")
 _GUARDED = ("/v1", "/metrics")
+_READING = ("GET", "HEAD", "OPTIONS")
+_OWN_SITES = (b"same-origin", b"none")
 _SLASHES = re.compile(rb"%(2f|5c|00)", re.IGNORECASE)
 
 
@@ -79,6 +81,11 @@ class _Exchange:
         if _SLASHES.search(self._scope.get("raw_path") or b""):
             raise NotFound("there is nothing at an address with an encoded slash or NUL")
         if path.startswith(_GUARDED):
+            if self._scope["method"] not in _READING and _is_foreign(self._scope):
+                raise Forbidden(
+                    "a page of another site may not change anything here",
+                    hint="a proxy in front of the control plane has to keep the Host header",
+                )
             self._scope["muster.identity"] = self._identity()
 
     def _identity(self) -> Identity:
@@ -123,6 +130,15 @@ def _request_id(scope: Scope) -> str:
             given: str = value.decode("ascii")
             return given
     return uuid.uuid4().hex
+
+
+def _is_foreign(scope: Scope) -> bool:
+    """Whether a browser says that the request comes from a page of somebody else. Programs say nothing of the kind."""
+    given = dict(scope["headers"])
+    origin = given.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2].lower() != given.get(b"host", b"").lower():
+        return True
+    return given.get(b"sec-fetch-site", b"none").lower() not in _OWN_SITES
 
 
 def _no_route(scope: Scope, status: int) -> MusterError:

@@ -13,7 +13,7 @@ from muster.server.answers import as_json
 from muster.server.calls import Call
 from muster.server.describe import Answer, Operation
 from muster.server.metrics import MEDIA_TYPE, Labels, family
-from muster.types.codec import show_time
+from muster.types.codec import show_time, to_wire
 from muster.types.training import TERMINAL
 
 PHASES = ("pending", "ready", "succeeded", "failed", "cancelled")
@@ -57,17 +57,23 @@ def _held(call: Call) -> Iterable[str]:
         yield from family(name, kind, name.replace("_", " "), {(): value})
 
 
+async def whoami(call: Call) -> Response:
+    return as_json(to_wire(call.identity))
+
+
 async def openapi(call: Call) -> Response:
     return as_json(call.request.app.openapi())
 
 
 _HEALTH = {200: Answer("It is.", "Health")}
 _TEXT = {200: Answer("Prometheus text.", media_type="text/plain")}
+_WHO = {200: Answer("Its name, role and namespaces.", "Identity")}
 _DOCUMENT = {200: Answer("This document.", "Document")}
 
 OPERATIONS = (
     Operation("GET", "/healthz", healthz, "Is the server there", _HEALTH, open=True),
     Operation("GET", "/readyz", readyz, "Is it ready to serve", _HEALTH, open=True),
     Operation("GET", "/metrics", metrics, "How busy is it", _TEXT),
+    Operation("GET", "/v1/whoami", whoami, "Whose token is it", _WHO),
     Operation("GET", "/openapi.json", openapi, "What it answers", _DOCUMENT, open=True),
 )

@@ -1,0 +1,252 @@
+// How is one training? Its ranks, what happened to it and why, what it writes, and what may be done about it.
+
+import { ask, now, trainingPath } from "./api.js";
+import { rateOf, useLive, useRepeated } from "./live.js";
+import { Log } from "./logs.js";
+import { Card, Dialog, Empty, Fact, Icon, Phase, World } from "./parts.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { age, clock, count, entriesOf, isOver, isWorry, moment, plural, rate, reasonOf, since, stepOf } from "./words.js";
+
+export function TrainingPage({ namespace, name, who }) {
+  const { trainings, loaded } = useLive(1000);
+  const seen = useRef(null);
+  const found = [...trainings.values()].find(({ metadata: m }) => m.namespace === namespace && m.name === name);
+  if (found) seen.current = found;
+  if (!loaded) return html`<p class="quiet">Loading…</p>`;
+  if (!found) {
+    return html`<div class="heading"><h1 tabindex="-1">${name}</h1></div>
+      <${Empty} title=${seen.current ? "It was deleted" : "There is no such training"}>
+        <p>${seen.current ? "The training and its logs are gone; what it used stays under " : "See what there is under "}
+        <a href=${seen.current ? "#/usage" : "#/trainings"}>${seen.current ? "Usage" : "Trainings"}</a>.</p>
+      <//>`;
+  }
+  return html`<${One} key=${found.metadata.uid} training=${found} who=${who} />`;
+}
+
+function One({ training, who }) {
+  const { metadata, status, spec } = training;
+  const [rank, setRank] = useState(null);
+  const [shown, setShown] = useState("");
+  const news = JSON.stringify([metadata.generation, status.phase, status.round, status.conditions, status.spares,
+    status.worldSize, status.ranks.map((one) => [one.worker, one.phase])]); // all but steps
+  const explanation = useExplanation(metadata, news);
+  const events = useEvents(metadata, news);
+  const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, rank]);
+  return html`
+    <div class="heading">
+      <div>
+        <p class="crumbs"><a href="#/trainings">Trainings</a> / ${metadata.namespace} /</p>
+        <h1 tabindex="-1">${metadata.name} <${Phase} name=${status.phase} /></h1>
+      </div>
+      <${Orders} training=${training} who=${who} />
+    </div>
+    <p class=${`why ${status.phase === "failed" ? "bad" : ""}`} aria-live="polite">${explanation?.summary ?? reasonOf(training)}</p>
+    <dl class="facts card">
+      <${Fact} name="World"><${World} training=${training} /><//>
+      <${Fact} name="Round">${count(status.round)}<//>
+      <${Fact} name="Restarts">${count(status.restarts)}<i> of ${count(spec.maxRestarts)}</i><//>
+      <${Fact} name="Step">${count(stepOf(training))} <i>${rate(rateOf(metadata.uid))}</i><//>
+      <${Fact} name=${isOver(training) ? "Took" : "Running"}>${took(status)}<//>
+      <${Fact} name="GPUs">${count(spec.resources.gpus * (status.worldSize.ready + status.spares.ready))}<//>
+      <${Fact} name="Runs"><code title=${program(spec)}>${program(spec)}</code><//>
+    </dl>
+    <div class="columns">
+      <div>
+        <${Card} title="Ranks" aside=${html`<${Legend} ranks=${status.ranks} />`}>
+          ${grid}
+          ${rank !== null && html`<${Rank} key=${rank} training=${training} rank=${rank} close=${() => setRank(null)} />`}
+        <//>
+        <${Card} title="Log" aside=${html`<label>Rank <input type="number" min="0" placeholder="all" value=${shown}
+            onInput=${(event) => setShown(event.target.value)} /></label>`}>
+          <${Log} training=${metadata} rank=${shown === "" ? null : Number(shown)} label="Log" />
+        <//>
+      </div>
+      <div>
+        <${Timeline} events=${events} />
+        <${Card} title="Conditions"><ul class="conditions">
+          ${status.conditions.map((one) => html`<li key=${one.type} class=${isWorry(one) ? "worry" : ""}>
+            <${Icon} name=${isWorry(one) ? "lost" : "succeeded"} />
+            <div><b>${one.type}</b> is ${one.status} <i>for ${since(one.lastTransitionTime)}</i><p>${one.message}</p></div>
+          </li>`)}
+          ${status.conditions.length === 0 && html`<li class="quiet">None yet.</li>`}
+        </ul><//>
+      </div>
+    </div>`;
+}
+
+const program = (spec) => (spec.command ?? [spec.script ?? `-m ${spec.module}`]).concat(spec.args).join(" ");
+
+function took({ startedAt, finishedAt }) {
+  if (!startedAt) return "–";
+  return age((finishedAt ? Date.parse(finishedAt) : now()) - Date.parse(startedAt));
+}
+
+function useExplanation(metadata, news) {
+  const [found, set] = useState(null);
+  useRepeated(async (signal) => set(await ask(trainingPath(metadata, "/explain"), { signal })), 0, news);
+  return found;
+}
+
+/** The journal: all of it once, then what is new. What follows a change by a moment is found by looking again. */
+function useEvents(metadata, news) {
+  const [events, set] = useState([]);
+  const last = useRef(0);
+  useRepeated(async (signal) => {
+    const { items } = await ask(trainingPath(metadata, `/events?after=${last.current}`), { signal });
+    if (items.length === 0) return;
+    last.current = items.at(-1).id;
+    set((before) => [...before, ...items]);
+  }, 2000, news);
+  return events;
+}
+
+// Ranks -------------------------------------------------------------------------------------------
+
+const STATES = ["starting", "running", "stopping", "succeeded", "failed", "lost"];
+
+const Legend = ({ ranks }) => html`<span class="legend">
+  ${STATES.filter((state) => ranks.some((one) => one.phase === state)).map((state) => html`<span key=${state} class=${`is-${state}`}>
+    <${Icon} name=${state} />${count(ranks.filter((one) => one.phase === state).length)} ${state}</span>`)}
+</span>`;
+
+const MOST_NAMED = 64; // ranks that are shown with the name of their worker
+const MOST_CELLS = 2000; // beyond them, ranks that run are left out first
+
+function Ranks({ training, chosen, choose }) {
+  const { ranks: all, spares } = training.status;
+  const ranks = all.length <= MOST_CELLS ? all
+    : [...all].sort((one, other) => (one.phase === "running") - (other.phase === "running")).slice(0, MOST_CELLS);
+  const grid = useRef();
+  const fresh = useNewcomers(ranks);
+  if (ranks.length === 0 && spares.ready === 0) return html`<p class="quiet">No ranks yet: ${reasonOf(training)}.</p>`;
+  const move = (event) => {
+    const cells = [...grid.current.querySelectorAll("button")];
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: perLine(cells), ArrowUp: -perLine(cells) }[event.key];
+    const next = step && cells[cells.indexOf(document.activeElement) + step];
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  };
+  const named = ranks.length <= MOST_NAMED;
+  return html`<div ref=${grid} class=${`ranks ${named ? "named" : ""}`} role="group" aria-label="Ranks" onKeyDown=${move}>
+    ${ranks.map((one) => html`<button key=${one.rank} class=${`rank is-${one.phase} ${fresh.has(one.rank) ? "fresh" : ""}`}
+        tabindex=${one.rank === (chosen ?? ranks[0].rank) ? 0 : -1} aria-pressed=${one.rank === chosen}
+        aria-label=${`Rank ${one.rank}: ${one.phase} on ${one.worker}`} title=${`${one.phase} on ${one.worker}`}
+        onClick=${() => choose(one.rank === chosen ? null : one.rank)}>
+      <${Icon} name=${one.phase} /><b>${one.rank}</b>${named && html`<i>${shortened(one.worker, training)}</i>`}
+    </button>`)}
+    ${Array.from({ length: Math.max(spares.ready, spares.target) }, (_, at) => html`<span key=${`spare-${at}`}
+        class=${`rank spare ${at < spares.ready ? "" : "missing"}`} role="img"
+        aria-label=${at < spares.ready ? "A spare is ready" : "A spare is missing"}>
+      <${Icon} name="spare" />${named && html`<i>${at < spares.ready ? "spare" : "no spare"}</i>`}</span>`)}
+  </div>
+  ${ranks.length < all.length && html`<p class="quiet">${count(ranks.length)} of ${plural(all.length, "rank")}, those that do not run first.</p>`}`;
+}
+
+/** The name of a worker without that of its training, which is above. */
+const shortened = (worker, { metadata }) => worker.startsWith(`${metadata.name}-`) ? `worker ${worker.slice(metadata.name.length + 1)}` : worker;
+
+const perLine = (cells) => cells.filter((cell) => cell.offsetTop === cells[0].offsetTop).length;
+
+/** Ranks that another worker has taken over a moment ago. */
+function useNewcomers(ranks) {
+  const known = useRef(new Map());
+  const since = useRef(new Map());
+  for (const { rank, worker } of ranks) {
+    if (known.current.has(rank) && known.current.get(rank) !== worker) since.current.set(rank, Date.now());
+    known.current.set(rank, worker);
+  }
+  return new Set([...since.current].filter(([, at]) => Date.now() - at < 15000).map(([rank]) => rank));
+}
+
+function Rank({ training, rank, close }) {
+  const { metadata, status } = training;
+  const one = status.ranks.find((other) => other.rank === rank);
+  const exit = (status.rankExits ?? []).find((other) => other.rank === rank);
+  return html`<div class="panel" role="region" aria-label=${`Rank ${rank}`}>
+    <header><h3>Rank ${rank}</h3><button class="plain" onClick=${close}>Close</button></header>
+    ${one && html`<dl class="facts">
+      <${Fact} name="State"><span class=${`phase is-${one.phase}`}><${Icon} name=${one.phase} />${one.phase}</span><//>
+      <${Fact} name="Worker">${one.worker}<//>
+      <${Fact} name="Node">${one.node || "–"}<//>
+      <${Fact} name="Round">${count(one.round)}<//>
+      <${Fact} name="Step">${count(one.step)}<//>
+      <${Fact} name="Started">${moment(one.startedAt)}<//>
+    </dl>`}
+    <p class="exit">${exit ? exitWords(exit) : "It has not exited."}</p>
+    ${exit?.stderrTail.length > 0 && html`<pre class="tail" tabindex="0" role="region" aria-label=${`Last words of rank ${rank}`}>${
+      exit.stderrTail.join("\n")}</pre>`}
+    <${Log} training=${metadata} rank=${rank} tail=${50} label=${`Log of rank ${rank}`} />
+  </div>`;
+}
+
+function exitWords({ exitCode, signal, terminationReason, worker, round, finishedAt }) {
+  const code = (exitCode ?? null) === null ? "an exit code that nobody saw" : `exit code ${exitCode}`;
+  const why = terminationReason === `Exit ${exitCode}` ? "" : `: ${terminationReason}`;
+  return `It ended with ${code}${signal ? ` (${signal})` : ""}${why}, on ${worker} in round ${round}, ${moment(finishedAt)}.`;
+}
+
+// Timeline ----------------------------------------------------------------------------------------
+
+const ENTRIES = 60;
+
+function Timeline({ events }) {
+  const [all, setAll] = useState(false);
+  const [most, setMost] = useState(ENTRIES);
+  const entries = events.flatMap(entriesOf).filter((one) => all || one.warning || one.kind !== "other").reverse();
+  return html`<${Card} title="Timeline" aside=${html`<label><input type="checkbox" checked=${all}
+      onChange=${(event) => setAll(event.target.checked)} /> Everything</label>`}>
+    <ol class="timeline" tabindex="0" aria-label="Timeline" aria-live="polite" aria-relevant="additions">
+      ${entries.slice(0, most).map((one) => html`<li key=${one.key} class=${`of-${one.kind} ${one.warning ? "worry" : ""}`}>
+        <span class="dot"><${Icon} name=${one.kind} /></span>
+        <div><b>${one.title}</b> <time datetime=${one.at} title=${moment(one.at)}>${clock(one.at)}</time><p>${one.text}</p></div>
+      </li>`)}
+    </ol>
+    ${entries.length > most && html`<button class="plain" onClick=${() => setMost(most * 4)}>Show older (${count(entries.length - most)})</button>`}
+    ${entries.length === 0 && html`<p class="quiet">Nothing has happened yet.</p>`}
+  <//>`;
+}
+
+// Orders ------------------------------------------------------------------------------------------
+
+export const mayWrite = (who, namespace) => who.role === "admin" ||
+  (who.role === "editor" && (who.namespaces.includes("*") || who.namespaces.includes(namespace)));
+
+function Orders({ training, who }) {
+  const [open, setOpen] = useState(null);
+  const { metadata } = training;
+  if (!mayWrite(who, metadata.namespace)) return null;
+  const send = (method, tail, body) => ask(trainingPath(metadata, tail), { method, body, headers: { "X-Muster-Uid": metadata.uid } });
+  const close = () => setOpen(null);
+  const Asked = { scale: Scale, cancel: Cancel, delete: Delete }[open];
+  return html`<div class="orders">
+    ${!isOver(training) && html`<button onClick=${() => setOpen("scale")}>Scale</button>
+      <button onClick=${() => setOpen("cancel")} disabled=${Boolean(training.spec.cancel)}>Cancel</button>`}
+    <button class="danger" onClick=${() => setOpen("delete")} disabled=${Boolean(metadata.deletionTimestamp)}>Delete</button>
+    ${Asked && html`<${Asked} training=${training} send=${send} close=${close} />`}
+  </div>`;
+}
+
+function Scale({ training, send, close }) {
+  const { min, target, max } = training.spec.worldSize;
+  const [wanted, setWanted] = useState(target);
+  const input = useRef();
+  useEffect(() => input.current.select(), []);
+  return html`<${Dialog} title=${`Scale ${training.metadata.name}`} action="Scale" close=${close}
+      run=${() => send("POST", "/scale", { target: Number(wanted) })}>
+    <p>It trains with ${plural(training.status.worldSize.ready, "worker")} now; ${min} to ${max} are allowed. Its ranks start a new round with
+      the new size.</p>
+    <label class="field">Workers <input ref=${input} type="number" min=${min} max=${max} required value=${wanted}
+      onInput=${(event) => setWanted(event.target.value)} /></label>
+  <//>`;
+}
+
+const Cancel = ({ training, send, close }) => html`<${Dialog} title=${`Cancel ${training.metadata.name}?`} action="Cancel training"
+    kind="danger" keep="Keep it running" close=${close} run=${() => send("POST", "/cancel")}>
+  <p>Its ranks are stopped within ${training.spec.stopGraceSeconds} s. It cannot be started again; its logs and history stay.</p>
+<//>`;
+
+const Delete = ({ training, send, close }) => html`<${Dialog} title=${`Delete ${training.metadata.name}?`} action="Delete training"
+    kind="danger" keep="Keep it" close=${close} run=${() => send("DELETE", "")}>
+  <p>${isOver(training) ? "" : "Its ranks are stopped. "}The training and its logs are removed; what it used is still counted.</p>
+<//>`;

@@ -1,0 +1,322 @@
+"""The page in a real browser, over a real control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx2
+import pytest
+from playwright.sync_api import expect
+
+from muster import DistributedTraining
+from muster.ports import Write
+from muster.server.auth import Role, Tokens
+from muster.store.sqlite import SqliteStore
+from muster.types.training import Outcome, Status, Training
+from tests.fleet import PROGRAMS, free_port
+from tests.plane import Plane
+from tests.training_builders import a_training
+from tests.web.pages import Visitor
+
+STEPPER = str(PROGRAMS / "stepper.py")
+ONE = "#/trainings/default/demo"
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[Plane]:
+    """A control plane that comes back at the same address after a crash."""
+    made = Plane(tmp_path)
+    made.port = free_port()
+    yield made
+    made.close()
+
+
+def serve(plane: Plane, **env: str) -> None:
+    plane.serve("--listen", f"127.0.0.1:{plane.port}", **env)
+
+
+def stepping(plane: Plane, name: str = "demo", *words: str, spares: int = 1) -> DistributedTraining:
+    return plane.train(name, script=STEPPER, args=list(words), world=(2, 2, 4), spares=spares)
+
+
+def token_of(plane: Plane, name: str, role: Role) -> str:
+    return Tokens(plane.home).create(name, role)
+
+
+def test_nothing_yet_says_what_to_run_and_a_wrong_token_is_told(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    page = visitor.page
+    page.goto(plane.url)
+    page.get_by_label("Token").wait_for()
+    visitor.picture("sign-in")
+    assert visitor.faults() == []
+    visitor.may_fail = True  # the browser notes the 401
+    page.get_by_label("Token").fill("mst_wrong")
+    visitor.button("Sign in").click()
+    visitor.see("the token is not known here")
+    visitor.may_fail = False
+    visitor.sign_in(plane.url, plane.api_token)
+    visitor.see("muster run train.py --name first --workers 2 --spares 1")
+    assert visitor.faults() == []
+    visitor.picture("empty")
+    for view, text in (("#/pool", "MUSTER_POOL_GPUS=0,1,2,3 muster server start"), ("#/usage", "Nothing was used")):
+        visitor.go(view)
+        visitor.see(text)
+    page.reload()  # the token is kept for the tab
+    visitor.see("Nothing was used")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # "Skip to the content" is the first stop
+    assert page.evaluate("document.activeElement.id") == "main"
+    visitor.button("Sign out").click()
+    page.get_by_label("Token").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_killed_worker_is_seen_with_its_reason_and_its_successor_without_a_reload(
+    plane: Plane, visitor: Visitor
+) -> None:
+    serve(plane)
+    visitor.sign_in(plane.url, plane.api_token)
+    page = visitor.page
+    page.evaluate("window.notReloaded = true")
+    training = stepping(plane, "demo", "0.02")
+    failed = plane.train("sweep", script=STEPPER, args=["0.01", "5", "3"], world=(1, 1, 1), max_restarts=0)
+    training.wait_until_target_world(timeout=30)
+    row = page.get_by_role("row").filter(has_text="demo")
+    expect(row).to_contain_text("ready")
+    expect(row.get_by_role("img", name="2 of 2 workers ready, 2 to 4 allowed, 1 of 1 spares ready")).to_be_visible()
+    expect(row).to_contain_text("2 of 2 workers train")
+    expect(page.get_by_role("row").filter(has_text="sweep")).to_contain_text("rank 0 on sweep-0: Exit 3 in round 0")
+    visitor.picture("trainings")
+    assert visitor.faults() == []
+
+    page.get_by_role("link", name="demo").click()
+    visitor.card("Log").get_by_text("step 10 loss").first.wait_for()
+    training.refresh()
+    seated = [rank.worker for rank in training.ranks]
+    (spare,) = {"demo-0", "demo-1", "demo-2"} - set(seated)
+    plane.kill_worker(seated[1])
+    why = re.compile(f"^lost {seated[1]}: its (connection closed|guard ended its ranks)$")  # whichever is heard first
+    visitor.card("Timeline").get_by_text(why).wait_for()
+    visitor.card("Timeline").get_by_text("Spare promoted").wait_for()
+    visitor.card("Timeline").get_by_text(f"{spare} takes rank 1", exact=True).wait_for()
+    page.get_by_role("button", name=f"Rank 1: running on {spare}").wait_for()
+    visitor.see("demo is ready: 2 of 2 workers train in round 1.")
+    expect(page.get_by_role("definition").filter(has_text="/s")).to_be_visible()  # steps per second
+    assert page.evaluate("window.notReloaded")
+
+    page.get_by_role("button", name="Rank 1:").click()
+    visitor.card("Rank 1").get_by_text("begins round 1").wait_for()
+    expect(visitor.card("Rank 1")).to_contain_text("It has not exited.")
+    visitor.card("Log").get_by_label("Rank").fill("0")
+    expect(visitor.card("Log").get_by_role("log")).to_contain_text("rank 0 of 2 begins round 1")
+    visitor.picture("training")
+    assert visitor.faults() == []
+
+    assert failed.namespace == "default"
+    visitor.go("#/trainings/default/sweep")
+    visitor.see("sweep failed")
+    page.get_by_role("button", name="Rank 0: failed").press("Enter")
+    expect(visitor.card("Rank 0")).to_contain_text("It ended with exit code 3")
+    visitor.card("Rank 0").get_by_text("rank 0 ends at step 5").first.wait_for()
+    visitor.picture("failed")
+    assert visitor.faults() == []
+
+
+def test_scale_cancel_and_delete_through_the_page(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    training = stepping(plane)
+    training.wait_until_target_world(timeout=30)
+    visitor.sign_in(plane.url, token_of(plane, "eddy", "editor"), ONE)
+    page = visitor.page
+    visitor.button("Scale").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Workers").fill("3")
+    visitor.picture("scale")
+    assert visitor.faults() == []
+    dialog.get_by_role("button", name="Scale").click()
+    dialog.wait_for(state="detached")
+    visitor.card("Timeline").get_by_text("eddy asked for 3 workers instead of 2").wait_for()
+    page.get_by_role("img", name="3 of 3 workers ready, 2 to 4 allowed").first.wait_for()
+    training.refresh()
+    assert training.world.target == 3
+
+    visitor.button("Cancel").click()
+    dialog.get_by_role("button", name="Keep it running").click()
+    dialog.wait_for(state="detached")
+    visitor.button("Cancel").press("Enter")
+    dialog.wait_for()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    assert page.evaluate("document.activeElement.textContent") == "Cancel"
+    page.keyboard.press("Enter")
+    dialog.get_by_role("button", name="Cancel training").press("Enter")
+    visitor.see("demo was cancelled")
+    expect(visitor.button("Scale")).to_have_count(0)
+    training.refresh()
+    assert training.phase == "cancelled"
+
+    visitor.button("Delete").click()
+    dialog.get_by_role("button", name="Delete training").click()
+    visitor.see("It was deleted")
+    visitor.go("#/usage")
+    visitor.card("By training").get_by_text("demo").first.wait_for()
+    visitor.picture("usage")
+    assert visitor.faults() == []
+
+
+def test_a_viewer_sees_no_button_and_cannot_act_by_a_forged_request(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    training = stepping(plane, spares=0)
+    training.wait_until_target_world(timeout=30)
+    token = token_of(plane, "vera", "viewer")
+    visitor.sign_in(plane.url, token, ONE)
+    visitor.see("demo is ready")
+    for name in ("Scale", "Cancel", "Delete"):
+        expect(visitor.button(name)).to_have_count(0)
+    visitor.may_fail = True
+    forged = """async token => (await fetch("/v1/namespaces/default/trainings/demo/cancel", {
+        method: "POST", headers: { Authorization: `Bearer ${token}` } })).status"""
+    assert visitor.page.evaluate(forged, token) == 403
+    address = f"{plane.url}/v1/namespaces/default/trainings/demo"
+    foreign = {"Authorization": f"Bearer {plane.api_token}", "Origin": "https://elsewhere.example"}
+    assert httpx2.delete(address, headers=foreign).status_code == 403
+    training.refresh()
+    assert training.training.spec.cancel is None
+    assert training.phase == "ready"
+    Tokens(plane.home).revoke("vera")
+    training.scale(3)  # the next change is not told to a token that was revoked
+    visitor.see("the token is not known here")
+
+
+def test_the_banner_says_when_the_control_plane_is_away_and_goes_when_it_is_back(
+    plane: Plane, visitor: Visitor
+) -> None:
+    serve(plane)
+    training = stepping(plane)
+    training.wait_until_target_world(timeout=30)
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+    page = visitor.page
+    visitor.see("demo is ready")
+    page.evaluate("window.notReloaded = true")
+    visitor.may_fail = True  # the browser notes each connection that is refused
+    plane.crash()
+    visitor.see("Disconnected.")
+    visitor.picture("disconnected")
+    assert visitor.faults() == []
+    serve(plane)
+    page.get_by_text("Disconnected.").wait_for(state="detached")
+    training.scale(3)
+    page.get_by_role("img", name="3 of 3 workers ready").first.wait_for()
+    visitor.card("Log").get_by_text("begins round 1").first.wait_for()
+    assert page.evaluate("window.notReloaded")
+
+
+def test_a_hidden_page_keeps_no_connection_and_catches_up_when_it_is_seen(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    training = stepping(plane, spares=0)
+    training.wait_until_target_world(timeout=30)
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+    visitor.see("demo is ready")
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    visitor.page.evaluate(hide, True)
+    training.scale(3)
+    training.wait_until_target_world(timeout=30)
+    expect(visitor.page.get_by_role("img", name="2 of 2 workers ready").first).to_be_visible()
+    expect(visitor.page.get_by_text("Disconnected.")).to_have_count(0)
+    visitor.page.evaluate(hide, False)
+    visitor.page.get_by_role("img", name="3 of 3 workers ready").first.wait_for()
+
+
+def test_the_pool_shows_lanes_shares_and_waits(plane: Plane, visitor: Visitor) -> None:
+    serve(plane, MUSTER_POOL_GPUS="0,1,2,3")
+    sharer = (str(PROGRAMS / "sharer.py"), plane.url)
+    env = {"MUSTER_TOKEN": plane.api_token}
+    visitor.sign_in(plane.url, plane.api_token, "#/pool")
+    visitor.see("Nobody takes part now.")
+    for name in ("alpha", "beta"):
+        plane.start(sys.executable, *sharer, name, "0,1", "0,1,2,3", "30", **env)
+    shares = visitor.card("Shares")
+    for name in ("alpha", "beta"):
+        shares.get_by_text(name).wait_for()
+    shares.get_by_role("img", name="due").first.wait_for()
+    visitor.card("Decisions").get_by_text("due bundles").first.wait_for()
+    lanes = visitor.card("GPUs").locator("svg")
+    lanes.locator("title").filter(has_text="alpha train").first.wait_for(state="attached")
+    lanes.locator("title").filter(has_text="beta generating").first.wait_for(state="attached")
+    visitor.card("GPUs").get_by_text("What each GPU does now").click()
+    visitor.card("GPUs").get_by_role("listitem").filter(has_text="GPU 3: ").wait_for()
+    visitor.picture("pool")
+    assert visitor.faults() == []
+
+
+# A thousand ----------------------------------------------------------------------------------------
+
+MANY = 1000
+FRAMES = 60
+_SCROLL = """async frames => {
+    const most = document.documentElement.scrollHeight;
+    let rows = 0;
+    for (let at = 0; at < frames; at++) {
+        scrollTo(0, (most * at) / frames);
+        await new Promise(requestAnimationFrame);
+        rows = Math.max(rows, document.querySelectorAll("[role=row]").length);
+    }
+    return rows;
+}"""
+
+
+def test_a_thousand_rows_stay_smooth_and_change_live(plane: Plane, visitor: Visitor) -> None:
+    plane.home.mkdir()
+    filling = threading.Thread(target=lambda: asyncio.run(fill(plane.home / "muster.db")))  # this one has a loop
+    filling.start()
+    filling.join()
+    serve(plane)
+    page = visitor.page
+    visitor.sign_in(plane.url, plane.api_token)
+    visitor.see("old-0000")
+    expect(page.get_by_role("table")).to_have_attribute("aria-rowcount", str(MANY + 1))
+    with visitor.working() as work:
+        rows = page.evaluate(_SCROLL, FRAMES)
+    assert work.seconds / FRAMES < 0.040  # every frame shows other rows, which is worse than any wheel
+    assert rows < 60
+    visitor.see("old-0999")
+    page.evaluate("scrollTo(0, 0)")
+    stepping(plane, "alive", spares=0)
+    expect(page.get_by_role("row").nth(1)).to_contain_text("alive")  # what runs comes first
+    expect(page.get_by_role("row").nth(1)).to_contain_text("ready")
+    page.get_by_role("searchbox").fill("old-0777")
+    expect(page.get_by_role("table")).to_have_attribute("aria-rowcount", "2")
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("button", name="ready").click()
+    expect(page.get_by_role("table")).to_have_attribute("aria-rowcount", "2")
+    page.get_by_role("button", name="All").click()
+    page.get_by_role("link", name="old-0000").focus()
+    for _ in range(40):  # the keyboard reaches rows that did not exist
+        page.keyboard.press("Tab")
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert page.evaluate("document.activeElement.textContent") == "old-0040"
+    visitor.picture("thousand")
+    assert visitor.faults() == []
+
+
+async def fill(path: Path) -> None:
+    store = SqliteStore.open(path, synchronous="NORMAL")
+    await asyncio.gather(*(store.write(Write(put=old(index), expect=0)) for index in range(MANY)))
+    await store.close()
+
+
+def old(index: int) -> Training:
+    now = datetime.now(UTC)
+    outcome = Outcome("failed", "RankFailed", f"rank {index % 8} on worker {index}: Exit 1", None, now)
+    status = Status(1, "failed", round=index % 5, restarts=index % 3, rank_exits=(), outcome=outcome, finished_at=now)
+    return a_training(f"old-{index:04}", uid=f"uid-{index}", status=status, world=(2, 4, 8))
