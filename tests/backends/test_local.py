@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from muster.backends.local import gpus, logs, processes, render
 from muster.ports import LogQuery
 from muster.types.training import Mesh, Training
+from tests.fleet import eventually
 from tests.training_builders import a_training
 
 
@@ -115,7 +116,8 @@ def test_a_process_is_found_by_words_of_its_command_line() -> None:
     mark = f"mark-{os.getpid()}"
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--name", mark, "x"])
     try:
-        assert processes.find("--name", mark) == child.pid
+        # Just after it was started a process has no command line yet.
+        eventually(lambda: processes.find("--name", mark) == child.pid, "it is found")
         assert processes.find("--name", f"{mark}-other") is None
     finally:
         child.kill()
