@@ -35,7 +35,7 @@ def demo(folder: str) -> int:
     say("submit a training of two workers and a spare")
     training = muster.distributed(
         script=TRAIN,
-        args=[f"{folder}/checkpoint.pt", "--steps", "240"],
+        args=[f"{folder}/checkpoint.pt", "--steps", "400"],
         name="demo",
         world_size=WorldSize(min=2, target=2, max=3),
         spares=1,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import httpx2
+import pytest
 
 import muster
-from tests.plane import Plane
+from tests.fleet import eventually
+from tests.plane import Plane, fresh
 
 WATCHERS = 200
 
@@ -29,6 +32,19 @@ def test_a_watch_is_resumed_after_the_control_plane_died(plane: Plane) -> None:
             break
     assert versions == sorted(set(versions)), "in order, nothing twice"
     plane.go()
+
+
+def test_the_first_step_of_a_rank_is_shown_soon(plane: Plane) -> None:
+    """It came with the next look at the training, which may be ten seconds later."""
+    stepper = str(Path(__file__).parents[1] / "programs" / "stepper.py")
+    training = plane.train(world=(1, 1, 1), script=stepper)
+    training.wait_until_target_world(timeout=30)
+    begun = time.monotonic()
+    eventually(lambda: any(rank.step for rank in fresh(training).ranks), "its step is shown")
+    assert time.monotonic() - begun < 5
+    training.cancel()
+    with pytest.raises(muster.TrainingCancelled):
+        training.wait(timeout=30)
 
 
 def test_a_version_that_is_unknown_here_is_gone(plane: Plane) -> None:

@@ -48,6 +48,7 @@ class Desk(Reception):
         self.on_decision: Callable[[rolls.Roll, rolls.Decision, rolls.Roll], None] | None = None
         self._renewed: bytes | None = None
         self.released = False  # a round, whose frames are in the outbox
+        self.first_steps = False  # a rank of this round has told its step for the first time
 
     @classmethod
     def from_record(cls, run_id: RunId, record: Mapping[str, Any], now: float, *, directed: bool = False) -> Desk:
@@ -143,7 +144,9 @@ class Desk(Reception):
         assert self.roll is not None
         if steps := frame.get("steps"):
             marks = [(int(rank), Progress(int(step), now - float(age))) for rank, step, age in steps]
+            known = len(self.roll.round.progress) if self.roll.round else 0
             self.roll = register.advanced(self.roll, member_id, integer(frame, "round"), marks)
+            self.first_steps |= self.roll.round is not None and len(self.roll.round.progress) > known
         if visitor.told_reason != self.reason:
             visitor.told_reason = self.reason
             self._send(peer, "renewed", reason=self.reason)

@@ -169,7 +169,8 @@ class Coordinator:
         try:
             if (desk := self._desk_of.get(channel)) is not None:
                 desk.hear(channel, frame, asyncio.get_running_loop().time())
-                if frame["type"] != "renew":
+                if frame["type"] != "renew" or desk.first_steps:
+                    desk.first_steps = False
                     self.touch(desk)
                 elif desk.outbox:
                     self._flush(desk)
