@@ -322,8 +322,15 @@ def _kubeflow() -> object:
         "n = c.train(runtime=c.get_runtime('torch-distributed'), trainer=t)\n"
         "c.wait_for_job_status(n, timeout=170)\n"
     )
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        script = Path(folder) / "job.py"  # it reads the function's source from its file
+        script.write_text(code)
+        return _kubeflow_job(script)
+
+
+def _kubeflow_job(script: Path) -> object:
     try:
-        return _timed("timeout", "180", sys.executable, "-c", code, PYTHONPATH=str(PEERS))
+        return _timed("timeout", "180", sys.executable, str(script), PYTHONPATH=str(PEERS))
     except subprocess.CalledProcessError as error:
         return f"fails ({error.stderr.decode(errors='replace').strip().splitlines()[-1:]})"
 

@@ -120,6 +120,8 @@ def _operation(operation: Operation, links: Schema) -> Schema:
         for status, answer in operation.answers.items()
     }
     refusals = {*operation.refusals, 500, 503} | (set() if operation.open else {401})
+    if "{" in operation.path:
+        refusals.add(404)  # whatever cannot be a name leads nowhere
     answers |= {str(status): _answer(Answer(_REFUSALS[status], "Error")) for status in sorted(refusals)}
     shown: Schema = {"operationId": operation.name, "summary": operation.summary, "responses": answers}
     shown["security"] = [] if operation.open else [{"bearer": []}]
