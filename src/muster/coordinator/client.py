@@ -63,6 +63,7 @@ class Link:
         self._version = version
         self._channel: Channel | None = None
         self._welcomed = False
+        self._unsaid: list[tuple[str, dict[str, Any]]] | None = None  # since a hello that has no welcome yet
         self.dead_at = -math.inf
         self.epoch = 0
         self.why_down = "not connected yet"
@@ -77,9 +78,15 @@ class Link:
         return 0.0 if self.down_since is None else asyncio.get_running_loop().time() - self.down_since
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """Send if the connection is up; what must not be lost is presented again in the next hello."""
+        """Send if the connection is up; what must not be lost is presented again in the next hello.
+
+        What comes up between a hello and its welcome was not in that hello: it is sent with the welcome.
+        """
         if self._channel is None or not self._welcomed:
-            return False
+            if self._unsaid is None:
+                return False
+            self._unsaid.append((kind, fields))
+            return True
         self._channel.send({"v": wire.show(self._version), "type": kind, "epoch": self.epoch, **fields})
         return True
 
@@ -98,7 +105,7 @@ class Link:
                 if self._welcomed:
                     attempt = 0
                     self._on_down(why)
-                self._welcomed = False
+                self._welcomed, self._unsaid = False, None
                 self.why_down = f"{wire.show_address(*address)}: {why}"
                 if self.down_since is None:
                     self.down_since = loop.time()
@@ -168,6 +175,7 @@ class Link:
         if self._token:
             hello["proof"] = wire.proof(self._token, str(challenge.get("nonce")), self._run_id, self._kind)
         channel.send(hello)
+        self._unsaid = []
 
     def _follow(self, frame: Frame, greeting: asyncio.Future[None]) -> None:
         self.epoch = max(self.epoch, int(frame.get("epoch") or 0))
@@ -177,6 +185,10 @@ class Link:
             self._welcomed = True
             self.down_since = None
         self._on_frame(frame)
+        if self._welcomed and self._unsaid is not None:
+            unsaid, self._unsaid = self._unsaid, None
+            for kind, fields in unsaid:
+                self.send(kind, **fields)
 
 
 def _why(error: OSError) -> str:
