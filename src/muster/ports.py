@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from muster import errors
@@ -183,7 +183,12 @@ class Backend(Protocol):
     def workers(self, uid: Uid) -> Sequence[Worker]:
         """All that were ever started for that training, oldest first."""
 
-    def capacity(self) -> Capacity: ...
+    @property
+    def patience(self) -> timedelta:
+        """How long a worker that runs may take to join its world."""
+
+    def capacity(self) -> Capacity | None:
+        """The GPUs to be given out; None where somebody else places workers, and says why one has to wait."""
 
     def plan(self, training: Training) -> Mapping[str, Any]:
         """What would be started, for a dry run."""
@@ -225,7 +230,7 @@ class Worlds(Protocol):
         """Order an outcome. It is proposed back through `look` and counts when it is confirmed."""
 
     def bury(self, uid: Uid, names: Sequence[str]) -> None:
-        """These workers are dead: a run that waits for them to come back need not."""
+        """These workers are dead, and so are their ranks: a run that waits for them need not."""
 
     def confirm(self, uid: Uid, outcome: Outcome) -> None:
         """The outcome is stored: tell the members."""

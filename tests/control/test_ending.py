@@ -140,6 +140,17 @@ def test_an_ended_training_refuses_orders_and_answers_edits_around_the_api_with_
     assert reasons(training).count("UDTerminalState") == 1
 
 
+def test_workers_of_a_training_that_is_removed_around_the_api_are_ended(plane: Plane) -> None:
+    training = plane.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=30)
+    with sqlite3.connect(plane.home / "muster.db") as database:
+        database.execute("DELETE FROM objects")
+    plane.no_worker_left()
+    logs = plane.home / "logs" / training.training.uid
+    eventually(lambda: not logs.exists(), "its logs are gone too", 10)
+    plane.train("demo", "exit=0", world=(1, 1, 1)).result(timeout=30)
+
+
 def test_a_timeout_of_zero_looks_once_and_tells_a_timeout_from_an_end(plane: Plane) -> None:
     training = plane.train(world=(1, 1, 1))
     with pytest.raises(WaitTimeout) as caught:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core.admission import Claim, Grant, admit
-from muster.types.training import Key, Uid
+from muster.core.admission import Claim, Grant, admit, backend_of
+from muster.types.training import Key, Spec, Uid
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -86,3 +87,18 @@ def test_a_lost_worker_is_replaced_before_anyone_new_comes_in() -> None:
     hurt = a_claim("hurt", 2, have=1, admitted=True, priority=-5)
     grants = granted([a_claim("new", 1, priority=5), hurt], 2)
     assert grants["hurt"].workers == 2 and not grants["new"].admitted
+
+
+@pytest.mark.parametrize(
+    ("named", "served", "meant"),
+    [
+        ("local", ["local"], "local"),
+        ("local", ["kube"], "kube"),
+        ("local", ["kube", "local"], "local"),
+        ("local", ["kube", "moon"], "local"),
+        ("moon", ["kube"], "moon"),
+        ("local", [], "local"),
+    ],
+)
+def test_who_did_not_choose_a_backend_means_the_only_one(named: str, served: list[str], meant: str) -> None:
+    assert backend_of(Spec(backend=named), served) == meant

@@ -98,6 +98,7 @@ def test_a_backend_that_is_not_served_is_a_problem() -> None:
     with pytest.raises(InvalidRequest) as caught:
         create(a_body(backend="moon"), backends={"local"})
     assert fields_of(caught) == {"spec.backend"}
+    assert create(a_body(), backends={"kube"}).training.spec.backend == "local", "the only one there is"
 
 
 def test_a_refusal_does_not_repeat_the_value_of_a_variable() -> None:

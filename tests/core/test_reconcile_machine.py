@@ -213,16 +213,16 @@ class TrainingLife(stateful.RuleBasedStateMachine):
                 self.roll = register.acknowledge(self.roll, member_id)
         self.settle()
 
-    @stateful.rule(which=st.integers(0, 5))
-    def a_worker_dies(self, which: int) -> None:
+    @stateful.rule(which=st.integers(0, 5), reason=st.sampled_from(["", "", "OOMKilled", "NodeLost", "Error"]))
+    def a_worker_dies(self, which: int, reason: str) -> None:
         alive = [worker for worker in self.workers.values() if worker.alive]
         if alive:
-            self.die(alive[which % len(alive)])
+            self.die(alive[which % len(alive)], reason)
 
-    def die(self, worker: Worker) -> None:
+    def die(self, worker: Worker, reason: str = "") -> None:
         if not worker.alive:
             return
-        self.workers[worker.name] = replace(worker, ended_at=self.now, exit_code=137)
+        self.workers[worker.name] = replace(worker, ended_at=self.now, exit_code=137, reason=reason)
         self.journal.append(self.stamped(Event(WORKER_EXITED, data={"worker": worker.name})))
         if self.roll is not None:
             self.roll = register.disconnected(self.roll, MemberId(worker.name), self.clock)
@@ -292,6 +292,9 @@ class TrainingLife(stateful.RuleBasedStateMachine):
         for rank, end in last.exits.items():
             assert exits[rank].exit_code == end.exit_code
             assert exits[rank].failed == end.failed or status.phase == "cancelled"
+        for rank, one in exits.items():
+            known = self.workers[one.worker].reason
+            assert rank in last.exits or one.termination_reason == (known or "NodeLost")
 
     @stateful.invariant()
     def terminal_phases_stay_and_generations_grow(self) -> None:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Pretender:
     asked: list[LogQuery] = field(default_factory=list)
     planned: list[Training] = field(default_factory=list)
     more: asyncio.Event = field(default_factory=asyncio.Event)
+    patience: timedelta = timedelta(seconds=90)
 
     def workers(self, uid: Uid) -> Sequence[Worker]:
         return (Worker("w-0", uid, "here", StoppedClock().now()),)

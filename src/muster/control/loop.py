@@ -7,6 +7,7 @@ at once more. Failures back off per training and never block the others. All dec
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 from collections.abc import Coroutine, Iterable, Mapping
@@ -17,6 +18,7 @@ from muster import errors
 from muster.control.observe import Observer
 from muster.control.publish import Publisher
 from muster.core import lifecycle, reconcile
+from muster.core.admission import backend_of
 from muster.core.reconcile import Plan
 from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write, insist
 from muster.types.event import Event
@@ -26,7 +28,7 @@ log = logging.getLogger("muster.control")
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 30.0
-STEP_WRITES_PER_S = 200  # steps alone are written at most this often, over all trainings
+STEP_WRITES_PER_S = 200.0  # steps alone are written at most this often, over all trainings
 ALIVE_EVERY_S = 5.0  # how exactly the end of a worker is known that died while nobody looked
 SCAN_CHUNK = 200  # ended trainings that are looked at before others get a turn, at the start
 TOKEN_KIND = "token"
@@ -45,13 +47,20 @@ class Loop:
         *,
         publisher: Publisher | None = None,
         delay_s: float = 0.0,
+        step_writes_per_s: float = STEP_WRITES_PER_S,
+        alive_every_s: float | None = ALIVE_EVERY_S,
     ) -> None:
-        """`delay_s` holds every look back by that long: it shows that no wait believes an old status."""
+        """`delay_s` holds every look back by that long: it shows that no wait believes an old status.
+
+        `alive_every_s` is None where something else tells that this process lives.
+        """
         self._store = store
         self._backends = backends
         self._worlds = worlds
         self._clock = clock
         self._delay_s = delay_s
+        self._alive_every_s = alive_every_s
+        self._step_writes_per_s = step_writes_per_s
         self._observer = Observer(backends, worlds, clock)
         self._publisher = publisher
         self._due: dict[Key, None] = {}
@@ -70,8 +79,9 @@ class Loop:
     def start(self) -> None:
         """Look at everything that lives, then at what has ended: it may be due for removal."""
         self._store.subscribe(self._changed)
-        ended = []
+        ended, uids = [], set()
         for stored in self._store.page(_EVERYTHING).items:
+            uids.add(stored.uid)
             if lifecycle.NEXT[stored.phase]:
                 self._observer.know(stored.training)
                 self.wake(stored.key)
@@ -80,7 +90,10 @@ class Loop:
         if self._publisher is not None:
             self._publisher.clean_up(but=self._observer.known())
         self._spawn(self._scan(ended))
-        self._spawn(self._stay_alive())
+        for uid in self._store.records(TOKEN_KIND).keys() - uids:
+            self._leave_behind(Uid(uid))  # it disappeared while nobody looked
+        if self._alive_every_s is not None:
+            self._spawn(self._stay_alive(self._alive_every_s))
 
     async def stop(self) -> None:
         """Finish what is being written; workers go on."""
@@ -115,7 +128,7 @@ class Loop:
                     self.wake(key)
             await asyncio.sleep(0)
 
-    async def _stay_alive(self) -> None:
+    async def _stay_alive(self, every_s: float) -> None:
         """Leave word of when this process was last alive, for whoever starts after it."""
         while True:
             at = self._clock.now().isoformat()
@@ -123,7 +136,7 @@ class Loop:
                 await self._store.write(Write(records=(Record(ALIVE_KIND, ALIVE_KEY, {"at": at}),), lazy=True))
             except errors.Unavailable as error:
                 log.warning("cannot tell that it lives: %s", error)
-            await asyncio.sleep(ALIVE_EVERY_S)
+            await asyncio.sleep(every_s)
 
     # What makes a training due
 
@@ -175,12 +188,43 @@ class Loop:
         if change.type == "DELETED":
             self._observer.forget(change.stored.training)
             self._failures.pop(change.stored.key, None)
+            self._leave_behind(change.stored.uid)
         else:
             self._observer.know(change.stored.training)
         self.wake(change.stored.key)
         gone = change.type == "DELETED" or change.stored.phase in TERMINAL
         if gone and change.stored.training.spec.resources.gpus:
             self._wake_waiting()  # it may have been the one before them
+
+    # What is left of a training that somebody removed around us
+
+    def _leave_behind(self, uid: Uid) -> None:
+        """Nothing is to do after our own removal."""
+        left = [backend for backend in self._backends.values() if backend.workers(uid)]
+        if left or self._worlds.look(uid) is not None or self._store.record(TOKEN_KIND, uid) is not None:
+            self._worlds.close(uid)
+            self._spawn(self._clear_up(uid, left))
+
+    async def _clear_up(self, uid: Uid, backends: Iterable[Backend]) -> None:
+        for attempt in itertools.count():
+            try:
+                if await self._cleared(uid, backends):
+                    return
+            except errors.MusterError as error:
+                log.warning("what is left of %s cannot be cleared up, trying again: %s", uid, _sentence(error))
+            await asyncio.sleep(_pause(attempt))
+
+    async def _cleared(self, uid: Uid, backends: Iterable[Backend]) -> bool:
+        """End its workers; once they are gone, forget them."""
+        for backend in backends:
+            for worker in backend.workers(uid):
+                if worker.alive:
+                    await backend.stop(uid, worker.name, why="its training is gone", kill=True)
+            if any(worker.alive for worker in backend.workers(uid)):
+                return False
+            await backend.forget(uid)
+        await self._store.write(Write(records=(Record(TOKEN_KIND, uid, None),), lazy=True))
+        return True
 
     # Handling
 
@@ -217,7 +261,7 @@ class Loop:
 
     def _back_off(self, key: Key, error: Exception) -> None:
         count, told = self._failures.get(key, (0, ""))
-        text = f"{type(error).__name__}: {error}"
+        text = _sentence(error)
         log.log(
             logging.WARNING if isinstance(error, errors.MusterError) else logging.ERROR,
             "%s: %s",
@@ -228,7 +272,7 @@ class Loop:
         if text != told and (stored := self._store.get(key)) is not None:
             self.story(stored.uid, Event("ReconcileFailed", f"{text}; trying again", "Warning"))
         self._failures[key] = (count + 1, text)
-        self._wake_in(key, min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(count, 20)))
+        self._wake_in(key, _pause(count))
 
     def _wake_in(self, key: Key, seconds: float) -> None:
         if (timer := self._timers.pop(key, None)) is not None:
@@ -274,18 +318,22 @@ class Loop:
                 case reconcile.StartWorker(name=name):
                     starts.append(name)
                 case reconcile.StopWorker(name=name, why=why, kill=kill):
-                    await self._backends[training.spec.backend].stop(training.uid, name, why=why, kill=kill)
+                    await self._backend(training).stop(training.uid, name, why=why, kill=kill)
                 case reconcile.Remove(why=why):
                     await self._remove(stored, why)
         if starts:
             await self._start_workers(training, starts)
 
+    def _backend(self, training: Training) -> Backend:
+        return self._backends[backend_of(training.spec, self._backends)]
+
     async def _start_workers(self, training: Training, names: list[str]) -> None:
-        backend, each = self._backends[training.spec.backend], training.spec.resources.gpus
+        backend, each = self._backend(training), training.spec.resources.gpus
         token = await self._token(training)
         begun = []
         for name in names:
-            free = backend.capacity().free
+            capacity = backend.capacity()
+            free = capacity.free if capacity is not None else tuple(range(each))
             if len(free) < each:
                 break  # somebody took them in between; the next look says who
             begun.append(asyncio.ensure_future(backend.start(training, name, free[:each], token)))
@@ -304,7 +352,8 @@ class Loop:
     async def _remove(self, stored: Stored, why: str) -> None:
         training = stored.training
         self._worlds.close(training.uid)
-        await self._backends[training.spec.backend].forget(training.uid)
+        if (backend := self._backends.get(backend_of(training.spec, self._backends))) is not None:
+            await backend.forget(training.uid)
         gone = Event("Deleted", why)
         token = Record(TOKEN_KIND, training.uid, None)
         await self._store.write(Write(delete=stored.key, expect=stored.version, events=(gone,), records=(token,)))
@@ -323,7 +372,18 @@ class Loop:
         await self._store.write(Write(put=put, expect=stored.version, events=plan.events, lazy=only_steps))
 
     def _step_interval(self) -> timedelta:
-        return max(reconcile.STEP_REFRESH, timedelta(seconds=self._observer.live / STEP_WRITES_PER_S))
+        return max(reconcile.STEP_REFRESH, timedelta(seconds=self._observer.live / self._step_writes_per_s))
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, in the words of whoever noticed, and what can be done about it."""
+    if not isinstance(error, errors.MusterError):
+        return f"{type(error).__name__}: {error}"
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def _pause(failures: int) -> float:
+    return float(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 20)))
 
 
 def _without_steps(status: Status) -> Status:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from muster.core.admission import Claim, Grant, admit
+from muster.core.admission import Claim, Grant, admit, backend_of
 from muster.core.truth import NOT_LOOKED_AT, Observed
 from muster.ports import Backend, Clock, Worlds
-from muster.types.training import Key, Training, Uid
+from muster.types.training import Key, Training, Uid, problems_of
 from muster.types.worker import Worker
-
-JOIN_PATIENCE = timedelta(seconds=90)  # a worker gives up by itself when it cannot join for a minute
 
 
 class Observer:
@@ -41,8 +39,10 @@ class Observer:
             self._ask_for(uid, None)
             return
         self._live.add(uid)
-        if training.spec.resources.gpus:
-            self._ask_for(uid, (training.spec.backend, _claim(training)))
+        name = backend_of(training.spec, self._backends)
+        backend = self._backends.get(name)
+        asks = training.spec.resources.gpus and backend is not None and backend.capacity() is not None
+        self._ask_for(uid, (name, _claim(training)) if asks else None)
 
     def forget(self, training: Training) -> None:
         uid = training.uid
@@ -74,7 +74,8 @@ class Observer:
         return [claim.key for _, claim in self._claims.values()]
 
     def look(self, training: Training) -> Observed:
-        backend = self._backends.get(training.spec.backend)
+        name = backend_of(training.spec, self._backends)
+        backend = self._backends.get(name)
         workers = tuple(backend.workers(training.uid)) if backend is not None else ()
         run = self._worlds.look(training.uid)
         return Observed(
@@ -82,28 +83,32 @@ class Observer:
             reason=run.reason if run is not None else "",
             confirmed=run.confirmed if run is not None else False,
             workers=workers,
-            absent_since=self._absences(training, workers),
-            grant=self._grant(training, backend),
+            absent_since=self._absences(training, backend, workers) if backend is not None else {},
+            grant=self._grant(training, name, backend),
+            backend=name,
         )
 
-    def _grant(self, training: Training, backend: Backend | None) -> Grant:
+    def _grant(self, training: Training, name: str, backend: Backend | None) -> Grant:
         spec = training.spec
         if backend is None:
             known = ", ".join(self._backends)
             return Grant(0, False, "UnknownBackend", f"there is no backend {spec.backend!r} here; there is: {known}")
+        capacity, wanted = backend.capacity(), spec.world_size.target + spec.spares
+        if capacity is None:
+            return Grant(wanted, True, "Admitted", "the cluster places its workers")
         if spec.resources.gpus == 0:
-            return Grant(spec.world_size.target + spec.spares, True, "Admitted", "it needs no GPU")
-        if spec.backend not in self._grants:
+            return Grant(wanted, True, "Admitted", "it needs no GPU")
+        if name not in self._grants:
             claims = [
                 replace(claim, have=have, admitted=claim.admitted or have > 0)
-                for name, claim in self._claims.values()
-                if name == spec.backend
+                for where, claim in self._claims.values()
+                if where == name
                 for have in [sum(worker.alive for worker in backend.workers(claim.uid))]
             ]
-            self._grants[spec.backend] = admit(claims, backend.capacity().gpus)
-        return self._grants[spec.backend].get(training.uid, NOT_LOOKED_AT)
+            self._grants[name] = admit(claims, capacity.gpus)
+        return self._grants[name].get(training.uid, NOT_LOOKED_AT)
 
-    def _absences(self, training: Training, workers: tuple[Worker, ...]) -> Mapping[str, datetime]:
+    def _absences(self, training: Training, backend: Backend, workers: tuple[Worker, ...]) -> Mapping[str, datetime]:
         """Since when a worker that runs, and should be known to the coordinator, has not been."""
         run = self._worlds.look(training.uid)
         if run is None or run.roll.recovery_until is not None or run.roll.outcome is not None:
@@ -113,8 +118,8 @@ class Observer:
         joined |= here
         absent, now = self._absent.setdefault(training.uid, {}), self._clock.now()
         for worker in workers:
-            late = worker.name in joined or now - worker.started_at > JOIN_PATIENCE
-            if worker.alive and worker.name not in here and late:
+            late = worker.name in joined or now - worker.started_at > backend.patience
+            if worker.alive and not worker.waiting and worker.name not in here and late:
                 absent.setdefault(worker.name, now)
             else:
                 absent.pop(worker.name, None)
@@ -122,10 +127,10 @@ class Observer:
 
 
 def _claim(training: Training) -> Claim:
-    """What a training asks for; one that is to end asks for nothing more."""
+    """What a training asks for; one that is to end, or that nothing follows from, asks for nothing more."""
     spec, created = training.spec, training.metadata.creation_timestamp
     assert created is not None
-    ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None
+    ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None or bool(problems_of(training))
     return Claim(
         key=training.key,
         uid=training.uid,

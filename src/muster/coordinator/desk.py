@@ -234,7 +234,7 @@ class Desk(Reception):
         self.roll = register.order(self.roll, outcome)
 
     def bury(self, names: Sequence[str]) -> None:
-        """Members that were killed while there was no coordinator: nothing of theirs runs any more."""
+        """Members that are dead, without a word of their own: nothing of theirs runs any more."""
         assert self.roll is not None
         for seat in self.roll.round.seats if self.roll.round is not None else ():
             if seat.name in names:

@@ -1,4 +1,4 @@
-"""Who may have GPUs now, and what the others wait for.
+"""Where does a training run, who may have GPUs now, and what do the others wait for?
 
 Order is priority, then age. Whoever is admitted keeps its place and may replace lost workers before anyone new
 comes in. One that waits holds back those behind it that want GPUs too, or it would never be served; one that asks
@@ -7,11 +7,13 @@ for more than there is at all holds back nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from muster.types.training import Key, Uid
+from muster.types.training import Key, Spec, Uid
+
+ANYWHERE = Spec().backend  # who did not choose runs wherever there is a choice of one
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Grant:
     admitted: bool
     reason: str
     message: str
+
+
+def backend_of(spec: Spec, served: Collection[str]) -> str:
+    """The name under which the backend is served that a spec means; its own word, if there is none."""
+    if spec.backend == ANYWHERE and len(served) == 1:
+        return next(iter(served))
+    return spec.backend
 
 
 def admit(claims: Iterable[Claim], gpus: int) -> Mapping[Uid, Grant]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from muster.core.admission import backend_of
 from muster.errors import Conflict, InvalidRequest, UDTerminalState, WorldSizeOutOfBounds
 from muster.types.codec import Invalid, Problem, camel, from_wire, to_wire
 from muster.types.event import Event
@@ -76,9 +77,14 @@ def created(
     training = _checked(wire, problems, backends)
     metadata = replace(training.metadata, uid=uid, generation=1, creation_timestamp=_stamp(now))
     size = training.spec.world_size
-    status = Status(world_size=WorldStatus(target=size.target, min=size.min, max=size.max, below_minimum=True))
-    made = replace(training, metadata=metadata, status=status)
+    made = replace(training, metadata=metadata, status=first_status(training.spec))
     return Edit(made, Event("Created", f"{actor} submitted it, for {size.target} workers", actor=actor))
+
+
+def first_status(spec: Spec) -> Status:
+    """What is true of a training that nobody has looked at yet."""
+    size = spec.world_size
+    return Status(world_size=WorldStatus(target=size.target, min=size.min, max=size.max, below_minimum=True))
 
 
 def _as_document(body: object) -> dict[str, Any]:
@@ -107,7 +113,7 @@ def _checked(wire: dict[str, Any], problems: list[Problem], backends: Collection
     rest = found or _what_can_be_read(wire, bad)
     if rest is not None:
         problems += [problem for problem in problems_of(rest) if not _follows_from(problem, bad)]
-        if backends is not None and rest.spec.backend not in backends:
+        if backends is not None and backend_of(rest.spec, backends) not in backends:
             known = ", ".join(sorted(backends)) or "none"
             problems.append(Problem("spec.backend", f"{rest.spec.backend!r} is not served here; known: {known}"))
     if problems or found is None:

@@ -16,9 +16,9 @@ from muster.types.training import Condition, Outcome, Training
 
 _EVENTS_SHOWN = 5
 _EXITS_SHOWN = 8
-_CONDITIONS = ("Admitted", "BelowMinimum", "Resizing", "TargetReached", "MeshReady", "DegradedMesh")
+_CONDITIONS = ("Valid", "Admitted", "BelowMinimum", "Resizing", "TargetReached", "MeshReady", "DegradedMesh")
 _BAD = {"Admitted": "False", "BelowMinimum": "True", "TargetReached": "False", "MeshReady": "False"}
-_BAD |= {"Resizing": "True", "DegradedMesh": "True"}
+_BAD |= {"Resizing": "True", "DegradedMesh": "True", "Valid": "False"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def _summary(training: Training, now: datetime) -> str:
         return f"{name} is being cancelled since {age}: its ranks are being stopped."
     if status.observed_generation == 0:
         return f"{name} was submitted; the control plane has not looked at it yet."
+    if training.generation <= status.observed_generation and _is_bad(valid := status.condition("Valid")):
+        return _sentence(f"{name} is {status.phase} and stays as it is", _message(valid))
     if _is_bad(admitted := status.condition("Admitted")):
         return _sentence(f"{name} is {status.phase}", _message(admitted))
     if status.phase == "pending":

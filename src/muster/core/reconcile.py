@@ -8,7 +8,7 @@ The stages, in the order in which they are asked about:
     ended      terminal: let the workers go, remove what is to be removed, answer edits with a warning
     closing    the outcome is stored: tell the workers, collect every exit, then one write of phase and exits
     proposed   the coordinator has come to an outcome: store it
-    live       as many workers as wanted, the right target, an honest status
+    live       as many workers as wanted, the right target, an honest status; of a spec that is invalid, the status only
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from muster.core import lifecycle, roll, truth
+from muster.core import exits, lifecycle, roll, truth
 from muster.core.truth import Observed
 from muster.types import world
 from muster.types.event import FINISHED, TERMINAL_EDIT, Event
-from muster.types.training import Outcome, RankExit, Spec, Status, Training
+from muster.types.training import Outcome, Spec, Status, Training, problems_of
 from muster.types.worker import Worker
 
 LEASE = timedelta(seconds=10)  # a control plane that swaps or waits for its disk for less disturbs nobody
@@ -72,7 +72,7 @@ class Confirm:
 
 @dataclass(frozen=True)
 class Bury:
-    """Workers that a coordinator which has just come back need not wait for: they are dead."""
+    """Workers that the coordinator need not wait for, neither to come back nor to end their ranks: they are dead."""
 
     names: tuple[str, ...]
 
@@ -162,6 +162,8 @@ def _ended(training: Training, seen: Observed, now: datetime) -> Plan:
         actions.append(Confirm(status.outcome))  # a coordinator that has just come back has told nobody yet
     if seen.roll is not None and seen.roll.holds_farewell:
         actions.append(LetGo())
+    # Who never ran has nobody in it that would leave.
+    actions += [StopWorker(one.name, "the training has ended") for one in alive if one.waiting and not one.stopping]
     overdue = [StopWorker(worker.name, "it did not leave by itself", kill=True) for worker in alive]
     wake = None
     if alive and now >= finished + LEAVE:
@@ -207,8 +209,8 @@ def _proposed(training: Training, seen: Observed, proposal: world.Outcome, now: 
     outcome = Outcome(
         state=proposal.state.value,
         reason=proposal.reason,
-        message=_one_line(proposal.message),
-        first_failure=_first_failure(seen, proposal),
+        message=_message(proposal, seen),
+        first_failure=exits.first_failure(training, seen, proposal, now),
         finished_at=now,
     )
     asked = _asked_to_end(training)
@@ -220,14 +222,11 @@ def _proposed(training: Training, seen: Observed, proposal: world.Outcome, now: 
     return Plan((), status, outcome.message, (event,))
 
 
-def _one_line(message: str) -> str:
-    """Without the rank's last words: they are the first failure's own."""
-    return message.partition("\n")[0].removesuffix("; its last stderr lines:")
-
-
-def _first_failure(seen: Observed, proposal: world.Outcome) -> RankExit | None:
-    first = proposal.first_failure
-    return None if first is None else truth.exit_of(first, proposal.state.value, None, seen.nodes)
+def _message(proposal: world.Outcome, seen: Observed) -> str:
+    """On one line, without the rank's last words; whom the platform lets wait is why too few are there."""
+    told = proposal.message.partition("\n")[0].removesuffix("; its last stderr lines:")
+    waits = truth.waits(seen) if proposal.reason == "below_minimum" else ""
+    return f"{told}; {waits}" if waits else told
 
 
 def _closing(training: Training, seen: Observed, outcome: Outcome, now: datetime) -> Plan:
@@ -263,7 +262,7 @@ def _finish(training: Training, seen: Observed, outcome: Outcome, now: datetime)
         status,
         world_size=size,
         spares=replace(status.spares, ready=0),
-        rank_exits=truth.exits(training, seen, outcome.state, now),
+        rank_exits=exits.collected(training, seen, outcome.state, now),
         outcome=outcome,
         ranks=truth.last_ranks(training, seen, now),
         finished_at=now,
@@ -282,34 +281,44 @@ def _finish(training: Training, seen: Observed, outcome: Outcome, now: datetime)
 
 
 def _live(training: Training, seen: Observed, now: datetime) -> Plan:
-    asked = _asked_to_end(training) or _overdue(training, now) or _cannot_start(seen)
+    invalid = bool(problems_of(training))
+    asked = _asked_to_end(training) or (None if invalid else _must_fail(training, seen, now))
     if asked is not None:
         return _end(training, seen, asked, now)
     status = truth.mirrored(training, seen, now)
-    events = truth.news(training, status)
+    events = truth.news(training, seen, status)
+    wake = now + STEP_REFRESH if any(rank.step is not None for rank in status.ranks) else None
+    keys = truth.mesh_keys(training, seen)
+    if invalid:  # what runs goes on as it was
+        return Plan((), status, "its spec is invalid", events, wake, keys)
+    wake = _sooner(wake, _deadline(training))
     if not seen.grant.admitted:
-        return Plan((), status, seen.grant.message, events, _deadline(training))
+        return Plan((), status, seen.grant.message, events, wake, keys)
+    talked = truth.wait_counts_at(seen)
+    wake = _sooner(wake, talked if talked is not None and talked > now else None)
     settings = settings_of(training.spec)
     actions: list[Action] = []
     if seen.roll is None or (seen.roll.settings, seen.roll.target) != (settings, settings.target):
         actions.append(OpenRun(settings, training.spec.world_size.target))
     if dead := _dead_and_awaited(seen):
         actions.append(Bury(dead))
-    workers, wake = _workers(training, seen, now)
+    workers, later = _workers(training, seen, now)
     actions += workers
-    if any(rank.step is not None for rank in status.ranks):
-        wake = _sooner(wake, now + STEP_REFRESH)
-    wake = _sooner(wake, _deadline(training))
-    keys = truth.mesh_keys(training, seen)
-    return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, wake, keys)
+    return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, _sooner(wake, later), keys)
 
 
 def _dead_and_awaited(seen: Observed) -> tuple[str, ...]:
+    """Those that have not come back; otherwise only whose ranks are gone too, once it is heard of no more."""
     last = seen.last_round
-    if last is None or seen.roll is None or seen.roll.recovery_until is None:
+    if last is None or seen.roll is None:
         return ()
-    ended = {worker.name for worker in seen.workers if not worker.alive}
-    return tuple(seat.name for seat in last.seats if seat.name in ended and seat.member_id not in last.gone)
+    recovers, here = seen.roll.recovery_until is not None, seen.roll.members
+    ended = {worker.name for worker in seen.workers if not worker.alive and (recovers or worker.cleared)}
+    return tuple(
+        seat.name
+        for seat in last.seats
+        if seat.name in ended and seat.member_id not in last.gone and (recovers or seat.member_id not in here)
+    )
 
 
 def _asked_to_end(training: Training) -> EndRun | None:
@@ -318,6 +327,10 @@ def _asked_to_end(training: Training) -> EndRun | None:
     if training.metadata.deletion_timestamp is not None:
         return EndRun(world.OutcomeState.CANCELLED, "deleted", "cancelled because it is being deleted")
     return None
+
+
+def _must_fail(training: Training, seen: Observed, now: datetime) -> EndRun | None:
+    return _overdue(training, now) or _cannot_start(seen) or _out_of_memory(training, seen)
 
 
 def _overdue(training: Training, now: datetime) -> EndRun | None:
@@ -344,13 +357,29 @@ def _cannot_start(seen: Observed) -> EndRun | None:
     return EndRun(world.OutcomeState.FAILED, "cannot_start", f"workers cannot start: {last.name}: {why}")
 
 
+def _out_of_memory(training: Training, seen: Observed) -> EndRun | None:
+    """A worker that is killed for memory fails as its ranks would alone: it costs a restart, and there may be none."""
+    killed = seen.killed_for_memory
+    used, allowed = seen.roll.restarts_used if seen.roll is not None else 0, training.spec.max_restarts
+    if not killed or used + len(killed) <= allowed:
+        return None
+    last, spent = killed[-1], f"{allowed} of {allowed} restarts used"
+    for seat in seen.last_round.seats if seen.last_round is not None else ():
+        if seat.name == last.name and seen.last_round is not None:
+            rank, number = seen.last_round.first_rank_of(seat.rank), seen.last_round.number
+            message = f"rank {rank} on {last.name}: {last.reason} in round {number}; {spent}"
+            return EndRun(world.OutcomeState.FAILED, "rank_failed", message)
+    message = f"worker {last.name}: exit_code={last.exit_code} reason={last.reason}; {spent}"
+    return EndRun(world.OutcomeState.FAILED, "rank_failed", message)
+
+
 def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Plan:
     """Through the coordinator if there is one; a training that never had one ends with a single write."""
     if seen.roll is not None:
-        settings = settings_of(training.spec)
+        settings = settings_of(truth.in_effect(training))
         actions: list[Action] = [OpenRun(settings, seen.roll.target)] if seen.roll.settings != settings else []
         status = truth.mirrored(training, seen, now)
-        return Plan((*actions, order), status, order.message, truth.news(training, status))
+        return Plan((*actions, order), status, order.message, truth.news(training, seen, status))
     outcome = Outcome(order.state.value, order.reason, order.message, None, now)
     return _finish(training, seen, outcome, now)
 
@@ -391,15 +420,16 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
 
 
 def _too_many(spec: Spec, seen: Observed, have: list[Worker], count: int) -> list[Action]:
-    """Only spares, and only while the world has its size: leaving the world is the coordinator's business."""
+    """Who does not run yet first. Then only spares, and only while the world has its size: leaving it is not ours."""
+    last_first = sorted(have, key=lambda worker: -_ordinal(worker.name))
+    waiting = [worker for worker in last_first if worker.waiting]
     current = seen.roll.running if seen.roll is not None else None
-    if seen.roll is None or current is None or current.world_size > spec.world_size.target:
-        return []
-    idle = {
-        member.name for member in seen.roll.members.values() if member.role in (world.Role.SPARE, world.Role.PARKED)
-    }
-    last_first = sorted((worker for worker in have if worker.name in idle), key=lambda one: -_ordinal(one.name))
-    return [StopWorker(worker.name, "there are more spares than wanted") for worker in last_first[:count]]
+    idle = set()
+    if seen.roll is not None and current is not None and current.world_size <= spec.world_size.target:
+        free = (world.Role.SPARE, world.Role.PARKED)
+        idle = {member.name for member in seen.roll.members.values() if member.role in free}
+    spares = [worker for worker in last_first if worker.name in idle and not worker.waiting]
+    return [StopWorker(worker.name, "there are more workers than wanted") for worker in (*waiting, *spares)[:count]]
 
 
 def _ordinal(name: str) -> int:

@@ -1,35 +1,46 @@
-"""What is true of a training now: its status as it follows from what is observed, and how each rank ended.
+"""What is true of a training now: its status as it follows from what is observed.
 
 Nothing is decided here. `worldSize.ready` counts only workers of the released round whose ranks all run; the
-condition `TargetReached` holds only for a round of exactly the size that the looked-at generation asks for.
+condition `TargetReached` holds only for a round of exactly the size that the looked-at generation asks for. Of a spec
+that cannot be acted on nothing follows: the status goes on telling of what was there before, and `Valid` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from muster.core import gates, lifecycle, roll
 from muster.core.admission import Grant
 from muster.types import world
+from muster.types.codec import Problem
 from muster.types.event import Event
 from muster.types.training import (
-    RankExit,
     RankStatus,
     Resize,
     SparesStatus,
+    Spec,
     Status,
     Training,
+    WorldSize,
     WorldStatus,
+    problems_of,
 )
-from muster.types.worker import Worker
+from muster.types.worker import KILLED, OOM_KILLED, Worker
 
 RankPhase = Literal["starting", "running", "stopping", "succeeded", "failed", "lost"]
 
-
 NOT_LOOKED_AT = Grant(0, False, "Unknown", "not looked at yet")
+INVALID = "InvalidSpec"
+WAITING = "WorkersWaiting"
+WAIT_COUNTS = timedelta(seconds=3)  # a worker that waits for no longer than that is only being started
+ONE_ROUND = timedelta(seconds=2)  # workers killed for memory within that died in the same round
+_MOST_CAUSES = 3
+_LONGEST_CAUSE = 400
+_MOST_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -42,32 +53,54 @@ class Observed:
     workers: tuple[Worker, ...] = ()
     absent_since: Mapping[str, datetime] = field(default_factory=dict)  # workers that run and are not on the roll
     grant: Grant = NOT_LOOKED_AT
+    backend: str = "local"  # where it runs: what the spec's word for it stands for here
 
     @property
     def last_round(self) -> world.Round | None:
         return self.roll.round if self.roll is not None else None
 
-    @property
-    def nodes(self) -> Mapping[str, str]:
-        return {worker.name: worker.node for worker in self.workers}
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Worker]:
+        return {worker.name: worker for worker in self.workers}
+
+    @functools.cached_property
+    def killed_for_memory(self) -> tuple[Worker, ...]:
+        """Workers that the platform killed, ranks and all; of those that died in one round, the first."""
+        found: list[Worker] = []
+        for worker in sorted(self.workers, key=lambda one: one.ended_at or one.started_at):
+            if worker.ended_at is None or (worker.reason, worker.exit_code) != (OOM_KILLED, KILLED):
+                continue
+            if not found or found[-1].ended_at is None or worker.ended_at - found[-1].ended_at > ONE_ROUND:
+                found.append(worker)
+        return tuple(found)
+
+
+def in_effect(training: Training) -> Spec:
+    """The spec that is acted on. One that cannot be leaves the world at the size that it had."""
+    status = training.status
+    if not status.observed_generation or not problems_of(training):
+        return training.spec
+    size = status.world_size
+    return replace(training.spec, world_size=WorldSize(size.min, size.target, size.max), spares=status.spares.target)
 
 
 def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     """The status as it is now, for the generation that was looked at."""
-    spec, old = training.spec, training.status
+    problems, old = problems_of(training), training.status
+    spec = in_effect(training)
     size = spec.world_size
     current = seen.roll.running if seen.roll is not None else None
     ready = _ready(old, seen, current)
     below = seen.roll is None or seen.roll.below_min_since is not None
-    reached = current is not None and current.world_size == size.target == ready
+    reached = current is not None and current.world_size == size.target == ready and not problems
     status = replace(
         old,
         observed_generation=max(old.observed_generation, training.generation),
         world_size=WorldStatus(ready, size.target, size.min, size.max, below),
         spares=SparesStatus(_spares(seen), spec.spares),
         round=old.round if seen.last_round is None else seen.last_round.number,
-        restarts=max(old.restarts, seen.roll.restarts_used if seen.roll is not None else 0),
-        ranks=_ranks(training, seen, now),
+        restarts=max(old.restarts, _restarts_used(spec, seen)),
+        ranks=ranks(training, seen, now),
         started_at=old.started_at or (now if seen.last_round is not None else None),
     )
     if old.phase == "pending" and ready >= size.min:
@@ -75,7 +108,14 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     if old.observed_generation and old.world_size.target != size.target:
         direction = "scaled up" if size.target > old.world_size.target else "scaled down"
         status = replace(status, last_resize=Resize(old.world_size.target, size.target, f"{direction} on request", now))
-    return _conditions(training, seen, status, reached=reached, below=below, now=now)
+    status = _validity(training, status, problems, now)
+    told = replace(training, spec=spec)
+    return _conditions(told, seen, status, reached=reached, below=below, now=now)
+
+
+def _restarts_used(spec: Spec, seen: Observed) -> int:
+    used = seen.roll.restarts_used if seen.roll is not None else 0
+    return max(used, min(used + len(seen.killed_for_memory), spec.max_restarts))
 
 
 def _ready(old: Status, seen: Observed, current: world.Round | None) -> int:
@@ -87,30 +127,85 @@ def _ready(old: Status, seen: Observed, current: world.Round | None) -> int:
     return len(current.up)
 
 
+def _validity(training: Training, status: Status, problems: Sequence[Problem], now: datetime) -> Status:
+    """Only what was invalid once has anything to say about that."""
+    turn, generation = lifecycle.with_condition, training.generation
+    if problems:
+        listed = "; ".join(f"{one.field}: {one.message}" for one in problems[:_MOST_PROBLEMS])
+        more = f"; and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
+        return turn(status, "Valid", False, INVALID, f"its spec cannot be acted on: {listed}{more}", now, generation)
+    if status.condition("Valid") is not None:
+        return turn(status, "Valid", True, "Valid", "its spec can be acted on", now, generation)
+    return status
+
+
 def _conditions(
     training: Training, seen: Observed, status: Status, *, reached: bool, below: bool, now: datetime
 ) -> Status:
     generation, size = training.generation, training.spec.world_size
-    turn = lifecycle.with_condition
-    if seen.grant.admitted or not status.holds("Admitted"):  # once admitted, it stays so
+    turn, valid = lifecycle.with_condition, status.condition("Valid")
+    invalid = valid.message if valid is not None and valid.status == "False" else ""
+    if not invalid and (seen.grant.admitted or not status.holds("Admitted")):  # once admitted, it stays so
         grant = seen.grant
         status = turn(status, "Admitted", grant.admitted, grant.reason, grant.message, now, generation)
-    why = seen.reason if seen.roll is not None else seen.grant.message
-    if seen.roll is None and seen.grant.admitted:
-        why = "workers are being started"
+    why = _why(seen, size.target, invalid)
     ready = status.world_size.ready
-    told = f"{ready} of {size.target} workers train" if reached else f"{ready} of {size.target} ready: {why}"
-    status = turn(status, "TargetReached", reached, "Reached" if reached else "NotYet", told, now, generation)
+    told = f"{ready} of {size.target} workers train" if reached else f"{ready} of {size.target} ready: {invalid or why}"
+    name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
+    status = turn(status, "TargetReached", reached, name, told, now, generation)
     name = "Enough" if not below else "WorkersMissing" if status.phase == "ready" else "Forming"
-    told = why if below else f"at least {size.min} workers are there"
+    told = _why(seen, size.min, invalid) if below else f"at least {size.min} workers are there"
     status = turn(status, "BelowMinimum", below, name, told, now, generation)
-    moving = status.phase == "ready" and not reached and not below
+    moving = status.phase == "ready" and not reached and not below and not invalid
     told = f"towards {size.target}: {why}" if moving else "no resize is going on"
     status = turn(status, "Resizing", moving, "Resizing" if moving else "Settled", told, now, generation)
     ended = status.outcome is not None or (seen.roll is not None and seen.roll.outcome is not None)
     if ended or not training.spec.mesh.required:  # how the mesh was at the end stays to be seen
         return status
     return _mesh_conditions(training, _gate(seen), status, why, now)
+
+
+def _why(seen: Observed, wanted: int, invalid: str) -> str:
+    """What so many workers wait for: their platform, the coordinator, or to be given a place."""
+    running = sum(worker.alive and not worker.waiting and not worker.stopping for worker in seen.workers)
+    if running < wanted and (told := waits(seen)):
+        return told
+    if seen.roll is not None:
+        return seen.reason
+    if invalid:
+        return invalid
+    return "workers are being started" if seen.grant.admitted else seen.grant.message
+
+
+# Waiting for the platform ------------------------------------------------------------------------
+
+
+def waits(seen: Observed) -> str:
+    """Which workers the platform lets wait, and why; empty if none."""
+    found = [f"{roll.listed(names)} {'wait' if len(names) > 1 else 'waits'}: {why}" for why, names in _causes(seen)]
+    return "; ".join(found[:_MOST_CAUSES])
+
+
+def _causes(seen: Observed) -> list[tuple[str, list[str]]]:
+    """Each cause once, with whom it keeps waiting."""
+    found: dict[str, list[str]] = {}
+    for worker in seen.workers:
+        if worker.alive and worker.waiting:
+            why = " ".join(worker.waiting.split())
+            why = why if len(why) <= _LONGEST_CAUSE else f"{why[: _LONGEST_CAUSE - 1]}…"
+            found.setdefault(why, []).append(worker.name)
+    return list(found.items())
+
+
+def wait_counts_at(seen: Observed) -> datetime | None:
+    """When the first of those that wait has waited long enough to be talked about."""
+    begun = [worker.started_at for worker in seen.workers if worker.alive and worker.waiting]
+    return min(begun) + WAIT_COUNTS if begun else None
+
+
+def _waits_long(seen: Observed, why: str, now: datetime) -> bool:
+    since = wait_counts_at(seen)
+    return since is not None and now >= since and why == waits(seen)
 
 
 # The mesh ----------------------------------------------------------------------------------------
@@ -142,40 +237,75 @@ def mesh_keys(training: Training, seen: Observed) -> Mapping[str, str]:
     current, gate = (seen.roll.running, seen.roll.gate) if seen.roll is not None else (None, None)
     if current is None or gate is None or not training.spec.mesh.required:
         return {}
-    return {f"mesh-{gate.state}/{seat.name}": f"round {current.number}" for seat in current.seats}
+    names = {worker.name: worker.mesh_name for worker in seen.workers}
+    keys = {f"mesh-{gate.state}/{names.get(seat.name) or seat.name}" for seat in current.seats}
+    return dict.fromkeys(sorted(keys), f"round {current.number}")
 
 
-def news(training: Training, status: Status) -> tuple[Event, ...]:
+# News --------------------------------------------------------------------------------------------
+
+
+def news(training: Training, seen: Observed, status: Status) -> tuple[Event, ...]:
     """What is worth an entry in the journal between the stored status and this one."""
-    old, found = training.status, _ignored(training) if training.status.observed_generation == 0 else []
+    old = training.status
+    found = _ignored(training, seen.backend) if old.observed_generation == 0 else []
     resize = status.last_resize
     if resize is not None and resize != old.last_resize:
         found.append(Event("Resizing", f"target {resize.from_target} → {resize.to_target}: {resize.reason}"))
+    found += _turned(training, status)
+    if status.phase == "ready" and old.phase != "ready":
+        found.append(Event("Ready", f"{status.world_size.ready} workers run ranks", round=status.round))
+    return (*found, *_invalid(training, status), *_waiting(training, seen, status))
+
+
+def _turned(training: Training, status: Status) -> list[Event]:
+    found = []
     for kind, holds, event, bad in (
         ("Admitted", "False", "Queued", True),
         ("Admitted", "True", "Admitted", False),
         ("BelowMinimum", "True", "BelowMinimum", True),
         ("TargetReached", "True", "TargetReached", False),
     ):
-        was, is_now = old.condition(kind), status.condition(kind)
+        was, is_now = training.status.condition(kind), status.condition(kind)
         turned = is_now is not None and is_now.status == holds and (was is None or was.status != holds)
         if is_now is None or not turned or (event == "BelowMinimum" and status.phase == "pending"):
             continue
         found.append(Event(event, is_now.message, "Warning" if bad else "Normal", round=status.round))
-    if status.phase == "ready" and old.phase != "ready":
-        found.append(Event("Ready", f"{status.world_size.ready} workers run ranks", round=status.round))
-    return tuple(found)
+    return found
 
 
-def _ignored(training: Training) -> list[Event]:
+def _invalid(training: Training, status: Status) -> list[Event]:
+    """Once for each generation."""
+    was, is_now = training.status.condition("Valid"), status.condition("Valid")
+    if is_now is None or is_now.status != "False":
+        return []
+    if was is not None and was.status == "False" and was.observed_generation == is_now.observed_generation:
+        return []
+    return [Event(INVALID, is_now.message, "Warning", data={"generation": training.generation})]
+
+
+def _waiting(training: Training, seen: Observed, status: Status) -> list[Event]:
+    """Once for each cause: the stored condition has those that were told."""
+    was, is_now = training.status.condition("TargetReached"), status.condition("TargetReached")
+    if is_now is None or is_now.reason != WAITING:
+        return []
+    told = was.message if was is not None and was.reason == WAITING else ""
+    return [
+        Event("WorkerWaiting", f"{roll.listed(names)}: {why}", "Warning", data={"workers": names})
+        for why, names in _causes(seen)[:_MOST_CAUSES]
+        if why not in told
+    ]
+
+
+def _ignored(training: Training, backend: str) -> list[Event]:
     """What was asked for and has no effect where it runs: nobody should have to find that out."""
     spec = training.spec
     asked = {
-        "image": spec.backend == "local" and spec.image is not None,
-        "resources.cpu": spec.backend == "local" and spec.resources.cpu is not None,
+        "image": backend == "local" and spec.image is not None,
+        "resources.cpu": backend == "local" and spec.resources.cpu is not None,
     }
     return [
-        Event("FieldIgnored", f"spec.{name} has no effect on the {spec.backend} backend in this version", "Warning")
+        Event("FieldIgnored", f"spec.{name} has no effect on the {backend} backend in this version", "Warning")
         for name, given in asked.items()
         if given
     ]
@@ -191,14 +321,15 @@ def _spares(seen: Observed) -> int:
 # Ranks -------------------------------------------------------------------------------------------
 
 
-def _ranks(training: Training, seen: Observed, now: datetime) -> tuple[RankStatus, ...]:
+def ranks(training: Training, seen: Observed, now: datetime) -> tuple[RankStatus, ...]:
     """Each rank of the last released round, as far as it is known."""
     last = seen.last_round
     if last is None:
         return training.status.ranks
-    before, nodes = {rank.rank: rank for rank in training.status.ranks}, seen.nodes
+    before, workers = {rank.rank: rank for rank in training.status.ranks}, seen.by_name
     found, rank = [], 0
     for seat in last.seats:
+        worker = workers.get(seat.name)
         for _ in range(seat.procs):
             old = before.get(rank)
             same = old if old is not None and old.round == last.number else None
@@ -207,10 +338,10 @@ def _ranks(training: Training, seen: Observed, now: datetime) -> tuple[RankStatu
                 RankStatus(
                     rank=rank,
                     worker=seat.name,
-                    node=nodes.get(seat.name, ""),
+                    node=worker.node if worker is not None else "",
                     phase=_phase(last, seat, rank),
                     round=last.number,
-                    restarts=_restarts(old, last.number),
+                    restarts=restarts(old, last.number),
                     started_at=same.started_at if same is not None else now,
                     step=mark.step if mark is not None else same.step if same is not None else None,
                 )
@@ -229,53 +360,12 @@ def _phase(last: world.Round, seat: world.Seat, rank: int) -> RankPhase:
     return "running" if seat.member_id in last.up else "starting"
 
 
-def _restarts(old: RankStatus | None, number: int) -> int:
+def restarts(old: RankStatus | None, number: int) -> int:
     """How often a rank was started before: rounds since it first appeared, as far as the status has followed."""
     return 0 if old is None else old.restarts + max(0, number - old.round)
-
-
-# Exits -------------------------------------------------------------------------------------------
-
-
-def exits(training: Training, seen: Observed, state: str, now: datetime) -> tuple[RankExit, ...]:
-    """Exactly one for each rank of the last round; whose end nobody reported was lost with its node."""
-    before = {rank.rank: rank for rank in training.status.ranks}
-    last, nodes = seen.last_round, seen.nodes
-    if last is None:
-        return tuple(_lost(rank) for rank in training.status.ranks)
-    found = []
-    for rank in _ranks(training, seen, now):
-        end = last.exits.get(rank.rank)
-        found.append(_lost(rank) if end is None else exit_of(end, state, before.get(rank.rank), nodes))
-    return tuple(found)
-
-
-def _lost(rank: RankStatus) -> RankExit:
-    return RankExit(rank.rank, None, "NodeLost", None, rank.worker, rank.node, rank.round, rank.restarts)
-
-
-def exit_of(end: world.RankExit, state: str, old: RankStatus | None, nodes: Mapping[str, str]) -> RankExit:
-    """An exit as the training shows it, in a run that ends in that state."""
-    reason = end.reason
-    if end.exit_code == 0:
-        reason = "Completed"
-    elif end.stopped and state == "cancelled":
-        reason = "Cancelled"
-    return RankExit(
-        rank=end.rank,
-        exit_code=end.exit_code,
-        termination_reason=reason,
-        signal=end.signal,
-        worker=end.worker,
-        node=nodes.get(end.worker, ""),
-        round=end.round,
-        restart_count=_restarts(old, end.round),
-        finished_at=datetime.fromtimestamp(end.finished_at, UTC) if end.finished_at else None,
-        stderr_tail=end.stderr_tail,
-    )
 
 
 def last_ranks(training: Training, seen: Observed, now: datetime) -> tuple[RankStatus, ...]:
     """The ranks of an ended training: each has come to its own end."""
     ended: frozenset[str] = frozenset({"succeeded", "failed", "lost"})
-    return tuple(rank if rank.phase in ended else replace(rank, phase="lost") for rank in _ranks(training, seen, now))
+    return tuple(rank if rank.phase in ended else replace(rank, phase="lost") for rank in ranks(training, seen, now))

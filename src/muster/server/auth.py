@@ -100,13 +100,13 @@ class Tokens:
         self._refresh()
         return any(kept.identity == identity for kept in self._by_hash.values())
 
-    def create(self, name: str, role: Role, namespaces: tuple[str, ...] = (ALL,)) -> str:
+    def create(self, name: str, role: Role, namespaces: tuple[str, ...] = (ALL,), *, token: str | None = None) -> str:
         """A new token, in clear: this is the only time that anyone sees it."""
         _check(name, role, namespaces)
         kept = self._load()
         if any(one.name == name for one in kept):
             raise AlreadyExists(f"there is a token {name!r} already", hint="revoke it first, or choose another name")
-        token = f"mst_{secrets.token_urlsafe(32)}"
+        token = token or f"mst_{secrets.token_urlsafe(32)}"
         self._save([*kept, _Kept(name, _digest(token), role, namespaces)])
         return token
 
@@ -142,10 +142,15 @@ class Tokens:
         write_private(self._path, json.dumps([to_wire(one) for one in kept], indent=1))
 
 
-def ensure_embedded(home: Path) -> str:
-    """The token of the embedded server's own user: made once, kept in a file that only the user can read."""
+def ensure_embedded(home: Path, given: str | None = None) -> str:
+    """The token of the embedded server's own user: made once, kept in a file that only the user can read.
+
+    `given`: somebody else keeps it.
+    """
     path = home / EMBEDDED_FILE
     tokens = Tokens(home)
+    if given is not None:
+        write_private(path, given + "\n")
     with contextlib.suppress(FileNotFoundError):
         token = path.read_text().strip()
         with contextlib.suppress(Unauthenticated):
@@ -154,7 +159,7 @@ def ensure_embedded(home: Path) -> str:
                 return token
     with contextlib.suppress(NotFound):
         tokens.revoke(EMBEDDED)  # the file was lost: a token that nobody has is no use
-    token = tokens.create(EMBEDDED, "admin")
+    token = tokens.create(EMBEDDED, "admin", token=given)
     write_private(path, token + "\n")
     return token
 

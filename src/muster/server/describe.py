@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from muster.core.admission import ANYWHERE
 from muster.core.edits import FIXED, SERVER_METADATA
 from muster.core.explain import Explanation
 from muster.server.auth import Identity
@@ -251,7 +252,7 @@ def _new_training(backends: Collection[str]) -> Schema:
     spec = schema["properties"]["spec"]
     spec["properties"]["command"]["minItems"] = 1
     spec["properties"]["script"]["minLength"] = 1
-    spec["properties"]["backend"]["enum"] = sorted(backends)
+    spec["properties"]["backend"]["enum"] = sorted({*backends, ANYWHERE} if len(backends) == 1 else backends)
     schema["properties"]["spec"] = {"oneOf": [_running(spec, program) for program in _PROGRAMS]}
     return schema
 

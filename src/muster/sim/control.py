@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from muster.core import register, stages
@@ -20,7 +21,12 @@ MOST_DECISIONS = 100
 
 
 class SimulatedBackend:
-    def __init__(self, clock: Clock, *, gpus: int = 0, changed: Callable[[Worker], None] = lambda worker: None) -> None:
+    patience = timedelta(seconds=90)
+
+    def __init__(
+        self, clock: Clock, *, gpus: int | None = 0, changed: Callable[[Worker], None] = lambda worker: None
+    ) -> None:
+        """`gpus` is None where somebody else places workers."""
         self._clock = clock
         self._gpus = gpus
         self._workers: dict[Uid, dict[str, Worker]] = {}
@@ -29,7 +35,9 @@ class SimulatedBackend:
     def workers(self, uid: Uid) -> Sequence[Worker]:
         return tuple(self._workers.get(uid, {}).values())
 
-    def capacity(self) -> Capacity:
+    def capacity(self) -> Capacity | None:
+        if self._gpus is None:
+            return None
         alive = [one for workers in self._workers.values() for one in workers.values() if one.alive and one.gpus]
         return Capacity(self._gpus, {index: worker.name for worker in alive for index in worker.gpus})
 

@@ -94,7 +94,8 @@ class Ledger:
         self._head: dict[Key, Stored | None] = {}  # only where it differs from the committed view
         self._head_version: Version = 0
         self._head_event = 0
-        self._recent: list[Change] = []  # the latest changes, without a gap
+        self._recent: list[Change] = []  # the latest changes, without one missing
+        self._reach: Version = 0  # they are all that happened after this version
         self._subscribers: list[Callable[[Change], None]] = []
         self._moved = asyncio.Event()  # replaced by a new one at each commit
         self._waiting: dict[Key, set[asyncio.Future[None]]] = {}
@@ -111,8 +112,12 @@ class Ledger:
         self._objects = {one.key: one for one in objects}
         self._sorted = sorted(self._objects.values(), key=_place)
         self._records = {kind: dict(values) for kind, values in records.items()}
-        self.version = self._head_version = version
+        self.version = self._head_version = self._reach = version
         self._last_event = self._head_event = last_event
+
+    def load_objects(self, objects: Iterable[Stored], version: Version) -> None:
+        """Start from what there is, where objects are kept apart from the rest."""
+        self.load(objects, self._records, version, self._last_event)
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -151,22 +156,32 @@ class Ledger:
 
     # Writing -------------------------------------------------------------------------------------
 
-    def prepare(self, write: Write) -> Entry:
-        """Decide a write against the head. Raises before anything has changed."""
+    def prepare(self, write: Write, about: Stored | None = None) -> Entry:
+        """Decide a write against the head. Raises before anything has changed.
+
+        `about` is the object that the events belong to when it is written elsewhere.
+        """
         if write.put is not None and write.delete is not None:
             raise errors.InvalidRequest("one write cannot both put and delete")
         key = write.put.key if write.put is not None else write.delete
         before = self._latest(key) if key is not None else None
         if key is not None:
-            _check_expectation(key, before, write)
+            check_expectation(key, before, write)
         change, training = self._change(write, before)
-        about = change.stored if change is not None else None
+        about = change.stored if change is not None else about
         entry = Entry(change, training, self._note(write.events, about), _keep(write.records))
         if change is not None:
             self._head[change.stored.key] = entry.put
             self._head_version = change.version
         self._head_event += len(entry.events)
         return entry
+
+    def check(self, write: Write) -> None:
+        """Refuse what could not be kept, before anything of it is written."""
+        _keep(write.records)
+        for event in write.events:
+            _check_texts(event.namespace, event.training, event.uid)
+            pack(codec.to_wire(event))
 
     def is_settled(self, write: Write) -> bool:
         """Whether no decided write of the same object is still on its way."""
@@ -219,11 +234,12 @@ class Ledger:
 
     # Committing ----------------------------------------------------------------------------------
 
-    def commit(self, entries: Sequence[Entry]) -> None:
+    def commit(self, entries: Sequence[Entry], *, silent: bool = False) -> None:
         """Make decided writes visible, in the order in which they were decided.
 
         Subscribers are called by the loop, before anyone who waits for one of these writes goes on; an error of
-        theirs therefore reaches the loop's handler and not a writer that has nothing to do with it.
+        theirs therefore reaches the loop's handler and not a writer that has nothing to do with it. Silent: it is
+        half of a change, and only the other half is told.
         """
         loop = asyncio.get_running_loop() if self._subscribers else None
         for entry in entries:
@@ -232,15 +248,20 @@ class Ledger:
                 self._apply_record(kept)
             if entry.change is None:
                 continue
-            self._apply(entry.change, entry.put)
-            for hear in self._subscribers:
+            self._apply(entry.change, entry.put, silent=silent)
+            for hear in self._subscribers if not silent else ():
                 assert loop is not None
                 loop.call_soon(hear, entry.change)
         if len(self._recent) > 2 * self._at_hand:
+            self._reach = self._recent[-self._at_hand - 1].version
             del self._recent[: -self._at_hand]
         self._wake()
 
-    def _apply(self, change: Change, put: Stored | None) -> None:
+    def advance(self, version: Version) -> None:
+        """Nothing has changed up to that version: versions are shared with others."""
+        self.version = max(self.version, version)
+
+    def _apply(self, change: Change, put: Stored | None, *, silent: bool) -> None:
         key = change.stored.key
         self.version = change.version
         if key in self._head and self._head[key] is put:
@@ -255,6 +276,8 @@ class Ledger:
             else:
                 self._sorted.insert(at, put)
             self._objects[key] = put
+        if silent:
+            return
         self._recent.append(change)
         for waiter in self._waiting.pop(key, ()):
             if not waiter.done():
@@ -329,10 +352,9 @@ class Ledger:
 
     def _after(self, position: Version) -> Sequence[Change] | None:
         """The next changes after that version; None if memory does not reach that far back."""
-        behind = self.version - position
-        if behind > min(self._at_hand, len(self._recent)):
+        start = bisect.bisect_right(self._recent, position, key=lambda change: change.version)
+        if position < self._reach or len(self._recent) - start > self._at_hand:
             return None
-        start = len(self._recent) - behind
         return self._recent[start : start + _AT_ONCE]
 
     def compacted(self, since: Version) -> errors.Compacted:
@@ -344,7 +366,7 @@ class Ledger:
 
 
 class LedgerStore(Store):
-    """The reading half of `ports.Store`, which both adapters have in common."""
+    """The reading half of `ports.Store`, which all adapters have in common."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -403,7 +425,7 @@ def _read_token(token: str) -> tuple[str, str]:
     )
 
 
-def _check_expectation(key: Key, before: Stored | None, write: Write) -> None:
+def check_expectation(key: Key, before: Stored | None, write: Write) -> None:
     if before is None:
         if write.delete is not None or write.expect:
             raise errors.NotFound(f"there is no training {key}")

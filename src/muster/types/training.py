@@ -30,6 +30,8 @@ _MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _MEMORY_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
+REQUEST = "muster.dev/request"  # annotation: the uid that was asked for, where the store gives its own
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # annotation: kubectl's copy of the whole document
 MASK = "***"  # shown instead of a secret; sent back in a patch, it means "as it was"
 MOST_WORKERS = 10_000
 
@@ -264,6 +266,11 @@ class Training:
         return Uid(self.metadata.uid)
 
     @property
+    def requested_uid(self) -> str:
+        """Under which uid its creator asked for it."""
+        return self.metadata.annotations.get(REQUEST) or self.metadata.uid
+
+    @property
     def generation(self) -> int:
         return self.metadata.generation
 
@@ -288,7 +295,9 @@ class Training:
         if not self.spec.secret_env:
             return self
         hidden = {name: MASK if name in self.spec.secret_env else value for name, value in self.spec.env.items()}
-        return replace(self, spec=replace(self.spec, env=hidden))
+        told = {name: text for name, text in self.metadata.annotations.items() if name != LAST_APPLIED}
+        about = replace(self.metadata, annotations=told)
+        return replace(self, metadata=about, spec=replace(self.spec, env=hidden))
 
 
 @functools.cache

@@ -8,6 +8,9 @@ from datetime import datetime
 
 from muster.types.training import Uid
 
+OOM_KILLED = "OOMKilled"
+KILLED = 137  # the exit code of what SIGKILL ended
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -24,6 +27,10 @@ class Worker:
     exit_code: int | None = None  # None while it runs, and when nobody saw its end
     why_ended: str = ""
     last_words: str = ""  # what it said before it ended, if it failed
+    reason: str = ""  # in the platform's word why it ended (OOMKilled, Evicted, NodeLost, Preempted, Error)
+    cleared: bool = False  # with its end, its platform says that nothing which it started runs any more
+    waiting: str = ""  # why it does not run yet, though it was ordered
+    mesh_name: str = ""  # its NODE_NAME, under which its ranks wait for their mesh, where that is not its own name
 
     @property
     def alive(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from starlette.responses import Response
 
 from muster.core import edits
+from muster.core.admission import backend_of
 from muster.core.edits import Edit
 from muster.errors import AlreadyExists, Conflict, Unavailable
 from muster.ports import Filter, Record, Stored, Write
@@ -85,7 +86,7 @@ async def _create_once(call: Call, edit: Edit, key: str, digest: str) -> Respons
     known = store.record(IDEMPOTENCY, key)
     if known is not None:
         stored = store.get(Key(edit.training.metadata.namespace, known["name"]))
-        if stored is not None and stored.uid == known["uid"]:
+        if stored is not None and stored.training.requested_uid == known["uid"]:
             if known["digest"] != digest:
                 raise Conflict(
                     f"this Idempotency-Key has created training {known['name']!r} from another body",
@@ -105,7 +106,7 @@ def _keys_of_the_gone(call: Call) -> Iterable[Record]:
         store = call.services.store
         for key, value in store.records(IDEMPOTENCY).items():
             stored = store.get(Key(key.partition("/")[0], value["name"]))
-            if stored is None or stored.uid != value["uid"]:
+            if stored is None or stored.training.requested_uid != value["uid"]:
                 yield Record(IDEMPOTENCY, key, None)
 
 
@@ -123,7 +124,8 @@ def _dry_run(call: Call, training: Training) -> Response:
     if call.services.quotas is not None:
         call.services.quotas.check(call.services.store, training)
     shown = replace(training, metadata=replace(training.metadata, uid="")).masked()
-    plan = call.services.backends[training.spec.backend].plan(shown)
+    served = call.services.backends
+    plan = served[backend_of(training.spec, served)].plan(shown)
     return as_json({**shown.to_wire(), "plan": plan})
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from starlette.responses import Response
 
 from muster.core import explain, metering
+from muster.core.admission import backend_of
 from muster.errors import Unavailable
 from muster.ports import Backend, LogQuery, Stored
 from muster.server.answers import Stream, as_json
@@ -54,7 +55,8 @@ async def get_logs(call: Call) -> Response:
     if stored.phase == "pending" and not query.follow:
         note = {"X-Muster-Note": "pending"}
         return Response(f"{_still_pending(stored.training)}\n", headers=note, media_type=TEXT)
-    backend = call.services.backends.get(stored.training.spec.backend)
+    served = call.services.backends
+    backend = served.get(backend_of(stored.training.spec, served))
     if backend is None:
         raise Unavailable(f"backend {stored.training.spec.backend!r} of training {key.name!r} is not served here")
     asked = LogQuery(rank=query.rank, round=query.round, tail=query.tail, follow=query.follow)

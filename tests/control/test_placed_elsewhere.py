@@ -1,0 +1,300 @@
+"""The control loop where somebody else places the workers, writes the objects and takes them away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from muster import errors
+from muster.control import loop as loops
+from muster.control.loop import ALIVE_KEY, ALIVE_KIND, TOKEN_KIND, Loop
+from muster.core.reconcile import LEAVE
+from muster.ports import Store, Write
+from muster.sim.control import SimulatedBackend, SimulatedWorlds
+from muster.store.memory import MemoryStore
+from muster.store.sqlite import SqliteStore
+from muster.types.training import Cancel, Resources, Training, Uid, WorldSize
+from muster.types.worker import Worker
+from tests.training_builders import a_training
+
+BOUND_S = 20.0
+FULL = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+
+
+class HandClock:
+    """Wall-clock time moves by hand."""
+
+    def __init__(self) -> None:
+        self.at = datetime.now(UTC)
+
+    def now(self) -> datetime:
+        return self.at
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Cluster(SimulatedBackend):
+    """It places workers itself: some have to wait, and some orders are refused."""
+
+    def __init__(self, clock: HandClock, gpus: int | None = None) -> None:
+        super().__init__(clock, gpus=gpus)
+        self.full: set[str] = set()
+        self.refusal: errors.MusterError | None = None
+        self.started: list[tuple[str, tuple[int, ...]]] = []
+        self.forgotten: list[Uid] = []
+
+    async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
+        if self.refusal is not None:
+            raise self.refusal
+        self.started.append((name, gpus))
+        if name not in self.full:
+            return await super().start(training, name, gpus, token)
+        worker = Worker(name, training.uid, "", self._clock.now(), gpus, waiting=FULL)
+        return self._workers.setdefault(training.uid, {}).setdefault(name, worker)
+
+    async def forget(self, uid: Uid) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.forgotten.append(uid)
+        await super().forget(uid)
+
+    def runs(self, training: Training, name: str) -> None:
+        """A node has been found for it."""
+        worker = replace(self._workers[training.uid][name], waiting="", node="node-1", started_at=self._clock.now())
+        self._workers[training.uid][name] = worker
+        self.changed(worker)
+
+
+class Site:
+    """A control plane with one cluster."""
+
+    def __init__(self, store: Store | None = None, *, gpus: int | None = None) -> None:
+        self.store: Store = store if store is not None else MemoryStore()
+        self.clock = HandClock()
+        self.cluster = Cluster(self.clock, gpus)
+        self.worlds = SimulatedWorlds(self.clock, lambda uid: self.loop.run_changed(uid))
+        self.cluster.changed = self._changed
+        self.loop = Loop(self.store, {"kube": self.cluster}, self.worlds, self.clock, alive_every_s=None)
+
+    def _changed(self, worker: Worker) -> None:
+        self.worlds.worker_changed(worker)
+        self.loop.workers_changed(worker.uid)
+
+    async def put(self, training: Training) -> Training:
+        written = await self.store.write(Write(put=training))
+        assert written is not None
+        await self.loop.idle()
+        return self.get(training)
+
+    def get(self, training: Training) -> Training:
+        stored = self.store.get(training.key)
+        assert stored is not None
+        return stored.training
+
+    async def edit(self, training: Training, **spec: object) -> Training:
+        now = self.get(training)
+        metadata = replace(now.metadata, generation=now.generation + 1)
+        return await self.put(replace(now, metadata=metadata, spec=replace(now.spec, **spec)))  # type: ignore[arg-type]
+
+    async def told(self, reason: str) -> list[str]:
+        return [event.message for event in await self.store.events() if event.reason == reason]
+
+
+def play(scenario: Callable[[Site], Awaitable[None]], make: Callable[[], Site] = Site) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(BOUND_S):
+            site = make()
+            site.loop.start()
+            try:
+                await scenario(site)
+            finally:
+                await site.loop.stop()
+                await site.store.close()
+
+    asyncio.run(run())
+
+
+async def eventually(look: Callable[[], object]) -> None:
+    while not look():
+        await asyncio.sleep(0.002)
+
+
+def message(training: Training, kind: str) -> str:
+    condition = training.status.condition(kind)
+    return condition.message if condition is not None else ""
+
+
+# Placing -------------------------------------------------------------------------------------------
+
+
+def test_who_wants_gpus_is_admitted_at_once_and_each_worker_is_ordered_with_as_many() -> None:
+    async def scenario(site: Site) -> None:
+        training = await site.put(a_training(world=(2, 2, 2), spares=1, resources=Resources(gpus=2)))
+        assert training.status.holds("Admitted") and message(training, "Admitted") == "the cluster places its workers"
+        assert training.status.holds("TargetReached")
+        assert sorted(site.cluster.started) == [(f"demo-{index}", (0, 1)) for index in range(3)]
+        assert list(site.loop._observer.waiting()) == [], "nobody's share depends on another's"
+
+    play(scenario)
+
+
+def test_a_worker_that_waits_is_told_of_and_given_time_until_it_runs() -> None:
+    async def scenario(site: Site) -> None:
+        site.cluster.full = {"demo-1"}
+        training = await site.put(a_training(world=(1, 2, 2)))
+        site.clock.at += site.cluster.patience * 3
+        site.loop.wake(training.key)
+        await site.loop.idle()
+        training = site.get(training)
+        assert message(training, "TargetReached") == f"0 of 2 ready: demo-1 waits: {FULL}"
+        assert await site.told("WorkerWaiting") == [f"demo-1: {FULL}"]
+        assert [worker.name for worker in site.cluster.workers(training.uid) if worker.alive] == ["demo-0", "demo-1"]
+        site.cluster.runs(training, "demo-1")
+        await site.loop.idle()
+        assert site.get(training).status.holds("TargetReached")
+
+    play(scenario)
+
+
+def test_the_default_backend_is_the_only_one_and_another_name_stays_unknown() -> None:
+    async def scenario(site: Site) -> None:
+        assert (await site.put(a_training("any"))).status.holds("TargetReached")
+        assert (await site.put(a_training("kube", backend="kube"))).status.holds("TargetReached")
+        lost = await site.put(a_training("lost", backend="moon"))
+        assert message(lost, "Admitted") == "there is no backend 'moon' here; there is: kube"
+        deleted = replace(lost, metadata=replace(lost.metadata, deletion_timestamp=site.clock.now()))
+        await site.store.write(Write(put=deleted))
+        await eventually(lambda: site.store.get(lost.key) is None)
+
+    play(scenario)
+
+
+def test_nobody_tells_that_it_lives_where_something_else_does() -> None:
+    async def scenario(site: Site) -> None:
+        await site.put(a_training())
+        assert site.store.record(ALIVE_KIND, ALIVE_KEY) is None
+
+    play(scenario)
+
+
+# Invalid specs -------------------------------------------------------------------------------------
+
+
+def test_an_invalid_training_starts_nothing_asks_for_nothing_and_goes_on_when_it_is_repaired() -> None:
+    async def scenario(site: Site) -> None:
+        one = Resources(gpus=1)
+        training = await site.put(a_training(world=(3, 2, 1), resources=one))
+        assert site.cluster.started == [] and training.status.observed_generation == training.generation
+        assert message(training, "Valid").startswith("its spec cannot be acted on: spec.worldSize:")
+        other = await site.put(a_training("other", resources=one))
+        assert other.status.holds("TargetReached"), "one that cannot start is before nobody"
+        assert len(await site.told("InvalidSpec")) == 1
+        training = await site.edit(training, world_size=WorldSize(1, 1, 1))
+        assert training.status.holds("Valid") and not training.status.holds("Admitted"), "there is one GPU"
+        await site.edit(other, cancel=Cancel(site.clock.now(), 0.0))
+        await eventually(lambda: site.get(other).is_terminal)
+        site.clock.at += LEAVE
+        site.loop.wake(other.key)
+        await eventually(lambda: site.get(training).status.holds("TargetReached"))
+
+    play(scenario, lambda: Site(gpus=1))
+
+
+def test_a_world_keeps_its_size_while_its_spec_is_invalid_and_can_be_cancelled() -> None:
+    async def scenario(site: Site) -> None:
+        training = await site.put(a_training(world=(2, 2, 4)))
+        training = await site.edit(training, world_size=WorldSize(4, 3, 4))
+        assert training.status.world_size.ready == 2 == training.status.world_size.target
+        assert len(site.cluster.started) == 2
+        assert not training.status.holds("TargetReached")
+        await site.edit(training, cancel=Cancel(site.clock.now(), 0.0))
+        await eventually(lambda: site.get(training).status.phase == "cancelled")
+
+    play(scenario)
+
+
+# Removed around us ---------------------------------------------------------------------------------
+
+
+def gone(site: Site, uids: Iterable[Uid]) -> bool:
+    return all(
+        site.worlds.look(uid) is None
+        and not site.cluster.workers(uid)
+        and uid in site.cluster.forgotten
+        and site.store.record(TOKEN_KIND, uid) is None
+        for uid in uids
+    )
+
+
+def test_what_belonged_to_a_training_that_disappears_is_cleared_up_also_after_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(site: Site) -> None:
+        training = await site.put(a_training(world=(2, 2, 2)))
+        assert training.status.holds("TargetReached")
+        site.cluster.refusal = errors.Unavailable("no answer")
+        await site.store.write(Write(delete=training.key))
+        await eventually(lambda: site.worlds.look(training.uid) is None)
+        site.cluster.refusal = None
+        await eventually(lambda: gone(site, [training.uid]))
+        assert (await site.put(a_training("demo", uid="another"))).status.holds("TargetReached")
+
+    monkeypatch.setattr(loops, "FIRST_RETRY_S", 0.01)
+    play(scenario)
+
+
+def test_our_own_removal_leaves_nothing_to_clear_up() -> None:
+    async def scenario(site: Site) -> None:
+        training = await site.put(a_training(ttl_seconds_after_finished=0.0))
+        await site.edit(training, cancel=Cancel(site.clock.now(), 0.0))
+        await eventually(lambda: site.get(training).is_terminal)
+        site.clock.at += LEAVE
+        site.loop.wake(training.key)
+        await eventually(lambda: site.store.get(training.key) is None)
+        await site.loop.idle()
+        assert site.cluster.forgotten == [training.uid], "once"
+
+    play(scenario)
+
+
+def test_what_disappeared_while_nobody_looked_is_cleared_up_at_the_start(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(BOUND_S):
+            site = Site(SqliteStore.open(tmp_path / "muster.db"))
+            site.loop.start()
+            training = await site.put(a_training(world=(2, 2, 2)))
+            kept = await site.put(a_training("kept"))
+            await site.loop.stop()
+            await site.store.write(Write(delete=training.key))
+            again = Site(site.store)
+            again.cluster._workers = site.cluster._workers
+            again.loop.start()
+            await eventually(lambda: gone(again, [training.uid]))
+            assert [worker.alive for worker in again.cluster.workers(kept.uid)] == [True]
+            await again.loop.stop()
+            await site.store.close()
+
+    asyncio.run(run())
+
+
+# Not allowed ---------------------------------------------------------------------------------------
+
+
+def test_a_missing_permission_is_told_in_the_servers_words_and_with_what_to_do() -> None:
+    async def scenario(site: Site) -> None:
+        said, hint = 'pods is forbidden: User "x" cannot create resource "pods"', "muster kube install grants it"
+        site.cluster.refusal = errors.Forbidden(said, hint=hint)
+        await site.put(a_training())
+        await site.loop.idle()
+        await eventually(lambda: not site.loop._stories)
+        assert await site.told("ReconcileFailed") == [f"{said} ({hint}); trying again"]
+        site.cluster.refusal = None
+        await eventually(lambda: site.store.get(a_training().key).training.status.holds("TargetReached"))  # type: ignore[union-attr]
+
+    play(scenario)
