@@ -26,9 +26,9 @@ from bench import load, programs, report
 from bench.report import Figure, below, p50, p99
 from muster import WorldSize
 from muster.control.loop import Loop
-from muster.daemon import WallClock
 from muster.ports import Filter, Write
 from muster.sim.control import SimulatedBackend, SimulatedWorlds
+from muster.store.ledger import WallClock
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Metadata, Outcome, Spec, Status, Training, Uid
 from tests.fleet import eventually

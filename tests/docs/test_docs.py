@@ -90,7 +90,7 @@ KNOWN = {path: text for path, _, text in cli_page.commands()}
 
 
 def problem_with(words: list[str]) -> str | None:
-    """What is wrong with a command as written, or None. Options of `muster world` itself stand before its verb."""
+    """What is wrong with a command as written, or None. Options of a group itself stand before its verb."""
     if len(words) < 2 or words[1].startswith("-"):
         return None
     if words[1] not in {*VERBS, *GROUPS}:
@@ -100,9 +100,8 @@ def problem_with(words: list[str]) -> str | None:
     if words[1] in GROUPS:
         verbs = {known.removeprefix(f"{path} ") for known in KNOWN if known.startswith(f"{path} ")}
         verb = next((word for word in rest if word in verbs), None)
-        named = [word for word in rest if not word.startswith("-")]
-        if verb is None and named and words[1] != "world":
-            return f"{path} has no {named[0]!r}"
+        if verb is None and rest and not rest[0].startswith("-"):  # what follows an option may be its value
+            return f"{path} has no {rest[0]!r}"
         help_text = KNOWN[path] + (KNOWN[f"{path} {verb}"] if verb else "")
     else:
         help_text = KNOWN[path]
@@ -210,9 +209,9 @@ def test_every_route_of_the_api_is_described(tmp_path: Path) -> None:
 
 
 def _paths(home: Path) -> list[str]:
-    from muster.daemon import WallClock
     from muster.server.auth import Tokens
     from muster.server.services import Services
+    from muster.store.ledger import WallClock
     from muster.store.memory import MemoryStore
 
     clock = WallClock()

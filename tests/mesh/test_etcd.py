@@ -9,7 +9,7 @@ import time
 import pytest
 
 from muster import errors
-from muster.daemon import _etcd_address
+from muster.daemon.options import etcd_address
 from muster.mesh.etcd import EtcdKeys
 from tests.mesh.hostile import BEHAVIOURS, STOP, Behaviour, hostile
 
@@ -83,10 +83,10 @@ def test_a_listing_that_is_none_has_no_keys(body: bytes) -> None:
 )
 def test_a_control_plane_refuses_an_etcd_that_its_workers_could_not_ask(url: str) -> None:
     with pytest.raises(ValueError, match="is not http://HOST:PORT") as refused:
-        _etcd_address(url)
+        etcd_address(url)
     assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("url", "where"), [("http://h", "h:2379"), ("http://[::1]:7/", "[::1]:7")])
 def test_workers_are_told_host_and_port_of_the_etcd(url: str, where: str) -> None:
-    assert _etcd_address(url) == where
+    assert etcd_address(url) == where

@@ -21,14 +21,51 @@ if TYPE_CHECKING:
     from muster.cli.home import Running
     from muster.sdk.training import DistributedTraining
 
-app = typer.Typer(
-    help="Start, stop and look at this machine's own control plane.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: muster server status -o json",
-)
+app = typer.Typer(rich_markup_mode=None)
 
 _STOP_S = 30.0  # how long it may take to end by itself
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Example: muster server --store kube --backend kube, in a cluster",
+)
+def server(
+    ctx: typer.Context,
+    store: str | None = typer.Option(None, metavar="sqlite|kube", help="Who keeps the objects."),
+    backend: str | None = typer.Option(None, metavar="local|kube", help="Who runs the workers."),
+    listen: str | None = typer.Option(None, metavar="HOST:PORT", help="Where the API listens."),
+    tls_cert: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="Its certificate."),
+    tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
+    insecure: bool = typer.Option(False, "--insecure", help="Listen beyond loopback without TLS."),
+    etcd: str | None = typer.Option(None, metavar="URL", help="An etcd for the mesh's keys."),
+    namespace: str | None = typer.Option(None, metavar="NS", help="In a cluster: its own namespace."),
+    identity: str | None = typer.Option(None, metavar="NAME", help="In a cluster: its name among its replicas."),
+    address: str | None = typer.Option(None, metavar="IP", help="In a cluster: where the Service finds it."),
+    advertise: str | None = typer.Option(None, metavar="HOST", help="In a cluster: where workers find whoever leads."),
+    image: str | None = typer.Option(None, metavar="IMAGE", help="In a cluster: for trainings that name none."),
+    coordinator_port: int | None = typer.Option(None, metavar="PORT", help="In a cluster: for the workers (8471)."),
+    mesh_port: int | None = typer.Option(None, metavar="PORT", help="In a cluster: for the mesh's keys (8472)."),
+) -> None:
+    """Start, stop and look at a control plane. Without a command it runs here, in the foreground, until it is ended."""
+    given = {name: value for name, value in ctx.params.items() if value not in (None, False)}
+    if ctx.invoked_subcommand is not None:
+        if given:
+            raise exits.Misused(f"options of {ctx.invoked_subcommand} come after it")
+        return
+    if not given:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(2)
+    options = []
+    for name, value in given.items():
+        options += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    _become(home.path(), options)
+
+
+def _become(where: Path, options: list[str]) -> None:
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "muster.daemon", "--home", str(where), *options])
 
 
 @app.command(epilog="Example: muster server start --listen 0.0.0.0:8470 --tls-cert cert.pem --tls-key key.pem")
@@ -57,9 +94,7 @@ def start(
         typer.echo(f"the control plane runs already{at}", err=True)
         return
     if foreground:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "muster.daemon", "--home", str(where), *options])
+        _become(where, options)
     _start(where, options)
 
 

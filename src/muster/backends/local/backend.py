@@ -16,29 +16,29 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from muster.backends import records
 from muster.backends.local import gpus as devices
 from muster.backends.local import logs, processes, render
 from muster.core.reconcile import USAGE_ERROR
-from muster.ports import Clock, LogQuery, Record, Store, Write, insist
-from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
+from muster.ports import Clock, LogQuery, Store, Write, insist
+from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
 
 log = logging.getLogger("muster.local")
 
-KIND = "worker"
-LAST_WORDS = 2000
 LOOK_S = 0.1
-SHORTAGE = 71  # this machine could not start it now (files, memory, disk): trying again may help
 _WRONG_ORDER = (ValueError, FileNotFoundError, NotADirectoryError, PermissionError)
 GROUP_LEFT_S = 10.0  # how long the last of a worker's processes may take to leave its memory group
 
 
 class LocalBackend:
+    patience = timedelta(seconds=90)  # a worker gives up by itself when it cannot join for a minute
+
     def __init__(
         self, home: Path, store: Store, clock: Clock, *, changed: Callable[[Uid], None] = lambda uid: None
     ) -> None:
@@ -88,8 +88,8 @@ class LocalBackend:
     async def adopt(self, last_alive: datetime | None) -> int:
         """Take over workers that a control plane before us started; returns how many still run."""
         found = 0
-        for _, kept in sorted(self._store.records(KIND).items(), key=lambda item: str(item[1]["startedAt"])):
-            worker, key = _worker(kept), Key(str(kept["namespace"]), str(kept["training"]))
+        for kept in records.oldest_first(self._store):
+            worker, key = records.read(kept)
             self._keys[worker.uid] = key
             self._workers.setdefault(worker.uid, {})[worker.name] = worker
             if not worker.alive:
@@ -125,7 +125,7 @@ class LocalBackend:
         for index in gpus:
             self._taken[index] = name
         shown = f" with GPUs {', '.join(self._devices[index] for index in gpus)}" if gpus else ""
-        begun = Event(WORKER_STARTED, f"{name}{shown}", data={"worker": name, "gpus": len(gpus)})
+        begun = records.started(worker, training.key, self._clock.now(), shown=shown)
         try:
             await self._note(worker, begun, durable=True)
         except BaseException:
@@ -136,7 +136,7 @@ class LocalBackend:
             child = self._spawn(training, worker, token)
         except (OSError, ValueError) as error:
             why = f"cannot be started: {error}"
-            code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else SHORTAGE
+            code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else records.SHORTAGE
             return await self._ended(worker, self._clock.now(), code, why, last_words=why)
         self._children[(training.uid, name)] = child
         worker = self._watch(replace(worker, pid=child.pid), processes.Handle(child.pid, None))
@@ -224,20 +224,9 @@ class LocalBackend:
         self._workers[worker.uid][worker.name] = over
         self._release(worker)
         self._keep(self._remove_group(worker))
-        bad = code not in (0, None) and not worker.stopping and not self._is_over(worker.uid)
-        event = Event(
-            WORKER_EXITED,
-            f"{worker.name}: {why}",
-            "Warning" if bad else "Normal",
-            data={"worker": worker.name, "gpus": len(worker.gpus), "exitCode": code, "at": at.isoformat()},
-        )
+        event = records.exited(over, self._keys[worker.uid], self._clock.now(), self._store)
         await self._note(over, event)
         return over
-
-    def _is_over(self, uid: Uid) -> bool:
-        """The training has its outcome: workers then leave with a code that says so."""
-        stored = self._store.get(self._keys[uid])
-        return stored is not None and stored.uid == uid and stored.training.status.outcome is not None
 
     def _release(self, worker: Worker) -> None:
         for index in worker.gpus:
@@ -247,46 +236,25 @@ class LocalBackend:
     def _last_words(self, worker: Worker) -> str:
         try:
             with open(self._home / "logs" / worker.uid / worker.name / "worker.log", "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
-                text = file.read().decode(errors="replace")
+                file.seek(max(0, os.fstat(file.fileno()).st_size - records.LAST_WORDS))
+                return records.last_words(file.read().decode(errors="replace"))
         except OSError:
             return ""
-        lines = [line for line in text.splitlines() if line and "see muster-node --help" not in line]
-        return "; ".join(line.removeprefix("muster-node: ") for line in lines[-3:])
 
     # Writing down
 
     async def _note(self, worker: Worker, event: Event | None = None, *, durable: bool = False) -> None:
         key = self._keys[worker.uid]
-        record = Record(KIND, f"{worker.uid}/{worker.name}", self._kept(worker, key))
-        events = () if event is None else (_about(event, key, worker.uid, self._clock.now()),)
-        write = Write(events=events, records=(record,), lazy=not durable)
+        ticks = processes.start_ticks(worker.pid) if worker.pid and worker.alive else None
+        record = records.record(worker, key, pid=worker.pid, ticks=ticks, boot=self._boot)
+        write = Write(events=() if event is None else (event,), records=(record,), lazy=not durable)
         await (self._store.write(write) if durable else insist(self._store, write))
-
-    def _kept(self, worker: Worker, key: Key) -> dict[str, Any]:
-        return {
-            "name": worker.name,
-            "uid": worker.uid,
-            "namespace": key.namespace,
-            "training": key.name,
-            "node": worker.node,
-            "startedAt": worker.started_at.isoformat(),
-            "gpus": list(worker.gpus),
-            "pid": worker.pid,
-            "ticks": processes.start_ticks(worker.pid) if worker.pid and worker.alive else None,
-            "boot": self._boot,
-            "endedAt": worker.ended_at.isoformat() if worker.ended_at else None,
-            "exitCode": worker.exit_code,
-            "why": worker.why_ended,
-            "lastWords": worker.last_words,
-        }
 
     async def forget(self, uid: Uid) -> None:
         gone = self._workers.pop(uid, {})
         self._keys.pop(uid, None)
-        records = tuple(Record(KIND, f"{uid}/{name}", None) for name in gone)
-        if records:
-            await self._store.write(Write(records=records, lazy=True))
+        if gone:
+            await self._store.write(Write(records=records.removals(uid, gone), lazy=True))
         await asyncio.to_thread(shutil.rmtree, self._home / "logs" / uid, ignore_errors=True)
 
     # Logs
@@ -294,7 +262,7 @@ class LocalBackend:
     def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
         return logs.read(self._home / "logs" / uid, query, ended)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go of everything without ending anything."""
         loop = asyncio.get_running_loop()
         for handle in self._handles.values():
@@ -304,23 +272,3 @@ class LocalBackend:
         for child in self._children.values():
             child.returncode = 0  # they go on without us: nobody is to wait for them
         self._children.clear()
-
-
-def _about(event: Event, key: Key, uid: Uid, now: datetime) -> Event:
-    return replace(event, namespace=key.namespace, training=key.name, uid=uid, at=now)
-
-
-def _worker(kept: Mapping[str, Any]) -> Worker:
-    ended = kept.get("endedAt")
-    return Worker(
-        name=str(kept["name"]),
-        uid=Uid(str(kept["uid"])),
-        node=str(kept["node"]),
-        started_at=datetime.fromisoformat(str(kept["startedAt"])),
-        gpus=tuple(kept["gpus"]),
-        pid=int(kept["pid"]),
-        ended_at=datetime.fromisoformat(str(ended)) if ended else None,
-        exit_code=kept.get("exitCode"),
-        why_ended=str(kept.get("why") or ""),
-        last_words=str(kept.get("lastWords") or ""),
-    )

@@ -1,14 +1,10 @@
-"""The control plane as a process: store, coordinator, control loop, local backend and HTTP API on one event loop.
+"""The control plane's parts on one event loop, from the start to the stop.
 
-    python -m muster.daemon --home DIR
-
-Everything that must outlive it is under its home. Started again, it serves on the same addresses where they are
-free, finds its workers and goes on; workers read where it is from `coordinator.addr` whenever they connect.
+Everything that must outlive it is its site's to keep. Started again, it finds its workers and goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -20,17 +16,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from muster import __version__, errors
 from muster.backends.local import gpus
-from muster.backends.local.backend import LocalBackend
-from muster.control.loop import ALIVE_KEY, ALIVE_KIND, RUN_KIND, TOKEN_KIND, Loop
+from muster.control.loop import RUN_KIND, TOKEN_KIND, Loop
 from muster.control.publish import Publisher
 from muster.coordinator import wire
 from muster.coordinator.desk import Happening
@@ -38,9 +30,12 @@ from muster.coordinator.direct import DirectedWorlds
 from muster.coordinator.service import Coordinator
 from muster.core.metering import Rates, read_rates
 from muster.core.reconcile import settings_of
-from muster.mesh.serving import KeyServer
-from muster.ports import Filter, Keys, Record, Write, insist
-from muster.store.sqlite import SqliteStore
+from muster.core.truth import in_effect
+from muster.daemon import options as told
+from muster.daemon.local import LocalSite, write_file
+from muster.daemon.options import Options
+from muster.ports import Backend, Clock, Filter, Keys, Record, Store, Write, insist
+from muster.store.ledger import WallClock
 from muster.types.codec import Invalid, show_time
 from muster.types.event import Event
 from muster.types.training import TERMINAL, Uid
@@ -53,9 +48,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("muster.daemon")
 
-FOREIGN_EDITS_EVERY_S = 1.0  # how often the database is checked for edits that went around the API
 DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
-ETCD_PORT = 2379
+REPLACED = 75  # another control plane acts: start again, and stand by
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
 
 # What the coordinator tells of a run, as the journal calls it.
@@ -81,31 +75,59 @@ _STORIES = {
 }
 
 
-class WallClock:
-    def now(self) -> datetime:
-        return datetime.now(UTC)
+class SiteBackend(Backend, Protocol):
+    """A backend, as whoever starts and stops it sees it."""
 
-    def monotonic(self) -> float:
-        return monotonic()
+    changed: Callable[[Uid], None]
+
+    async def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Options:
-    home: Path
-    listen: str | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    insecure: bool = False
-    ready_fd: int | None = None
-    etcd: str | None = None
-    reconcile_delay_s: float = 0.0
-    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+class Site(Protocol):
+    """Where a control plane lives: who keeps its objects, who runs its workers, and how those reach it.
+
+    It is asked in this order.
+    """
+
+    name: str  # of its backend
+    alive_every_s: float | None  # how often word is left of being alive
+    step_writes_per_s: float  # how often steps alone are written, over all trainings
+
+    async def open(self) -> Store: ...
+
+    async def keys(self) -> Keys: ...
+
+    async def backend(self) -> SiteBackend: ...
+
+    async def adopt(self) -> int:
+        """Take over workers that a control plane before this one started; how many still run."""
+
+    async def listen(self, coordinator: Coordinator) -> None: ...
+
+    def token(self) -> str | None:
+        """The API's first user's, where it is not for us to make one."""
+
+    async def serving(self, port: int) -> None:
+        """The API can be reached."""
+
+    async def tend(self) -> str:
+        """What has to be done all the time. Returns why this control plane must end, if it must."""
+
+    async def close(self) -> None: ...
+
+
+def site_of(options: Options, clock: Clock) -> Site:
+    if options.backend == "local":
+        return LocalSite(options, clock)
+    from muster.daemon.kube import KubeSite
+
+    return KubeSite(options, clock)
 
 
 class _KeptRuns:
     """The coordinator's records, in the store."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._writes: set[asyncio.Task[Any]] = set()
 
@@ -128,7 +150,7 @@ class _KeptRuns:
 
 
 class ControlPlane:
-    """All parts of one process. `start` returns when it serves, `stop` when everything is on disk."""
+    """All parts of one process. `start` returns when it serves, `stop` when everything is stored."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -139,66 +161,45 @@ class ControlPlane:
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[Any] | None = None
         self._pools: dict[str, PoolService] = {}
-        self._keys: KeyServer | None = None
         self.url = ""
 
     async def start(self) -> str:
-        home, clock = self._home, self._clock
-        self._store = store = SqliteStore.open(home / "muster.db", synchronous=self._options.synchronous)
+        self._site = site = site_of(self._options, self._clock)
+        self._store = store = await site.open()
         self._runs = _KeptRuns(store)
-        self._backend = LocalBackend(home, store, clock)
         self._coordinator = Coordinator(state=self._runs, director=self, on_story=self._tell)
         worlds = DirectedWorlds(self._coordinator)
-        backends = {"local": self._backend}
-        publisher = Publisher(store, await self._start_keys())
-        self._loop = Loop(store, backends, worlds, clock, publisher=publisher, delay_s=self._options.reconcile_delay_s)
-        kept = store.record(ALIVE_KIND, ALIVE_KEY)
-        adopted = await self._backend.adopt(datetime.fromisoformat(str(kept["at"])) if kept else None)
+        publisher = Publisher(store, await site.keys())
+        self._backend = await site.backend()
+        backends = {site.name: self._backend}
+        self._loop = Loop(
+            store,
+            backends,
+            worlds,
+            self._clock,
+            publisher=publisher,
+            delay_s=self._options.reconcile_delay_s,
+            alive_every_s=site.alive_every_s,
+            step_writes_per_s=site.step_writes_per_s,
+        )
+        adopted = await site.adopt()
         self._backend.changed = self._loop.workers_changed
         for stored in store.page(Filter()).items:
             # A worker that comes back before its run is known here would be sent away.
             known = stored.phase in TERMINAL or store.record(RUN_KIND, stored.uid) is not None
             if not known and any(worker.alive for worker in self._backend.workers(stored.uid)):
-                worlds.open(stored.uid, settings_of(stored.training.spec), stored.training.spec.world_size.target)
-        await self._start_coordinator()
+                spec = in_effect(stored.training)
+                worlds.open(stored.uid, settings_of(spec), spec.world_size.target)
+        await site.listen(self._coordinator)
         self._loop.start()
         await self._start_pools(os.environ)
-        await self._start_http(backends)
-        self._keep(self._look_for_foreign_edits())
+        await site.serving(await self._start_http(backends))
         log.info("serving on %s, %d workers adopted", self.url, adopted)
         return self.url
 
-    async def _start_coordinator(self) -> None:
-        path = self._home / "coordinator.addr"
-        try:
-            host, port = wire.parse_address(path.read_text().split()[0])
-        except (OSError, ValueError, IndexError):
-            host, port = "127.0.0.1", 0
-        try:
-            address = await self._coordinator.start(host, port)
-        except OSError as error:
-            log.warning("the coordinator's old port %d is taken (%s): choosing another", port, error.strerror)
-            address = await self._coordinator.start("127.0.0.1", 0)
-        _write_file(path, wire.show_address(*address) + "\n")
-
-    async def _start_keys(self) -> Keys:
-        """Where workers learn how their mesh is: in an etcd, or here on the port of the last time, if it is free."""
-        if self._options.etcd is not None:
-            from muster.mesh.etcd import EtcdKeys
-
-            self._backend.mesh_endpoint = _etcd_address(self._options.etcd)
-            return EtcdKeys(f"http://{self._backend.mesh_endpoint}")
-        path = self._home / "mesh.addr"
-        try:
-            _, port = wire.parse_address(path.read_text().split()[0])
-            self._keys = KeyServer(port=port)
-            address = await self._keys.start()
-        except (OSError, ValueError, IndexError):
-            self._keys = KeyServer()
-            address = await self._keys.start()
-        _write_file(path, address + "\n")
-        self._backend.mesh_endpoint = address
-        return self._keys.keys
+    async def until_replaced(self) -> str:
+        """Go on until this control plane must end; says why."""
+        return await self._site.tend()
 
     async def _start_pools(self, env: Mapping[str, str]) -> None:
         """GPUs that several pipelines share, where the environment names some."""
@@ -208,13 +209,13 @@ class ControlPlane:
         from muster.sharing.service import PoolService
         from muster.types.sharing import Pool
 
-        pool = Pool(len(devices), _gpus_per_node(env, len(devices)))
+        pool = Pool(len(devices), told.gpus_per_node(env, len(devices)))
         journal = self._home / "pools" / DEFAULT_POOL / "journal"
         service = PoolService(DEFAULT_POOL, pool, journal, devices=devices)
         await service.start()
         self._pools[DEFAULT_POOL] = service
 
-    async def _start_http(self, backends: Mapping[str, LocalBackend]) -> None:
+    async def _start_http(self, backends: Mapping[str, Backend]) -> int:
         # The web framework is imported after the coordinator listens: workers need not wait for it.
         import uvicorn
 
@@ -229,7 +230,7 @@ class ControlPlane:
             def capture_signals(self) -> Iterator[None]:
                 yield  # signals are this process's business
 
-        ensure_embedded(self._home)
+        ensure_embedded(self._home, self._site.token())
         services = Services(
             store=self._store,
             backends=backends,
@@ -267,7 +268,8 @@ class ControlPlane:
         shown["startedAt"] = show_time(self._started_at)
         if options.tls_cert:
             shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
-        _write_file(self._home / "server.json", json.dumps(shown) + "\n")
+        write_file(self._home / "server.json", json.dumps(shown) + "\n")
+        return int(port)
 
     async def stop(self) -> None:
         """End everything but the workers."""
@@ -276,10 +278,8 @@ class ControlPlane:
         for pool in self._pools.values():
             await pool.stop()
         await self._loop.stop()
-        self._backend.close()
+        await self._backend.close()
         await self._coordinator.stop()
-        if self._keys is not None:
-            await self._keys.stop()
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=DRAIN_S + 1.0)
         for task in self._tasks:
@@ -287,20 +287,13 @@ class ControlPlane:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._runs.settle()
         await self._store.close()
+        await self._site.close()
 
     def _keep(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _look_for_foreign_edits(self) -> None:
-        while True:
-            await asyncio.sleep(FOREIGN_EDITS_EVERY_S)
-            try:
-                await self._store.refresh()
-            except errors.Unavailable as error:
-                log.warning("the database cannot be read: %s", error)
 
     # What the coordinator tells
 
@@ -318,27 +311,6 @@ class ControlPlane:
         if (shown := _STORIES.get(line.kind)) is not None:
             reason, kind = shown
             self._loop.story(Uid(run_id), Event(reason, line.text, kind, round=line.round))  # type: ignore[arg-type]
-
-
-def _gpus_per_node(env: Mapping[str, str], count: int) -> int:
-    told = env.get("MUSTER_POOL_GPUS_PER_NODE", "").strip() or str(count)
-    if not told.isdigit() or not 1 <= int(told) <= count:
-        raise ValueError(f"MUSTER_POOL_GPUS_PER_NODE must be a number from 1 to {count}, not {told!r}")
-    return int(told)
-
-
-def _etcd_address(url: str) -> str:
-    """HOST:PORT of an etcd. Workers that wait for their mesh speak to it in clear and without a password."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        plain = parts.scheme == "http" and parts.hostname and "@" not in parts.netloc and parts.path in ("", "/")
-    except ValueError:  # a port that is none
-        plain = False
-    if not plain or parts.query or parts.fragment or port == 0:
-        shown = f"…{url[url.rindex('@') :]}" if "@" in url else url  # without its password
-        raise ValueError(f"--etcd {shown!r} is not http://HOST:PORT, which is how workers ask it")
-    return wire.show_address(str(parts.hostname), port or ETCD_PORT)
 
 
 def _rates(path: Path) -> Rates | None:
@@ -376,31 +348,43 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _write_file(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.new")
-    with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
-    os.replace(draft, path)
-
-
-async def _serve(options: Options, ready: Callable[[str], None]) -> None:
+async def _serve(options: Options, ready: Callable[[str], None]) -> int:
+    """Until told to stop, or replaced by another control plane; returns an exit code."""
     loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, over.set)
+    stopped = loop.create_future()
     plane = ControlPlane(options)
-    ready(await plane.start())
-    await over.wait()
+    starting = loop.create_task(plane.start())
+
+    def stop() -> None:
+        if not starting.done():
+            starting.cancel()  # it stands by, or waits for somebody who does not answer: nothing is begun
+        if not stopped.done():
+            stopped.set_result("")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        ready(await starting)
+    except asyncio.CancelledError:
+        return 0
+    replaced = loop.create_task(plane.until_replaced())
+    await asyncio.wait({stopped, replaced}, return_when=asyncio.FIRST_COMPLETED)
+    if replaced.done():
+        log.error("this control plane ends: %s", replaced.result())
+        os._exit(REPLACED)  # nothing of what it knows may be written any more
+    replaced.cancel()
     await plane.stop()
+    return 0
 
 
 def run(options: Options) -> int:
     """Serve until told to stop; returns an exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every request
     if missing := [name for name in ("fastapi", "uvicorn", "httptools") if importlib.util.find_spec(name) is None]:
         return _refuse(f"{', '.join(missing)} is not installed: pip install 'muster-train[server]'")
     try:
-        _check(options)
+        told.check(options)
         options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(options.home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (OSError, ValueError) as error:
@@ -418,51 +402,13 @@ def run(options: Options) -> int:
         os.close(options.ready_fd)
 
     try:
-        asyncio.run(_serve(options, ready))
+        return asyncio.run(_serve(options, ready))
     except OSError as error:
         return _refuse(f"cannot serve on {options.listen or '127.0.0.1'}: {error.strerror or error}")
     except errors.MusterError as error:
         return _refuse(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
-    return 0
-
-
-def _check(options: Options) -> None:
-    from muster.server.auth import check_listen
-
-    if devices := gpus.pooled(os.environ):
-        _gpus_per_node(os.environ, len(devices))
-    if (options.tls_cert is None) != (options.tls_key is None):
-        raise ValueError("--tls-cert and --tls-key belong together: give both")
-    for path in (options.tls_cert, options.tls_key):
-        if path is not None and not os.access(path, os.R_OK):
-            raise ValueError(f"{path} cannot be read")
-    if options.etcd is not None:
-        _etcd_address(options.etcd)
-    if options.listen is not None:
-        host, _ = wire.parse_address(options.listen)
-        check_listen(host, tls=options.tls_cert is not None, insecure=options.insecure)
 
 
 def _refuse(message: str) -> int:
     print(f"muster server: {message}", file=sys.stderr)
     return 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m muster.daemon", description="muster's control plane")
-    parser.add_argument("--home", type=Path, required=True, help="where everything is kept")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="where the HTTP API listens (a loopback port)")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE")
-    parser.add_argument("--tls-key", type=Path, metavar="FILE")
-    parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS")
-    parser.add_argument("--etcd", metavar="URL", help="keep the mesh's keys there (http://HOST:2379), not here")
-    parser.add_argument("--ready-fd", type=int, help="write the URL there once it serves")
-    parser.add_argument("--reconcile-delay-s", type=float, default=0.0, help="for tests: look at everything that late")
-    parser.add_argument(
-        "--synchronous", choices=["FULL", "NORMAL"], default="FULL", help="how a commit reaches the disk"
-    )
-    return run(Options(**vars(parser.parse_args())))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,27 @@
+"""What is every muster-node told, wherever it runs? What its ranks run, and where they learn how their mesh is."""
+
+from __future__ import annotations
+
+from muster.types.training import Spec, Training
+
+_MESH_MARGIN_S = 10.0  # beyond the gate's own timeout, so that a rank sees that it opened degraded
+
+
+def words(spec: Spec) -> list[str]:
+    """The end of its command line. Everything is an argument of its own: no shell ever reads it."""
+    probe = ["--probe-addr", spec.mesh.probe_address] if spec.mesh.required and spec.mesh.probe_address else []
+    if spec.command is not None:
+        return [*probe, "--no-python", "--", *spec.command, *spec.args]
+    if spec.module is not None:
+        return [*probe, "-m", "--", spec.module, *spec.args]
+    assert spec.script is not None
+    return [*probe, "--", spec.script, *spec.args]
+
+
+def mesh(training: Training, endpoint: str) -> dict[str, str]:
+    """Where ranks learn how their mesh is. Without a gate there is nothing to wait for, so they are told of nowhere."""
+    own = {"MUSTER_MESH_PREFIX": training.key.mesh_prefix}
+    if not training.spec.mesh.required or not endpoint:
+        return own
+    patience = training.spec.mesh.timeout_seconds + _MESH_MARGIN_S
+    return own | {"MUSTER_MESH_ENDPOINT": endpoint, "MUSTER_MESH_TIMEOUT_S": f"{patience:g}"}

@@ -1,0 +1,172 @@
+"""A control plane in a cluster: objects in the Kubernetes API, workers as Pods, one of several replicas acting.
+
+A replica that does not lead answers `/healthz` and nothing else. The one that leads writes its address into the
+Endpoints of the Service, so that workers and clients find it under one name. What it needs under its home it gets
+from the cluster: a new Pod starts from nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+from muster import errors
+from muster.coordinator import wire
+from muster.daemon.options import API_PORT, Options, etcd_address, identity_of
+from muster.kube.client import KubeApi
+from muster.kube.lease import Leadership
+from muster.mesh.serving import KeyServer
+from muster.ports import Clock, Keys
+from muster.store.kube import KubeStore
+
+if TYPE_CHECKING:
+    from muster.backends.kube.backend import KubeBackend
+    from muster.coordinator.service import Coordinator
+
+log = logging.getLogger("muster.daemon")
+
+SERVICE = "muster"
+TOKEN_SECRET = "muster-token"
+ANY = "0.0.0.0"
+
+
+class KubeSite:
+    name = "kube"
+    alive_every_s: float | None = None  # the Lease says it
+    step_writes_per_s = 20.0  # what an API server can well bear beside everything else
+
+    def __init__(self, options: Options, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._lease_api = KubeApi.connect()
+        self._namespace = options.namespace or self._lease_api.namespace or "default"
+        self._identity = identity_of(options)
+        self._leadership = Leadership(self._lease_api, self._namespace, self._identity)
+        self._api = KubeApi.connect(guard=self._leadership.check)
+        self._keys: KeyServer | None = None
+        self._mesh_endpoint = ""
+        self._token = ""
+
+    @property
+    def _host(self) -> str:
+        """Where workers find whoever leads."""
+        return self._options.advertise or f"{SERVICE}.{self._namespace}.svc"
+
+    async def open(self) -> KubeStore:
+        """Stand by until this replica leads, then read everything."""
+        async with _Health(self._options):
+            await self._leadership.acquire()
+        log.info("%s leads", self._identity)
+        self._holding = asyncio.get_running_loop().create_task(self._leadership.hold())
+        name = f"{self._identity}/{secrets.token_hex(4)}"  # another process under the same name is another writer
+        self._store = await KubeStore.open(self._api, self._namespace, name, clock=self._clock)
+        self._token = await self._read_token()
+        return self._store
+
+    async def keys(self) -> Keys:
+        if self._options.etcd is not None:
+            from muster.mesh.etcd import EtcdKeys
+
+            self._mesh_endpoint = etcd_address(self._options.etcd)
+            return EtcdKeys(f"http://{self._mesh_endpoint}")
+        # Workers read; only this process writes, so the token for writing is nobody's.
+        self._keys = KeyServer(self._options.address or ANY, self._options.mesh_port, token=secrets.token_urlsafe(24))
+        await self._keys.start()
+        self._mesh_endpoint = wire.show_address(self._host, self._options.mesh_port)
+        return self._keys.keys
+
+    async def backend(self) -> KubeBackend:
+        from muster.backends.kube.backend import KubeBackend
+
+        coordinator = wire.show_address(self._host, self._options.coordinator_port)
+        self._backend = KubeBackend(
+            self._api,
+            self._store,
+            self._clock,
+            coordinator=coordinator,
+            mesh_endpoint=self._mesh_endpoint,
+            image=self._options.image,
+        )
+        await self._backend.start_watching()
+        return self._backend
+
+    async def adopt(self) -> int:
+        return await self._backend.adopt()
+
+    async def listen(self, coordinator: Coordinator) -> None:
+        await coordinator.start(self._options.address or ANY, self._options.coordinator_port)
+
+    def token(self) -> str | None:
+        return self._token
+
+    async def _read_token(self) -> str:
+        """The token of the API's first user, the same for all replicas; made when there is none."""
+        path = f"/api/v1/namespaces/{self._namespace}/secrets"
+        try:
+            found = await self._api.request("GET", f"{path}/{TOKEN_SECRET}")
+            return base64.b64decode(found["data"]["token"]).decode().strip()
+        except errors.NotFound:
+            token = f"mst_{secrets.token_urlsafe(32)}"
+            body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN_SECRET}, "type": "Opaque"}
+            await self._api.request("POST", path, body={**body, "stringData": {"token": token}})
+            return token
+
+    async def serving(self, port: int) -> None:
+        """Tell the Service where the API, the coordinator and the keys are now."""
+        if self._options.address is None:
+            return
+        ports = {"api": port, "coordinator": self._options.coordinator_port, "mesh": self._options.mesh_port}
+        listed = [{"name": name, "port": number} for name, number in ports.items()]
+        subsets = [{"addresses": [{"ip": self._options.address}], "ports": listed}]
+        path = f"/api/v1/namespaces/{self._namespace}/endpoints/{SERVICE}"
+        found = await self._api.request("GET", path)
+        await self._api.request("PUT", path, body={**found, "subsets": subsets})
+
+    async def tend(self) -> str:
+        """Until another control plane may act."""
+        fenced = asyncio.ensure_future(self._store.until_fenced())
+        done, _ = await asyncio.wait({self._holding, fenced}, return_when=asyncio.FIRST_COMPLETED)
+        fenced.cancel()
+        return str(done.pop().result())
+
+    async def close(self) -> None:
+        self._holding.cancel()
+        await self._leadership.release()
+        if self._keys is not None:
+            await self._keys.stop()
+        await self._api.close()
+        await self._lease_api.close()
+
+
+class _Health:
+    """Answers on the API's port while nothing else does."""
+
+    def __init__(self, options: Options) -> None:
+        self._host, self._port = wire.parse_address(options.listen or f"{ANY}:{API_PORT}")
+        self._server: asyncio.Server | None = None
+        self._tls = bool(options.tls_cert)
+
+    async def __aenter__(self) -> None:
+        if not self._port or self._tls:
+            return
+        self._server = await asyncio.start_server(self._answer, self._host, self._port)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(5.0):
+                head = await reader.readuntil(b"\r\n\r\n")
+            well = head.split(b" ", 2)[1] == b"/healthz"
+            line, body = ("200 OK", "standing by\n") if well else ("503 Service Unavailable", "another replica leads\n")
+            writer.write(f"HTTP/1.1 {line}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+            await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):
+            pass
+        finally:
+            writer.close()

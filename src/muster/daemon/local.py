@@ -1,0 +1,111 @@
+"""A control plane on one machine: objects in a file under its home, workers as processes beside it.
+
+Started again, it listens on the same addresses where they are free; workers read where it is from `coordinator.addr`
+whenever they connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from datetime import datetime
+from pathlib import Path
+
+from muster import errors
+from muster.backends.local.backend import LocalBackend
+from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
+from muster.coordinator import wire
+from muster.coordinator.service import Coordinator
+from muster.daemon.options import Options, etcd_address
+from muster.mesh.serving import KeyServer
+from muster.ports import Clock, Keys
+from muster.store.sqlite import SqliteStore
+
+log = logging.getLogger("muster.daemon")
+
+FOREIGN_EDITS_EVERY_S = 1.0  # how often the database is checked for edits that went around the API
+
+
+class LocalSite:
+    name = "local"
+    alive_every_s: float | None = ALIVE_EVERY_S
+    step_writes_per_s = 200.0
+
+    def __init__(self, options: Options, clock: Clock) -> None:
+        self._options = options
+        self._home = options.home
+        self._clock = clock
+        self._keys: KeyServer | None = None
+        self._mesh_endpoint = ""
+
+    async def open(self) -> SqliteStore:
+        self._store = SqliteStore.open(self._home / "muster.db", synchronous=self._options.synchronous)
+        return self._store
+
+    async def keys(self) -> Keys:
+        """Where workers learn how their mesh is: in an etcd, or here on the port of the last time, if it is free."""
+        if self._options.etcd is not None:
+            from muster.mesh.etcd import EtcdKeys
+
+            self._mesh_endpoint = etcd_address(self._options.etcd)
+            return EtcdKeys(f"http://{self._mesh_endpoint}")
+        path = self._home / "mesh.addr"
+        try:
+            _, port = wire.parse_address(path.read_text().split()[0])
+            self._keys = KeyServer(port=port)
+            address = await self._keys.start()
+        except (OSError, ValueError, IndexError):
+            self._keys = KeyServer()
+            address = await self._keys.start()
+        write_file(path, address + "\n")
+        self._mesh_endpoint = address
+        return self._keys.keys
+
+    async def backend(self) -> LocalBackend:
+        self._backend = LocalBackend(self._home, self._store, self._clock)
+        self._backend.mesh_endpoint = self._mesh_endpoint
+        return self._backend
+
+    async def adopt(self) -> int:
+        kept = self._store.record(ALIVE_KIND, ALIVE_KEY)
+        return await self._backend.adopt(datetime.fromisoformat(str(kept["at"])) if kept else None)
+
+    async def listen(self, coordinator: Coordinator) -> None:
+        path = self._home / "coordinator.addr"
+        try:
+            host, port = wire.parse_address(path.read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            host, port = "127.0.0.1", 0
+        try:
+            address = await coordinator.start(host, port)
+        except OSError as error:
+            log.warning("the coordinator's old port %d is taken (%s): choosing another", port, error.strerror)
+            address = await coordinator.start("127.0.0.1", 0)
+        write_file(path, wire.show_address(*address) + "\n")
+
+    def token(self) -> str | None:
+        return None
+
+    async def serving(self, port: int) -> None:
+        pass
+
+    async def tend(self) -> str:
+        """Take up what was edited around the API, for ever."""
+        while True:
+            await asyncio.sleep(FOREIGN_EDITS_EVERY_S)
+            try:
+                await self._store.refresh()
+            except errors.Unavailable as error:
+                log.warning("the database cannot be read: %s", error)
+
+    async def close(self) -> None:
+        if self._keys is not None:
+            await self._keys.stop()
+
+
+def write_file(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.new")
+    with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)
+    os.replace(draft, path)
