@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from muster.ports import Change, Filter, Store, Write
+from muster.ports import Change, Filter, Store, Stored, Write
 from tests.training_builders import a_training
 
 Story = Callable[[Store], Awaitable[None]]
@@ -27,6 +27,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def fill(store: Store, names: str, namespace: str = "default") -> None:
-    for name in names:
-        await store.write(Write(put=a_training(name, namespace=namespace)))
+def version_of(written: Stored | None) -> int:
+    assert written is not None
+    return written.version
+
+
+async def fill(store: Store, names: str, namespace: str = "default") -> list[int]:
+    """One training for each letter; the versions that they got."""
+    return [version_of(await store.write(Write(put=a_training(name, namespace=namespace)))) for name in names]

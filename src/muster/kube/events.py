@@ -1,0 +1,97 @@
+"""Which entries of the journal are Kubernetes Events as well? All, as far as the cluster can bear them.
+
+They are a copy for `kubectl describe` and are forgotten by the cluster after an hour; the journal is what counts. So
+they are sent one by one in the background, at a bounded rate, and when too many wait the oldest ordinary ones go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Iterable
+from datetime import UTC
+
+from muster import errors
+from muster.kube.client import Json, KubeApi
+from muster.types.event import Event
+from muster.types.training import API_VERSION, KIND
+
+log = logging.getLogger("muster.kube")
+
+PER_S = 25.0
+BURST = 250
+MOST_WAITING = 2000
+_LONGEST = 1024  # characters that a message may have
+
+
+class Announcer:
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+        self._waiting: deque[Event] = deque()
+        self._wanted = asyncio.Event()
+        self._refused = False
+
+    def offer(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.namespace and event.training:
+                self._waiting.append(event)
+        while len(self._waiting) > MOST_WAITING:
+            ordinary = next((one for one in self._waiting if one.type == "Normal"), self._waiting[0])
+            self._waiting.remove(ordinary)
+        self._wanted.set()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        room, at = float(BURST), loop.time()
+        while True:
+            if not self._waiting:
+                self._wanted.clear()
+                await self._wanted.wait()
+                continue
+            now = loop.time()
+            room, at = min(float(BURST), room + (now - at) * PER_S), now
+            if room < 1.0:
+                await asyncio.sleep((1.0 - room) / PER_S)
+                continue
+            room -= 1.0
+            await self._send(self._waiting.popleft())
+
+    async def _send(self, event: Event) -> None:
+        try:
+            await self._api.request("POST", f"/api/v1/namespaces/{event.namespace}/events", body=rendered(event))
+            self._refused = False
+        except errors.AlreadyExists:
+            pass
+        except errors.MusterError as error:  # it is only a copy
+            if not self._refused:
+                log.warning("an event of %s/%s is not shown by kubectl: %s", event.namespace, event.training, error)
+            self._refused = True
+
+
+def rendered(event: Event) -> Json:
+    assert event.at is not None
+    at = event.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    message = event.message if len(event.message) <= _LONGEST else event.message[: _LONGEST - 1] + "…"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{event.training}.{event.uid[:8] or 'x'}.{event.id}", "namespace": event.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": event.namespace,
+            "name": event.training,
+            "uid": event.uid,
+        },
+        "reason": event.reason,
+        "message": message,
+        "type": event.type,
+        "count": 1,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "source": {"component": "muster"},
+        "reportingComponent": "muster.dev/control-plane",
+        "reportingInstance": socket.gethostname(),
+    }
