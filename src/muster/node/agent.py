@@ -310,7 +310,8 @@ class Agent:
         self._round = current = _InRound(place, oom_kills=system.oom_kills())
         ranks = place.ranks
         span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        self._say(f"{span} of {place.round.rank_count}; {place.round.why}")
+        # Before their output: where only the copy of it is kept, this line tells the round.
+        self._say(f"round {place.number}: {span} of {place.round.rank_count}; {place.round.why}")
         folder = self._config.log_dir / f"round-{place.number}"
         folder.mkdir(parents=True, exist_ok=True)
         self._crew.beat(round=place.number)

@@ -33,6 +33,7 @@ class _Followed:
     offset: int
     rest: bytes = b""
     closing: bool = False
+    fresh: bool = True  # nothing was copied yet: what the agent said before comes before it
 
 
 @dataclass
@@ -109,6 +110,8 @@ class Echo:
                 files = list(self._files.values())
             for followed in files:
                 watch.add(followed.path)
+            if any(followed.fresh for followed in files):
+                self._write_notes()
             moved = [self._copy(followed) for followed in files]
             busy = busy + 1 if any(moved) else 0
             if busy % _PATIENCE:
@@ -155,6 +158,7 @@ class Echo:
         if not data:
             return False
         followed.offset += len(data)
+        followed.fresh = False
         *lines, followed.rest = (followed.rest + data).split(b"\n")
         if len(followed.rest) > _CHUNK:
             lines, followed.rest = [*lines, followed.rest], b""
