@@ -43,7 +43,14 @@ VERBS = {
     "completion": "completion",
     "coordinator": "coordinator",
 }
-GROUPS = {"server": "server", "token": "token", "world": "world", "bench": "bench", "share": "share"}
+GROUPS = {
+    "server": "server",
+    "token": "token",
+    "world": "world",
+    "bench": "bench",
+    "share": "share",
+    "kube": "kube",
+}
 
 
 class Verbs(TyperGroup):
