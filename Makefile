@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := all
-.PHONY: all venv demo check docs test soak bench bench-world bench-control bench-sharing bench-mesh clean
+.PHONY: all venv demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube clean
 
 all: check test
 
@@ -14,7 +14,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,torch,ray,plot,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,torch,ray,plot,kube,dev]'
 	touch $@
 
 demo: venv
@@ -44,10 +44,15 @@ $(VENV)/.debian: | $(STAMP)
 test: venv $(VENV)/.debian
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+# A real API server; its programs are built once where there are none, which takes about ten minutes.
+test-kube: venv
+	$(BIN)/python -m tests.kube.binaries
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'kube and not soak' tests
+
 soak: venv
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
 
-bench: bench-world bench-control bench-sharing bench-mesh
+bench: bench-world bench-control bench-sharing bench-mesh bench-kube
 
 # Peers go into a folder of their own, so that what they bring is seen by them alone.
 $(VENV)/peers: $(STAMP)
@@ -71,6 +76,10 @@ bench-sharing: venv
 
 bench-mesh: venv $(VENV)/.debian
 	$(BIN)/python -m bench.mesh $(ARGS)
+
+bench-kube: venv
+	$(BIN)/python -m tests.kube.binaries
+	$(BIN)/python -m bench.kube $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
