@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 
 from tests.fleet import Fleet
+from tests.kube.fixtures import cluster, kube_plane, kubelet, namespace, pytest_collection_modifyitems  # noqa: F401
 from tests.plane import Plane
 
 # Other tests run beside: how long an example takes says nothing.

@@ -1,0 +1,120 @@
+"""Plays kube-proxy for one Service: which address does a new connection go to?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Mapping
+from functools import partial
+
+from tests.kube.api import Json
+from tests.kube.cluster import Cluster
+from tests.kube.network import new_address
+
+Target = tuple[str, int]
+
+
+class ServiceProxy:
+    """Listens on `host` from when it is made; each new connection goes to what the Endpoints object names then.
+
+    Ports are known by their names in Endpoints (`""` where there is none). Without endpoints a connection is reset.
+    """
+
+    def __init__(
+        self, cluster: Cluster, namespace: str, name: str, ports: Mapping[str, int], host: str | None = None
+    ) -> None:
+        """`ports`: name → where to listen, 0 for any. `host`: an address of its own unless given."""
+        self.host = host or new_address()
+        self.ports: dict[str, int] = {}
+        self._cluster = cluster
+        self._path = f"/api/v1/namespaces/{namespace}/endpoints"
+        self._name = name
+        self._targets: dict[str, list[Target]] = {}
+        self._changed = asyncio.Event()
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        cluster.background.call(self._start(ports))
+
+    def address(self, port: str = "") -> str:
+        return f"{self.host}:{self.ports[port]}"
+
+    def until_ready(self, port: str = "", timeout_s: float = 20.0) -> None:
+        """Until there is somewhere to go."""
+        self._cluster.background.call(self._until(port), timeout_s)
+
+    def close(self) -> None:
+        self._cluster.background.call(self._end())
+
+    async def _start(self, ports: Mapping[str, int]) -> None:
+        for name, wanted in ports.items():
+            server = await asyncio.start_server(partial(self._relay, name), self.host, wanted)
+            self.ports[name] = server.sockets[0].getsockname()[1]
+            self._servers.append(server)
+        self._tasks.add(asyncio.create_task(self._follow()))
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _until(self, port: str) -> None:
+        while not self._targets.get(port):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _follow(self) -> None:
+        async for kind, item in self._cluster.aio.follow(self._path, fieldSelector=f"metadata.name={self._name}"):
+            found = item["items"] if kind == "LISTED" else [item] if kind != "DELETED" else []
+            self._targets = targets(found[0]) if found else {}
+            self._changed.set()
+
+    async def _relay(self, port: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            found = self._targets.get(port)
+            if not found:
+                raise ConnectionRefusedError
+            far_reader, far_writer = await asyncio.open_connection(*found[0])
+        except OSError:
+            _reset(writer)
+            return
+        ways = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
+        try:
+            await asyncio.gather(*ways)
+        finally:
+            for way in ways:
+                way.cancel()
+            far_writer.close()
+            writer.close()
+
+
+def targets(endpoints: Json) -> dict[str, list[Target]]:
+    """Ready addresses by the name of the port."""
+    found: dict[str, list[Target]] = {}
+    for subset in endpoints.get("subsets") or []:
+        for port in subset.get("ports") or []:
+            places = [(address["ip"], port["port"]) for address in subset.get("addresses") or []]
+            found.setdefault(port.get("name", ""), []).extend(places)
+    return found
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """As from a port where nobody listens: an error, not an end."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
