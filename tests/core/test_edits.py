@@ -15,7 +15,7 @@ from muster.core import edits
 from muster.core.edits import Edit
 from muster.errors import Conflict, InvalidRequest, MusterError, UDTerminalState, WorldSizeOutOfBounds
 from muster.types.codec import camel
-from muster.types.training import MASK, Phase, Training, Uid
+from muster.types.training import MASK, Phase, Training, Uid, WorldSize
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
 LATER = NOW.replace(hour=13)
@@ -287,3 +287,16 @@ def test_a_merge_patch_follows_its_standard(target: object, change: object) -> N
     for name, value in change.items():
         assert name not in result if value is None else name in result
     assert all(result[name] is before[name] for name in before if name not in change)
+
+
+# Fields that cannot change -----------------------------------------------------------------------
+
+
+def test_what_cannot_change_is_noticed_when_it_was_changed_around_us() -> None:
+    training = a_training(args=["1"], env={"A": "b"}, worldSize={"min": 1, "target": 2, "max": 4})
+    before = edits.marks(training.spec)
+    assert edits.altered(training.spec, before) == ()
+    scaled = replace(training.spec, world_size=WorldSize(1, 3, 4), spares=2)
+    assert edits.altered(scaled, before) == ()
+    changed = replace(training.spec, args=("2",), env={"A": "c"}, image="other")
+    assert set(edits.altered(changed, before)) == {"args", "env", "image"}

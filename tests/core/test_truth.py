@@ -30,7 +30,7 @@ from muster.types.training import (
 )
 from muster.types.worker import Worker
 from tests.core.builders import a_roll, an_id
-from tests.training_builders import BIRTH, a_training
+from tests.training_builders import BIRTH, a_status, a_training
 
 NOW = BIRTH + timedelta(minutes=10)
 GRANT = Grant(9, True, "Admitted", "the cluster places its workers")
@@ -294,3 +294,11 @@ def test_a_spec_with_very_much_wrong_is_told_within_bounds(count: int) -> None:
     plan = reconcile(a_training(env={f"MUSTER_{index}": "" for index in range(count)}), seen(), NOW)
     message = condition(plan, "Valid").message
     assert message.count("muster's own") == min(count, 20) and ("and 40 more" in message) == (count == 60)
+
+
+def test_a_field_that_cannot_change_is_named_and_nothing_moves() -> None:
+    training = a_training(world=(2, 2, 4), generation=2, status=a_status(world=(2, 2, 4), observed_generation=1))
+    plan = reconcile(training, Observed(altered=("args",), grant=Grant(2, True, "Admitted", "")), NOW)
+    valid = plan.status.condition("Valid")
+    assert valid is not None and "spec.args: cannot change once workers were started" in valid.message
+    assert plan.actions == ()

@@ -19,6 +19,7 @@ from muster.control.observe import Observer
 from muster.control.publish import Publisher
 from muster.core import lifecycle, reconcile
 from muster.core.admission import backend_of
+from muster.core.edits import marks
 from muster.core.reconcile import Plan
 from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write, insist
 from muster.types.event import Event
@@ -61,7 +62,7 @@ class Loop:
         self._delay_s = delay_s
         self._alive_every_s = alive_every_s
         self._step_writes_per_s = step_writes_per_s
-        self._observer = Observer(backends, worlds, clock)
+        self._observer = Observer(backends, worlds, clock, self._marks)
         self._publisher = publisher
         self._due: dict[Key, None] = {}
         self._busy: dict[Key, asyncio.Task[None]] = {}
@@ -346,8 +347,14 @@ class Loop:
         if (kept := self._store.record(TOKEN_KIND, training.uid)) is not None:
             return str(kept["token"])
         token = secrets.token_urlsafe(24)
-        await self._store.write(Write(records=(Record(TOKEN_KIND, training.uid, {"token": token}),), lazy=True))
+        kept = {"token": token, "marks": marks(training.spec)}
+        await self._store.write(Write(records=(Record(TOKEN_KIND, training.uid, kept),), lazy=True))
         return token
+
+    def _marks(self, uid: Uid) -> Mapping[str, str]:
+        kept = self._store.record(TOKEN_KIND, uid) or {}
+        found: Mapping[str, str] = kept.get("marks") or {}
+        return found
 
     async def _remove(self, stored: Stored, why: str) -> None:
         training = stored.training

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
 from muster.core.admission import Claim, Grant, admit, backend_of
+from muster.core.edits import altered
 from muster.core.truth import NOT_LOOKED_AT, Observed
 from muster.ports import Backend, Clock, Worlds
 from muster.types.training import Key, Training, Uid, problems_of
@@ -16,7 +17,15 @@ from muster.types.worker import Worker
 class Observer:
     """Keeps track of which trainings live and what they ask for, so that looking at one does not mean reading all."""
 
-    def __init__(self, backends: Mapping[str, Backend], worlds: Worlds, clock: Clock) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        worlds: Worlds,
+        clock: Clock,
+        marks: Callable[[Uid], Mapping[str, str]] = lambda uid: {},
+    ) -> None:
+        """`marks` says what a training's fixed fields were when its workers were started."""
+        self._marks = marks
         self._backends = backends
         self._worlds = worlds
         self._clock = clock
@@ -86,6 +95,7 @@ class Observer:
             absent_since=self._absences(training, backend, workers) if backend is not None else {},
             grant=self._grant(training, name, backend),
             backend=name,
+            altered=altered(training.spec, self._marks(training.uid)),
         )
 
     def _grant(self, training: Training, name: str, backend: Backend | None) -> Grant:

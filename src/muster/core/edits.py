@@ -6,6 +6,8 @@ once. Whether the name is free, the version current and the quota kept is for wh
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -226,6 +228,22 @@ def _fixed_problems(training: Training, changed: Collection[str]) -> list[Proble
     if "cancel" in changed and training.spec.cancel is not None:
         found.append(Problem("spec.cancel", "stands: it can be neither altered nor taken back"))
     return found
+
+
+def marks(spec: Spec) -> dict[str, str]:
+    """What tells later whether a field was changed that cannot change, around us: field → digest."""
+    wire = to_wire(spec)
+    return {camel(name): _digest(wire.get(camel(name))) for name in FIXED}
+
+
+def altered(spec: Spec, before: Mapping[str, str]) -> tuple[str, ...]:
+    """The fields that are not what they were when those marks were taken."""
+    now = marks(spec)
+    return tuple(name for name, mark in before.items() if now.get(name, mark) != mark)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 # Orders ------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from muster.core import exits, lifecycle, roll, truth
 from muster.core.truth import Observed
 from muster.types import world
 from muster.types.event import FINISHED, TERMINAL_EDIT, Event
-from muster.types.training import Outcome, Spec, Status, Training, problems_of
+from muster.types.training import Outcome, Spec, Status, Training
 from muster.types.worker import Worker
 
 LEASE = timedelta(seconds=10)  # a control plane that swaps or waits for its disk for less disturbs nobody
@@ -281,7 +281,7 @@ def _finish(training: Training, seen: Observed, outcome: Outcome, now: datetime)
 
 
 def _live(training: Training, seen: Observed, now: datetime) -> Plan:
-    invalid = bool(problems_of(training))
+    invalid = bool(truth.problems_with(training, seen))
     asked = _asked_to_end(training) or (None if invalid else _must_fail(training, seen, now))
     if asked is not None:
         return _end(training, seen, asked, now)
@@ -376,7 +376,7 @@ def _out_of_memory(training: Training, seen: Observed) -> EndRun | None:
 def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Plan:
     """Through the coordinator if there is one; a training that never had one ends with a single write."""
     if seen.roll is not None:
-        settings = settings_of(truth.in_effect(training))
+        settings = settings_of(truth.in_effect(training, seen))
         actions: list[Action] = [OpenRun(settings, seen.roll.target)] if seen.roll.settings != settings else []
         status = truth.mirrored(training, seen, now)
         return Plan((*actions, order), status, order.message, truth.news(training, seen, status))

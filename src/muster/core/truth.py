@@ -54,6 +54,7 @@ class Observed:
     absent_since: Mapping[str, datetime] = field(default_factory=dict)  # workers that run and are not on the roll
     grant: Grant = NOT_LOOKED_AT
     backend: str = "local"  # where it runs: what the spec's word for it stands for here
+    altered: tuple[str, ...] = ()  # fields that were changed around us since its workers were started with them
 
     @property
     def last_round(self) -> world.Round | None:
@@ -75,10 +76,16 @@ class Observed:
         return tuple(found)
 
 
-def in_effect(training: Training) -> Spec:
+def problems_with(training: Training, seen: Observed) -> list[Problem]:
+    """Why a spec that was stored around the API cannot be acted on."""
+    fixed = "cannot change once workers were started with it: put it back, or submit a new training"
+    return [*problems_of(training), *(Problem(f"spec.{name}", fixed) for name in seen.altered)]
+
+
+def in_effect(training: Training, seen: Observed | None = None) -> Spec:
     """The spec that is acted on. One that cannot be leaves the world at the size that it had."""
     status = training.status
-    if not status.observed_generation or not problems_of(training):
+    if not status.observed_generation or not problems_with(training, seen or Observed()):
         return training.spec
     size = status.world_size
     return replace(training.spec, world_size=WorldSize(size.min, size.target, size.max), spares=status.spares.target)
@@ -86,8 +93,8 @@ def in_effect(training: Training) -> Spec:
 
 def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     """The status as it is now, for the generation that was looked at."""
-    problems, old = problems_of(training), training.status
-    spec = in_effect(training)
+    problems, old = problems_with(training, seen), training.status
+    spec = in_effect(training, seen)
     size = spec.world_size
     current = seen.roll.running if seen.roll is not None else None
     ready = _ready(old, seen, current)

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import logging
 import secrets
+import ssl
 from typing import TYPE_CHECKING
 
 from muster import errors
@@ -20,6 +21,7 @@ from muster.kube.client import KubeApi
 from muster.kube.lease import Leadership
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Keys
+from muster.server.auth import TOKENS_FILE, write_private
 from muster.store.kube import KubeStore
 
 if TYPE_CHECKING:
@@ -103,11 +105,18 @@ class KubeSite:
         return self._token
 
     async def _read_token(self) -> str:
-        """The token of the API's first user, the same for all replicas; made when there is none."""
+        """The token of the API's first user, the same for all replicas; made when there is none.
+
+        Beside it there may be those of others, as `muster token create` writes them.
+        """
         path = f"/api/v1/namespaces/{self._namespace}/secrets"
         try:
-            found = await self._api.request("GET", f"{path}/{TOKEN_SECRET}")
-            return base64.b64decode(found["data"]["token"]).decode().strip()
+            data = (await self._api.request("GET", f"{path}/{TOKEN_SECRET}")).get("data") or {}
+            if TOKENS_FILE in data:
+                write_private(self._options.home / TOKENS_FILE, base64.b64decode(data[TOKENS_FILE]).decode())
+            if "token" not in data:
+                raise errors.InvalidRequest(f"the Secret {TOKEN_SECRET} has no token", hint="delete it: one is made")
+            return base64.b64decode(data["token"]).decode().strip()
         except errors.NotFound:
             token = f"mst_{secrets.token_urlsafe(32)}"
             body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN_SECRET}, "type": "Opaque"}
@@ -147,12 +156,14 @@ class _Health:
     def __init__(self, options: Options) -> None:
         self._host, self._port = wire.parse_address(options.listen or f"{ANY}:{API_PORT}")
         self._server: asyncio.Server | None = None
-        self._tls = bool(options.tls_cert)
+        self._tls: ssl.SSLContext | None = None
+        if options.tls_cert is not None:
+            self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self._tls.load_cert_chain(options.tls_cert, options.tls_key)
 
     async def __aenter__(self) -> None:
-        if not self._port or self._tls:
-            return
-        self._server = await asyncio.start_server(self._answer, self._host, self._port)
+        if self._port:
+            self._server = await asyncio.start_server(self._answer, self._host, self._port, ssl=self._tls)
 
     async def __aexit__(self, *_: object) -> None:
         if self._server is not None:
