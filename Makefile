@@ -50,6 +50,7 @@ test-kube: venv
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'kube and not soak' tests
 
 soak: venv
+	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
 
 bench: bench-world bench-control bench-sharing bench-mesh bench-kube

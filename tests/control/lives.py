@@ -10,24 +10,24 @@ from random import Random
 import muster
 from muster import DistributedTraining, TrainingFailed
 from tests.fleet import eventually
+from tests.kube.plane import KubePlane
 from tests.plane import Plane
 
 PATIENCE_S = 90.0
 
 
-def live(plane: Plane, rng: Random, kills: int) -> None:
+def live(plane: Plane | KubePlane, rng: Random, kills: int) -> None:
     """Submit, scale, fail and finish while the control plane dies `kills` times; then check that nothing is lost."""
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            _work(plane, client)
+            _work(plane)
         except (muster.MusterError, AssertionError, OSError) as error:
             failure.append(error)
 
     plane.serve()
-    client = muster.Client(url=plane.url, token=plane.api_token)
-    assert client.list() == []
+    assert plane.client.list() == []
     worker = threading.Thread(target=work)
     worker.start()
     for _ in range(kills):
@@ -41,9 +41,9 @@ def live(plane: Plane, rng: Random, kills: int) -> None:
     _check(plane)
 
 
-def _work(plane: Plane, client: muster.Client) -> None:
-    good = plane.train("good", world=(2, 2, 3), spares=1, client=client)
-    bad = plane.train("bad", "exit=3@1.*", "wait", world=(2, 2, 2), max_restarts=1, stop_grace_seconds=1, client=client)
+def _work(plane: Plane | KubePlane) -> None:
+    good = plane.train("good", world=(2, 2, 3), spares=1)
+    bad = plane.train("bad", "exit=3@1.*", "wait", world=(2, 2, 2), max_restarts=1, stop_grace_seconds=1)
     good.wait_until_min_world(timeout=PATIENCE_S)
     assert good.scale(target=3).target == 3
     assert good.wait_until_target_world(timeout=PATIENCE_S).ready == 3
@@ -56,9 +56,8 @@ def _work(plane: Plane, client: muster.Client) -> None:
         assert "rank 1: exit_code=3" in str(failed), str(failed)
 
 
-def _check(plane: Plane) -> None:
-    client = muster.Client(url=plane.url, token=plane.api_token)
-    good, bad = client.get("good"), client.get("bad")
+def _check(plane: Plane | KubePlane) -> None:
+    good, bad = plane.client.get("good"), plane.client.get("bad")
     assert (good.phase, bad.phase) == ("succeeded", "failed")
     assert [one.exit_code for one in good.rank_exits] == [0, 0, 0]
     assert len(bad.rank_exits) == 2 and bad.rank_exits[1].exit_code == 3

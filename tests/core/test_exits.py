@@ -10,7 +10,7 @@ import pytest
 
 from muster.core import exits, waits
 from muster.core.admission import Grant
-from muster.core.reconcile import EndRun, Plan, StartWorker, reconcile
+from muster.core.reconcile import Bury, EndRun, Plan, StartWorker, StopWorker, reconcile
 from muster.core.roll import Roll, lose
 from muster.core.truth import Observed
 from muster.types.training import Outcome, RankExit, Training, Uid
@@ -181,3 +181,26 @@ def test_a_run_that_stayed_below_its_minimum_says_whom_the_platform_let_wait() -
     outcome = plan.status.outcome
     assert isinstance(outcome, Outcome)
     assert outcome.message == "below the minimum for 300 s; w-1 waits: 0/2 nodes are available"
+
+
+def test_a_worker_that_the_platform_lets_wait_goes_when_its_training_has_ended() -> None:
+    """One that runs leaves by itself; in one that never ran there is nobody who would."""
+    ended = a_training("w", status=a_status(phase="cancelled", finished_at=NOW), world=(2, 2, 2))
+    waiting = replace(running("w-1"), waiting="0/2 nodes are available")
+    stopping = replace(waiting, name="w-2", stopping=True)
+    plan = reconcile(ended, Observed(None, "", True, (running("w-0"), waiting, stopping), grant=GRANT), NOW)
+    assert [action.name for action in plan.actions if isinstance(action, StopWorker)] == ["w-1"]
+
+
+def test_ranks_that_ended_with_their_worker_are_not_waited_for() -> None:
+    """Only where the platform says that nothing is left, and nobody speaks for it any more."""
+    training, dead = a_training("w", world=(2, 2, 2)), a_worker("w1", "Error", 137, cleared=True)
+
+    def buried(roll: Roll, worker: Worker) -> list[str]:
+        plan = look(training, roll, running("w0"), worker)
+        return [name for action in plan.actions if isinstance(action, Bury) for name in action.names]
+
+    assert buried(lost_one(), dead) == ["w1"]
+    assert buried(lost_one(), replace(dead, cleared=False)) == []
+    assert buried(a_roll("w0 w1", min=2, max=2), dead) == [], "what it reported last may still be on its way"
+    assert buried(lost_one(gone=frozenset({an_id("w1")})), dead) == []

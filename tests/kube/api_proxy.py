@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
@@ -58,7 +59,9 @@ class ApiProxy:
         self._cluster = cluster
         self._writes = 0
         self._planned: list[tuple[int, Callable[[Call], bool]]] = []
+        self._lost: list[Callable[[Call], bool]] = []
         self._expire_next = 0
+        self._expired: Counter[str] = Counter()
         self._watching: dict[asyncio.Task[None], asyncio.Event] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -82,9 +85,17 @@ class ApiProxy:
         """The next requests that `when` picks get this status from here."""
         self._planned += [(status, when)] * times
 
+    def lose(self, times: int = 1, when: Callable[[Call], bool] = lambda call: True) -> None:
+        """The next requests that `when` picks are carried out, but their connections break instead of an answer."""
+        self._lost += [when] * times
+
+    @property
+    def lost_all(self) -> bool:
+        return not self._lost
+
     def expire_watches(self, coming: int = 0) -> None:
-        """Open watches end with a 410 ERROR event, and so do the next `coming` ones."""
-        self._expire_next = coming
+        """Open watches end with a 410 ERROR event, and so do the next `coming` ones of each collection."""
+        self._expire_next, self._expired = coming, Counter()
         self._cluster.background.call(self._expire())
 
     def count(self, method: str = "", part: str = "") -> int:
@@ -156,14 +167,24 @@ class ApiProxy:
             ) as answer:
                 call = request.call(answer.status_code)
                 self.calls.append(call)
+                if self._loses(call):
+                    await answer.aread()
+                    raise ConnectionResetError
                 if call.watch and answer.is_success:
-                    await self._watch(answer, reader, writer)
+                    await self._watch(call, answer, reader, writer)
                 else:
                     kind = answer.headers.get("content-type", "application/json")
                     await _write(writer, answer.status_code, await answer.aread(), kind)
         except httpx2.TransportError:
             # As the client would see it: no answer.
             raise ConnectionResetError from None
+
+    def _loses(self, call: Call) -> bool:
+        for when in self._lost:
+            if when(call):
+                self._lost.remove(when)
+                return True
+        return False
 
     def _fault(self, request: _Request) -> int:
         call = request.call(0)
@@ -176,14 +197,16 @@ class ApiProxy:
             return 409 if self._writes % self.conflict_every == 0 else 0
         return 0
 
-    async def _watch(self, answer: httpx2.Response, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _watch(
+        self, call: Call, answer: httpx2.Response, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Until the server ends it, the client goes, or it is to expire."""
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
         writer.write(b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
         await writer.drain()
         expired = asyncio.Event()
-        if self._expire_next:
-            self._expire_next -= 1
+        if self._expired[call.path] < self._expire_next:
+            self._expired[call.path] += 1
             expired.set()
         pump = asyncio.create_task(_relay(answer.aiter_lines(), writer))
         self._watching[pump] = expired

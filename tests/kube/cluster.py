@@ -204,6 +204,8 @@ class Cluster:
             "--authorization-mode=RBAC",
             # Nothing mounts volumes here: a Pod would wait for its account's token.
             "--disable-admission-plugins=ServiceAccount",
+            # As some distributions have it: whoever sets an owner must be allowed to hold up the owner's removal.
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
             "--allow-privileged=true",
             "--endpoint-reconciler-type=none",
             "--kubelet-preferred-address-types=InternalIP",

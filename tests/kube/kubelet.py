@@ -292,7 +292,7 @@ class TestKubelet:
                 end = await ending
             finally:
                 ending.cancel()
-            state = _ended(end, started)
+            state = _ended(end, started, _last_words(held))
             if not _again(held, end):
                 held.log.end()
                 await self._tell(held, "Failed" if end.code or held.evicted else "Succeeded", state, restarts=restarts)
@@ -408,6 +408,15 @@ def _again(held: _Held, end: End) -> bool:
     return policy == "Always" or end.code != 0
 
 
-def _ended(end: End, started: str) -> Json:
+def _ended(end: End, started: str, last_words: str) -> Json:
     reason = "OOMKilled" if end.oom else "Error" if end.code else "Completed"
-    return pods.terminated(137 if end.oom and not end.code else end.code, reason, started)
+    code = 137 if end.oom and not end.code else end.code
+    return pods.terminated(code, reason, started, last_words if code else "")
+
+
+def _last_words(held: _Held) -> str:
+    """The end of the log, where a Pod asks for that in place of a message."""
+    (container,) = held.pod["spec"]["containers"]
+    if container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
+        return ""
+    return b"".join(line for _, line in held.log.lines[-80:])[-2048:].decode(errors="replace")

@@ -125,6 +125,16 @@ class KubePlane(Fleet):
             pod for pod, found in self.pods(name).items() if found["status"].get("phase") in ("Pending", "Running")
         )
 
+    def no_worker_left(self) -> None:
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        ended = ("Succeeded", "Failed")
+
+        def left() -> list[str]:
+            pods = self.cluster.api("GET", path)["items"]
+            return [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") not in ended]
+
+        eventually(lambda: not left(), "no Pod runs", 15)
+
     def phase(self, phase: str, name: str = "demo", timeout_s: float = 30.0) -> Json:
         """Wait until kubectl would show that phase."""
         path = f"/apis/muster.dev/v1alpha1/namespaces/{self.namespace}/trainings/{name}"
@@ -162,6 +172,9 @@ def install(cluster: Cluster, namespace: str) -> None:
     """What `muster kube install` renders, but for the Deployment: replicas are processes here."""
     wanted = [item for item in manifests.render(manifests.Options(namespace=namespace)) if item["kind"] != "Deployment"]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted})
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=text)
     name = crd.custom_resource_definition()["metadata"]["name"]
+    first = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}") is None
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=text)
     cluster.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=20s")
+    if first:
+        cluster.restart_controllers()  # the garbage collector knows the new kind then

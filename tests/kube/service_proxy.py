@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
 from collections.abc import Mapping
@@ -113,8 +112,10 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
+    try:
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
         writer.write_eof()
+    except OSError:
+        writer.transport.abort()  # broken on one side, it is on the other

@@ -64,6 +64,17 @@ def test_faults_come_as_ordered(client: httpx2.Client, proxy: ApiProxy, namespac
     assert client.get(path).elapsed.total_seconds() >= 0.2
 
 
+def test_an_answer_is_lost_after_the_request_was_carried_out(
+    client: httpx2.Client, proxy: ApiProxy, namespace: str
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    proxy.lose(when=lambda call: call.method == "POST")
+    with pytest.raises(httpx2.TransportError):
+        client.post(path, json={"metadata": {"name": "a"}})
+    assert client.get(f"{path}/a").status_code == 200
+    assert client.post(path, json={"metadata": {"name": "a"}}).status_code == 409
+
+
 def test_watches_stream_until_they_expire_or_are_cut(client: httpx2.Client, proxy: ApiProxy, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     watch = {"watch": "1", "fieldSelector": "metadata.name=a"}

@@ -16,6 +16,7 @@ from muster.errors import Unavailable
 from muster.ports import Stored, Write
 from muster.server import calls, protocol
 from muster.types.training import Key
+from tests.contract.stores import settle
 from tests.server.house import BOUND_S, TRAININGS, House, a_body, error_of, in_house
 
 
@@ -282,3 +283,23 @@ def test_health_readiness_metrics_and_the_document_are_served(tmp_path: Path) ->
         assert 'muster_workers{backend="local"} 1\n' in text and "muster_queue 7\n" in text
 
     in_house(tmp_path, test, ready=lambda: ready[0], gauges=lambda: {"muster_queue": 7.0})
+
+
+def test_whoever_waits_when_the_server_stops_is_told_to_ask_again(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        version = (await house.submit())["metadata"]["resourceVersion"]
+        waiting = asyncio.create_task(
+            house.client.get(f"{TRAININGS}/demo", params={"resourceVersion": version, "timeoutSeconds": "9"})
+        )
+        tasks: list[asyncio.Task[None]] = []
+        async with asyncio.timeout(BOUND_S):
+            while not tasks:
+                await asyncio.sleep(0)
+                tasks = [task for connection in house.connections for task in connection.tasks]
+        await settle()
+        for task in tasks:  # as uvicorn does when its patience ends
+            task.cancel()
+        answer = await waiting
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
+
+    in_house(tmp_path, test)

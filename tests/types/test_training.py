@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from muster.types.codec import Invalid
-from muster.types.training import MASK, Key, Resources, Training, check, problems_of
+from muster.types.training import LAST_APPLIED, MASK, Key, Resources, Training, check, problems_of
 from tests.training_builders import a_rank_exit, a_training
 
 
@@ -24,6 +25,10 @@ from tests.training_builders import a_rank_exit, a_training
         ({"env": {"1A": "x"}}, "spec.env.1A"),
         ({"env": {"MUSTER_HOME": "x"}}, "spec.env.MUSTER_HOME"),
         ({"env": {"A": "\0"}}, "spec.env.A"),
+        ({"env": {"A": "x" * 131_070}}, "spec.env.A"),
+        ({"args": ("é" * 100_000,) * 6}, "spec.args"),
+        ({"resources": Resources(memory="1.5")}, "spec.resources.memory"),
+        ({"image": "not an image"}, "spec.image"),
         ({"secret_env": ("TOKEN",)}, "spec.secretEnv"),
         ({"labels": {"-": "x"}}, "metadata.labels.-"),
         ({"labels": {"a": "not a value!"}}, "metadata.labels.a"),
@@ -48,6 +53,7 @@ def test_several_problems_are_told_together() -> None:
         {"world": (1, 1, 1)},
         {"labels": {"example.com/team": "", "a.b_c-d": "X.y"}},
         {"env": {"A": "", "_B9": "é"}, "secret_env": ("A",)},
+        {"env": {"A": "x" * 131_069}, "args": ("x" * 131_072,) * 6, "resources": Resources(memory="1Mi")},
     ],
 )
 def test_what_can_be_is_passed_on(asked: dict[str, Any]) -> None:
@@ -59,6 +65,9 @@ def test_secrets_are_masked_and_the_rest_is_shown() -> None:
     training = a_training(env={"TOKEN": "s3cret", "MODE": "fast"}, secret_env=("TOKEN",))
     assert training.masked().spec.env == {"TOKEN": MASK, "MODE": "fast"}
     assert training.spec.env["TOKEN"] == "s3cret"
+    about = replace(training.metadata, annotations={LAST_APPLIED: "s3cret", "team": "a"})
+    applied = replace(training, metadata=about).masked()
+    assert applied.metadata.annotations == {"team": "a"}, "kubectl's copy of the document has them too"
     open_book = a_training(env={"MODE": "fast"})
     assert open_book.masked() is open_book
 

@@ -254,7 +254,7 @@ class Loop:
         try:
             await self._look(key)
         except errors.Conflict:
-            self.wake(key)  # somebody wrote in between: look again
+            self._wake_in(key, FIRST_RETRY_S)  # somebody wrote in between: at the latest then, it is looked at again
         except Exception as error:  # noqa: BLE001 - top of the control loop: one training's trouble is its own
             self._back_off(key, error)
         else:
@@ -340,7 +340,10 @@ class Loop:
             begun.append(asyncio.ensure_future(backend.start(training, name, free[:each], token)))
             await asyncio.sleep(0)  # its GPUs are taken now
             self._observer.workers_changed()
-        await asyncio.gather(*begun)
+        # All are waited for: one that is still under way must not be begun again because another one failed.
+        for done in await asyncio.gather(*begun, return_exceptions=True):
+            if isinstance(done, BaseException):
+                raise done
 
     async def _token(self, training: Training) -> str:
         """The secret that this training's workers prove to the coordinator; the same after a restart."""

@@ -12,7 +12,8 @@ import base64
 import logging
 import secrets
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from muster import errors
 from muster.coordinator import wire
@@ -33,6 +34,8 @@ log = logging.getLogger("muster.daemon")
 SERVICE = "muster"
 TOKEN_SECRET = "muster-token"
 ANY = "0.0.0.0"
+AGAIN_S = 0.5
+T = TypeVar("T")
 
 
 class KubeSite:
@@ -64,8 +67,8 @@ class KubeSite:
         log.info("%s leads", self._identity)
         self._holding = asyncio.get_running_loop().create_task(self._leadership.hold())
         name = f"{self._identity}/{secrets.token_hex(4)}"  # another process under the same name is another writer
-        self._store = await KubeStore.open(self._api, self._namespace, name, clock=self._clock)
-        self._token = await self._read_token()
+        self._store = await _insist(lambda: KubeStore.open(self._api, self._namespace, name, clock=self._clock))
+        self._token = await _insist(self._read_token)
         return self._store
 
     async def keys(self) -> Keys:
@@ -92,7 +95,7 @@ class KubeSite:
             mesh_endpoint=self._mesh_endpoint,
             image=self._options.image,
         )
-        await self._backend.start_watching()
+        await _insist(self._backend.start_watching)
         return self._backend
 
     async def adopt(self) -> int:
@@ -131,8 +134,12 @@ class KubeSite:
         listed = [{"name": name, "port": number} for name, number in ports.items()]
         subsets = [{"addresses": [{"ip": self._options.address}], "ports": listed}]
         path = f"/api/v1/namespaces/{self._namespace}/endpoints/{SERVICE}"
-        found = await self._api.request("GET", path)
-        await self._api.request("PUT", path, body={**found, "subsets": subsets})
+
+        async def point() -> None:
+            found = await self._api.request("GET", path)
+            await self._api.request("PUT", path, body={**found, "subsets": subsets})
+
+        await _insist(point)
 
     async def tend(self) -> str:
         """Until another control plane may act."""
@@ -148,6 +155,18 @@ class KubeSite:
             await self._keys.stop()
         await self._api.close()
         await self._lease_api.close()
+
+
+async def _insist(ask: Callable[[], Awaitable[T]]) -> T:
+    """The API may be in trouble just when we begin. What does not pass, like a missing permission, is raised."""
+    while True:
+        try:
+            return await ask()
+        except errors.MusterError as error:
+            if not error.retryable:
+                raise
+            log.warning("trying again: %s", error)
+        await asyncio.sleep(AGAIN_S)
 
 
 class _Health:

@@ -12,8 +12,8 @@ import contextlib
 import json
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 import httpx2
 import msgspec
@@ -26,6 +26,7 @@ from muster import errors
 log = logging.getLogger("muster.kube")
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 TIMEOUT_S = 30.0  # for an answer; a slow server is waited for, a dead one is not
 CONNECT_S = 5.0
@@ -34,6 +35,7 @@ PAGE = 500
 WATCH_S = 290  # after which the server ends a watch by itself
 SILENCE_S = 90.0  # bookmarks come every minute: a watch that says nothing for longer is dead
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 5.0
+AGAIN_S = (0.05, 0.2, 1.0)
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
@@ -172,6 +174,12 @@ def refusal(code: int, content: bytes) -> errors.MusterError:
     message = f"Kubernetes: {said or f'it answered {code}'}"
     if code == 409 and reason == "AlreadyExists":
         return errors.AlreadyExists(message)
+    if code == 409 and "precondition" in (said or "") and "UID" in (said or ""):
+        return errors.NotFound(message)  # another object has its name by now
+    if code == 500 and "request is too large" in (said or ""):  # etcd's words, for more than 1.5 MB
+        return errors.TooLarge(message)
+    if code == 403 and "blockOwnerDeletion" in (said or ""):
+        message += " (update of trainings/finalizers)"  # the server does not say which permission that is
     if code == 403 and "cannot" in (said or ""):
         hint = "muster's role lacks this permission: kubectl apply what muster kube install --dry-run prints"
         return errors.Forbidden(message, hint=hint)
@@ -185,6 +193,16 @@ def refusal(code: int, content: bytes) -> errors.MusterError:
 def passes(error: errors.MusterError) -> bool:
     """Whether it may be otherwise later. A permission may be granted yet: whoever waits says what is missing."""
     return error.retryable or isinstance(error, errors.Forbidden | errors.Unauthenticated)
+
+
+async def again(ask: Callable[[], Awaitable[T]]) -> T:
+    """Asked once more, a few times, where an answer was lost or somebody wrote at the same moment."""
+    for pause in AGAIN_S:
+        try:
+            return await ask()
+        except (InDoubt, errors.Conflict):
+            await asyncio.sleep(pause)
+    return await ask()
 
 
 # Watching ----------------------------------------------------------------------------------------
@@ -231,11 +249,12 @@ class Mirror:
     async def start(self) -> None:
         """Read the list; raises if that is not possible."""
         items: list[Json] = []
-        version = ""
+        self._version = ""
         async for page, version in self._api.pages(self._path, self._params):
             items += map(self._cut, page)
-        self._version = version
-        self._viewer.listed(items, version)
+            at = version
+        self._version = at
+        self._viewer.listed(items, at)
 
     async def run(self) -> None:
         """Go on from there."""

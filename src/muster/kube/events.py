@@ -23,6 +23,7 @@ log = logging.getLogger("muster.kube")
 PER_S = 25.0
 BURST = 250
 MOST_WAITING = 2000
+AGAIN_S = 1.0
 _LONGEST = 1024  # characters that a message may have
 
 
@@ -31,7 +32,7 @@ class Announcer:
         self._api = api
         self._waiting: deque[Event] = deque()
         self._wanted = asyncio.Event()
-        self._refused = False
+        self._told = ""
 
     def offer(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -56,18 +57,23 @@ class Announcer:
                 await asyncio.sleep((1.0 - room) / PER_S)
                 continue
             room -= 1.0
-            await self._send(self._waiting.popleft())
+            if not await self._sent(event := self._waiting.popleft()):
+                self._waiting.appendleft(event)
+                await asyncio.sleep(AGAIN_S)
 
-    async def _send(self, event: Event) -> None:
+    async def _sent(self, event: Event) -> bool:
+        """False: it is to be tried again. It has a name of its own, so that it cannot be there twice."""
         try:
             await self._api.request("POST", f"/api/v1/namespaces/{event.namespace}/events", body=rendered(event))
-            self._refused = False
+            self._told = ""
         except errors.AlreadyExists:
             pass
         except errors.MusterError as error:  # it is only a copy
-            if not self._refused:
+            if error.message != self._told:
                 log.warning("an event of %s/%s is not shown by kubectl: %s", event.namespace, event.training, error)
-            self._refused = True
+            self._told = error.message
+            return not error.retryable
+        return True
 
 
 def rendered(event: Event) -> Json:

@@ -80,7 +80,7 @@ class Leadership:
         try:
             found = await self._api.request("GET", f"{self._path}/{NAME}")
         except errors.NotFound:
-            return await self._write("POST", self._path, self._fresh({}), asked)
+            return await self._write("POST", self._path, self._fresh({}))
         spec = found.get("spec") or {}
         holder = str(spec.get("holderIdentity") or "")
         mark = (holder, str(spec.get("renewTime")))
@@ -92,7 +92,7 @@ class Leadership:
         )
         if not free:
             return f"{holder} leads"
-        return await self._write("PUT", f"{self._path}/{NAME}", self._fresh(found), asked)
+        return await self._write("PUT", f"{self._path}/{NAME}", self._fresh(found))
 
     def _fresh(self, found: Json) -> Json:
         spec = found.get("spec") or {}
@@ -104,7 +104,8 @@ class Leadership:
         lease["spec"] |= {"acquireTime": now, "renewTime": now, "leaseTransitions": turns}
         return lease
 
-    async def _write(self, method: str, path: str, lease: Json, asked: float) -> str | None:
+    async def _write(self, method: str, path: str, lease: Json) -> str | None:
+        asked = boot_time()
         try:
             self._lease = await self._api.request(method, path, body=lease)
         except (errors.Conflict, errors.AlreadyExists):
@@ -114,9 +115,10 @@ class Leadership:
 
     async def hold(self) -> str:
         """Renew it until that fails for too long; returns why it was lost."""
-        pause, told = RENEW_EVERY_S, ""
+        told = ""
         while True:
-            await asyncio.sleep(pause)
+            left = self._until - boot_time()
+            await asyncio.sleep(RETRY_S if told else max(0.0, left - GIVE_UP_S + RENEW_EVERY_S))
             left = self._until - boot_time()
             if left <= 0:
                 return f"the lease could not be renewed in time{told and f': {told}'}"
@@ -124,13 +126,13 @@ class Leadership:
                 async with asyncio.timeout(left):
                     if (why := await self._renew()) is not None:
                         return why
-                pause, told = RENEW_EVERY_S, ""
+                told = ""
             except TimeoutError:
                 return "the Kubernetes API did not answer in time to renew the lease"
             except errors.MusterError as error:
                 if str(error) != told:
                     log.warning("the lease cannot be renewed, trying again: %s", error)
-                pause, told = RETRY_S, str(error)
+                told = str(error)
 
     async def _renew(self) -> str | None:
         asked = boot_time()

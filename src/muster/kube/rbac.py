@@ -49,7 +49,7 @@ EVERYWHERE: tuple[Grant, ...] = (
     ),
     _may("", "pods", "list watch create patch delete", "workers: start, label, release and remove them"),
     _may("", "pods/log", "get", "`muster logs`"),
-    _may("", "services", "create", "one headless Service per training, for addresses"),
+    _may("", "services", "create patch", "one headless Service per training, for addresses"),
     _may("", "secrets", "create update", "one Secret per training: its run token and `secretEnv`; never read"),
     _may("", "events", "create", "what `kubectl describe` shows"),
 )
@@ -59,5 +59,7 @@ AT_HOME: tuple[Grant, ...] = (
     _may("coordination.k8s.io", "leases", "create", "make the Lease; a create cannot be limited to a name"),
     _may("coordination.k8s.io", "leases", "get update", "take the Lease, renew it, give it up", "muster"),
     _may("", "endpoints", "get update", "put the leader's address behind the Service", "muster"),
-    _may("", "secrets", "get list create update delete", "the journal and the API token, which are Secrets here"),
+    _may(
+        "", "secrets", "get list delete", "read the journal and the API token, which are Secrets here; tidy the journal"
+    ),
 )

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muster.errors import Forbidden, InternalError, MusterError, NotFound, Unauthenticated
+from muster.errors import Forbidden, InternalError, MusterError, NotFound, Unauthenticated, Unavailable
 from muster.server.answers import as_error
 from muster.server.auth import Identity
 from muster.server.services import Services
@@ -68,6 +68,8 @@ class _Exchange:
             await self._fail(error, error.status, headers)
         except HTTPException as error:
             await self._fail(_no_route(self._scope, error.status_code), error.status_code, error.headers or {})
+        except asyncio.CancelledError:  # this server ends while somebody waits: the next one answers
+            await self._fail(Unavailable("the control plane stops", hint="ask again"), Unavailable.status)
         except ClientDisconnect:
             log.debug("the client of request %s left", self._request_id)
         except Exception:  # the top of the HTTP app: whatever was not foreseen becomes one error, and a line in the log

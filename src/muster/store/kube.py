@@ -13,30 +13,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from muster import errors
 from muster.core.edits import first_status
-from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror
+from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror, passes
 from muster.kube.events import Announcer
-from muster.ports import Change, Clock, Stored, Version, Write
+from muster.ports import Change, Clock, Filter, Stored, Version, Write
 from muster.store.kube_log import KEEP_EVENTS, KubeLog
 from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, check_expectation, closed, pack
 from muster.types.codec import Invalid, to_wire
 from muster.types.event import Event
-from muster.types.training import API_VERSION, KIND, REQUEST, Key, Status, Training
+from muster.types.training import API_VERSION, KIND, REQUEST, UNREADABLE, Key, Spec, Status, Training
 
 log = logging.getLogger("muster.store")
 
 ALL = "/apis/muster.dev/v1alpha1/trainings"
 FINALIZER = "muster.dev/training"
 SEEN_S = 10.0  # how long the watch may take to show what was written
-HEARD_S = 1.0  # and what others wrote
+HEARD_S = 0.25  # and what others wrote
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 _MOST_TRIES = 20
+_ALL = Filter()
+_LONGEST_NOTE = 1000
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,6 @@ class KubeStore(LedgerStore):
         self._extras: dict[Key, _Extras] = {}
         self._turns: weakref.WeakValueDictionary[Key, asyncio.Lock] = weakref.WeakValueDictionary()
         self._removing: set[Key] = set()
-        self._unreadable: dict[Key, str] = {}  # as which version
         self._waiting: dict[Key, list[tuple[Version, asyncio.Future[None]]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opened = False
@@ -185,11 +187,12 @@ class KubeStore(LedgerStore):
             check_expectation(key, before, Write(put=training, expect=expect))
             try:
                 return await (self._create(training) if before is None else self._replace(training, before))
-            except (errors.AlreadyExists, errors.Conflict):
-                await self._hear(key, before.version if before is not None else 0)
-                if expect is not None and not tries.in_doubt:
-                    check_expectation(key, self.get(key), Write(put=training, expect=expect))
+            except errors.AlreadyExists:
+                await self._hear(key, 0)
+                if expect == 0 and not tries.in_doubt:
                     raise
+            except errors.Conflict:
+                await self._hear(key, before.version if before is not None else 0)
             except errors.Unavailable as error:
                 await tries.pause(error)
         raise errors.Unavailable(f"training {key} changes too fast to be written")
@@ -211,6 +214,10 @@ class KubeStore(LedgerStore):
         asked, had = training.metadata, old.metadata
         stored: Stored | None = None
         if training.spec != old.spec or asked.labels != had.labels or asked.annotations != had.annotations:
+            if wrong := had.annotations.get(UNREADABLE):  # what we know of it is not all that there is
+                raise errors.InvalidRequest(
+                    f"{training.key} cannot be read: {wrong}", hint="correct it with kubectl edit"
+                )
             metadata = {**_metadata(training, extras), "resourceVersion": str(version)}
             body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": to_wire(training.spec)}
             made = await self._api.request("PUT", _path(training.key), body=body)
@@ -255,8 +262,6 @@ class KubeStore(LedgerStore):
                 return before
             except errors.Conflict:
                 await self._hear(key, before.version)
-                if expect is not None and not tries.in_doubt:
-                    raise
             except errors.Unavailable as error:
                 await tries.pause(error)
             finally:
@@ -360,14 +365,15 @@ class KubeStore(LedgerStore):
             for key, item in seen.items()
             if (known := self.get(key)) is None or known.version < _version(item)
         }
-        removed = [key for key in self._ledger.keys() if key not in seen or self.get(key).uid != seen[key]["metadata"]["uid"]]
+        gone = (one.key for one in self.page(_ALL).items if _uid(seen.get(one.key)) != one.uid)
         unused = (at for at in range(self.version + 1, version + 1) if at not in news)
-        steps: list[tuple[Version, Key | None]] = [(next(unused, version), key) for key in removed]
-        for at, key in sorted([*steps, *((at, None) for at in news)], key=lambda step: step[0]):
-            if key is not None:
+        steps: list[tuple[Version, Key, Json | None]] = [(next(unused, version), key, None) for key in gone]
+        steps += [(at, _key(item), item) for at, item in news.items()]
+        for at, key, item in sorted(steps, key=lambda step: step[0]):
+            if item is None:
                 self._drop(key, at)
             else:
-                self.changed("MODIFIED", news[at])
+                self.changed("MODIFIED", item)
 
     def changed(self, kind: str, item: Json) -> None:
         key, version = _key(item), _version(item)
@@ -395,60 +401,69 @@ class KubeStore(LedgerStore):
     def _drop(self, key: Key, version: Version) -> None:
         known = self.get(key)
         self._extras.pop(key, None)
-        self._unreadable.pop(key, None)
         if known is not None:
             self._ledger.commit([Entry(Change(max(version, self.version + 1), "DELETED", known))])
         self._wake(key, version, gone=True)
 
     def _read(self, item: Json) -> Stored | None:
-        """The training that an object is. One that cannot be read is told so, in its status."""
-        key = _key(item)
+        """The training that an object is, as far as it can be read."""
+        key, about = _key(item), item["metadata"]
         try:
             training = training_of(item)
         except Invalid as error:
-            self._refuse(key, item, str(error))
-            return None
-        about = item["metadata"]
-        self._unreadable.pop(key, None)
+            known = self.get(key)
+            same = known.training.spec if known is not None and known.uid == about["uid"] else None
+            try:
+                training = with_note(item, error, same)
+            except Invalid:  # a status, which is ours: a newer version of us may have written it
+                log.warning("training %s cannot be read: %s", key, error)
+                return None
         self._extras[key] = _Extras(tuple(about.get("finalizers") or ()), tuple(about.get("ownerReferences") or ()))
         labels = dict(training.metadata.labels)
         return Stored(key, training.uid, _version(item), training.status.phase, labels, pack(training.to_wire()))
-
-    def _refuse(self, key: Key, item: Json, why: str) -> None:
-        generation = str(item["metadata"].get("generation"))
-        if self._unreadable.get(key) == generation:
-            return
-        self._unreadable[key] = generation
-        log.warning("training %s cannot be read: %s", key, why)
-        condition = {"type": "Valid", "status": "False", "reason": "InvalidSpec", "message": why[:1000]}
-        status = {**(item.get("status") or {}), "phase": "pending", "conditions": [condition]}
-        body = {**{name: item[name] for name in ("apiVersion", "kind", "metadata", "spec")}, "status": status}
-        self._keep(self._try(self._api.request("PUT", _path(key) + "/status", body=body)))
 
     def _welcome(self, item: Json) -> None:
         """One that came around our API gets our finalizer, and its first line in the journal."""
         key, about = _key(item), item["metadata"]
         if FINALIZER in (about.get("finalizers") or ()) or about.get("deletionTimestamp") or self.get(key) is None:
             return
-        self._keep(self._try(self._take_over(key, item)))
+        self._keep(self._try(lambda: self._take_over(key, item)))
 
     async def _take_over(self, key: Key, item: Json) -> None:
-        extras = self._extras.get(key, _Extras())
-        await self._claim(key, _version(item), extras)  # a conflict: the next version comes here as well
-        training = training_of(item)
+        extras, tries = self._extras.get(key, _Extras()), _Tries()
+        while not (tries.in_doubt and self._extras.get(key, _Extras()).is_ours):
+            try:
+                await self._claim(key, _version(item), extras)
+                break
+            except errors.Conflict:
+                if not tries.in_doubt:
+                    return  # the next version comes here as well
+                await self._hear(key, _version(item))
+                if not self._extras.get(key, _Extras()).is_ours:
+                    return
+            except errors.Unavailable as error:
+                await tries.pause(error)
+        if (about := self.get(key)) is None:
+            return
+        training = about.training
         born = Event(
             "Created", f"applied to the cluster, for {training.spec.world_size.target} workers", actor="kubectl"
         )
-        about = self.get(key)
         await self._journal(Write(events=(replace(born, at=training.metadata.creation_timestamp),)), about)
 
-    async def _try(self, work: Any) -> None:
-        try:
-            await work
-        except (errors.Conflict, errors.NotFound):
-            pass
-        except errors.MusterError as error:
-            log.warning("%s", error)
+    async def _try(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Until it is done, or not needed any more: a newer version comes here as well."""
+        while True:
+            try:
+                await work()
+                return
+            except (errors.Conflict, errors.NotFound):
+                return
+            except errors.MusterError as error:
+                log.warning("%s", error)
+                if not passes(error):
+                    return
+            await asyncio.sleep(SEEN_S)
 
 
 def training_of(item: Json) -> Training:
@@ -468,11 +483,24 @@ def _is_as_asked(asked: Training, found: Training) -> bool:
     """Whether a write whose answer was lost has been carried out."""
     extra = {REQUEST: found.metadata.annotations.get(REQUEST, "")}
     return (
-        (asked.spec, asked.status, asked.metadata.labels) == (found.spec, found.status, found.metadata.labels)
+        (to_wire(asked.spec), to_wire(asked.status)) == (to_wire(found.spec), to_wire(found.status))
+        and asked.metadata.labels == found.metadata.labels
         and {**extra, **asked.metadata.annotations} == {**extra, **found.metadata.annotations}
         and asked.uid in (found.uid, extra[REQUEST])
         and (asked.metadata.deletion_timestamp is None) == (found.metadata.deletion_timestamp is None)
     )
+
+
+def with_note(item: Json, error: Invalid, spec: Spec | None) -> Training:
+    """One whose spec cannot be read: with the spec that it had, or with what is left of it, and what is wrong.
+
+    The note makes it invalid, so that nothing follows from it but a condition.
+    """
+    bad = {re.split(r"[.\[]", f"{problem.field}.")[1] for problem in error.problems}
+    left = {name: value for name, value in item["spec"].items() if name not in bad}
+    about = item["metadata"]
+    noted = {**about, "annotations": {**(about.get("annotations") or {}), UNREADABLE: str(error)[:_LONGEST_NOTE]}}
+    return training_of({**item, "metadata": noted, "spec": left if spec is None else to_wire(spec)})
 
 
 def _metadata(training: Training, extras: _Extras) -> Json:
@@ -493,6 +521,10 @@ def _path(key: Key) -> str:
 
 def _key(item: Json) -> Key:
     return Key(item["metadata"]["namespace"], item["metadata"]["name"])
+
+
+def _uid(item: Json | None) -> str | None:
+    return item["metadata"]["uid"] if item is not None else None
 
 
 def _version(item: Json) -> Version:

@@ -18,10 +18,11 @@ import bisect
 import contextlib
 import gzip
 import logging
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -94,6 +95,21 @@ class Batch:
             ) from error
 
 
+class _Line(NamedTuple):
+    """An event of the journal. As JSON: there are many, and few are ever asked for."""
+
+    id: int
+    namespace: str
+    training: str
+    uid: str
+    raw: bytes
+
+
+def _line(event: Json) -> _Line:
+    namespace, training, uid = (sys.intern(str(event.get(name) or "")) for name in ("namespace", "training", "uid"))
+    return _Line(int(event["id"]), namespace, training, uid, msgspec.json.encode(event))
+
+
 @dataclass(frozen=True)
 class _Job:
     entry: Entry
@@ -124,7 +140,7 @@ class KubeLog:
         self._rubbish: list[int] = []  # batches whose contents others hold, to be deleted
         self._small: list[Batch] = []  # the latest ones, which wait to be merged
         self._where: dict[tuple[str, str], int] = {}  # which batch holds the current value of a record
-        self._events: list[Json] = []
+        self._events: list[_Line] = []
         self._queue: list[_Job] = []
         self._under_way: list[_Job] = []
         self._singly = 0  # how many jobs have to go each in a batch of its own
@@ -155,12 +171,12 @@ class KubeLog:
                 self._know(late, values, events)
         self._know(claim, values, events)
         self._small.pop()  # the number that whoever we replace would write next stays taken
-        self._events = [events[number] for number in sorted(events)]
+        self._events = [_line(events[number]) for number in sorted(events)]
         records: dict[str, dict[str, Mapping[str, Any]]] = {}
         for (kind, key), value in values.items():
             if value is not None:
                 records.setdefault(kind, {})[key] = value
-        return records, self._events[-1]["id"] if self._events else 0
+        return records, self._events[-1].id if self._events else 0
 
     async def _read(self) -> list[Batch]:
         batches = []
@@ -206,12 +222,11 @@ class KubeLog:
     # Reading
 
     def find(self, namespace: str | None, training: str | None, uid: str | None, after: int) -> list[Event]:
-        wanted = {"namespace": namespace, "training": training, "uid": uid}
-        asked = [(name, value) for name, value in wanted.items() if value is not None]
+        start = bisect.bisect_right(self._events, after, key=lambda line: line.id)
         return [
-            codec.from_wire(Event, event, strict=False)
-            for event in self._events
-            if event["id"] > after and all(event.get(name) == value for name, value in asked)
+            codec.from_wire(Event, msgspec.json.decode(line.raw), strict=False)
+            for line in self._events[start:]
+            if namespace in (None, line.namespace) and training in (None, line.training) and uid in (None, line.uid)
         ]
 
     # Writing
@@ -257,7 +272,7 @@ class KubeLog:
     def _stored(self, batch: Batch) -> None:
         jobs, self._under_way = self._under_way, []
         self._note(batch)
-        self._events += batch.events
+        self._events += map(_line, batch.events)
         self._commit([job.entry for job in jobs])
         for job in jobs:
             if not job.done.done():
@@ -385,7 +400,7 @@ class KubeLog:
         }
         held = [which for which, number in self._where.items() if number == oldest and which not in changing]
         await self.append(Entry(records=tuple(map(self._kept, held))))  # also what is changing is stored then
-        del self._events[: bisect.bisect_right(self._events, self._batches[oldest], key=lambda event: event["id"])]
+        del self._events[: bisect.bisect_right(self._events, self._batches[oldest], key=lambda line: line.id)]
         self._small = [batch for batch in self._small if batch.number != oldest]
         self._throw_away([oldest])
 

@@ -32,8 +32,12 @@ _MEMORY_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 REQUEST = "muster.dev/request"  # annotation: the uid that was asked for, where the store gives its own
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # annotation: kubectl's copy of the whole document
+UNREADABLE = "muster.dev/unreadable"  # annotation, in our eyes only: what is wrong with a spec that was not understood
 MASK = "***"  # shown instead of a secret; sent back in a patch, it means "as it was"
 MOST_WORKERS = 10_000
+LEAST_MEMORY = 1 << 20
+LONGEST_VARIABLE = 131_071  # bytes of NAME=value that Linux hands to a program
+MOST_WORDS = 1 << 20  # bytes of all words and variables together: what the API and every store take
 
 Phase = Literal["pending", "ready", "succeeded", "failed", "cancelled"]
 TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
@@ -326,6 +330,8 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         found.append(Problem("spec.command", "must name a program"))
     if spec.script is not None and not spec.script:
         found.append(Problem("spec.script", "must not be empty"))
+    if spec.image and re.search(r"\s", spec.image):
+        found.append(Problem("spec.image", f"{spec.image!r} is not an image's name: there are spaces in it"))
     if spec.mesh.probe_address is not None:
         try:
             address.read(spec.mesh.probe_address)
@@ -336,6 +342,7 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         found.append(
             Problem("spec.worldSize", f"min ≤ target ≤ max does not hold for {size.min}, {size.target}, {size.max}")
         )
+    found += _size_problems(spec)
     for name, value in spec.env.items():
         if not _ENV_KEY.fullmatch(name):
             found.append(Problem(f"spec.env.{name[:80]}", "is not a name for a variable"))
@@ -351,8 +358,32 @@ def _spec_problems(spec: Spec) -> list[Problem]:
     return found
 
 
+def _size_problems(spec: Spec) -> list[Problem]:
+    found = []
+    memory = spec.resources.memory_bytes
+    if memory is not None and memory < LEAST_MEMORY:
+        found.append(
+            Problem("spec.resources.memory", f"{spec.resources.memory!r} is less than 1Mi: is its unit missing?")
+        )
+    variables = {name: len(f"{name}={value}".encode()) for name, value in spec.env.items()}
+    found += [
+        Problem(f"spec.env.{name[:80]}", f"has {size} bytes, at most {LONGEST_VARIABLE} are possible")
+        for name, size in variables.items()
+        if size > LONGEST_VARIABLE
+    ]
+    size = sum(variables.values()) + sum(len(word.encode()) for word in (*(spec.command or ()), *spec.args))
+    if size > MOST_WORDS:
+        found.append(
+            Problem("spec.args", f"args, command and env hold {size} bytes, at most {MOST_WORDS} are possible")
+        )
+    return found
+
+
 def _metadata_problems(metadata: Metadata) -> list[Problem]:
     found = []
+    if told := metadata.annotations.get(UNREADABLE):
+        field, _, message = told.partition(": ")
+        found.append(Problem(field, message))
     for name, value in metadata.labels.items():
         if not _LABEL_KEY.fullmatch(name) or len(name) > 253:
             found.append(Problem(f"metadata.labels.{name[:80]}", "is not a label's name"))

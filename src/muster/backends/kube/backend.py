@@ -22,7 +22,7 @@ from muster.backends.kube.furnish import Furniture, create
 from muster.backends.kube.picture import Picture
 from muster.backends.kube.pods import Pod
 from muster.core.reconcile import USAGE_ERROR
-from muster.kube.client import MERGE_PATCH, KubeApi, Mirror
+from muster.kube.client import MERGE_PATCH, KubeApi, Mirror, passes
 from muster.ports import Clock, LogQuery, Store, Write, insist
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
@@ -35,6 +35,10 @@ OVERDUE_S = 10.0  # beyond its grace, a node that has not ended a Pod does not a
 KILL_GRACE_S = 1
 AGAIN_S = 1.0
 _Place = tuple[Uid, str]
+
+
+class _NameTaken(errors.AlreadyExists):
+    """A worker's, by a Pod that is not ours."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,8 @@ class KubeBackend:
         )
         self._keys[training.uid] = training.key
         order = self._render(training, name)
-        if not order["spec"]["containers"][0]["image"]:
-            return await self._refuse(worker, USAGE_ERROR, "spec.image is needed: there is no default image")
+        if wrong := _impossible(order):
+            return await self._refuse(worker, USAGE_ERROR, wrong)
         try:
             await self._furniture.provide(training, token)
             if training.uid in self._refused:  # nothing is written before the cluster would take it
@@ -215,7 +219,7 @@ class KubeBackend:
         for pod in map(pods.read, found):
             if pod.ours and pod.training == worker.uid:
                 return pod
-        raise errors.Conflict(f"the name {worker.name} is taken by a Pod of somebody else")
+        raise _NameTaken(f"the name {worker.name} is taken by a Pod of somebody else")
 
     async def _refuse(self, worker: Worker, code: int, why: str) -> Worker:
         """Nothing was created: its start and its end are written at once."""
@@ -307,7 +311,7 @@ class KubeBackend:
     async def _delete(self, pod: Pod, grace_s: int | None) -> None:
         try:
             await self._api.request("DELETE", _path(pod), body=_grace(pod, grace_s))
-        except (errors.NotFound, errors.Conflict):
+        except errors.NotFound:
             self._picture.drop(pod)
 
     def _end(self, worker: Worker, pod: Pod | None, how: pods.End) -> asyncio.Task[None]:
@@ -357,11 +361,11 @@ class KubeBackend:
             try:
                 await self._api.request(method, _path(pod), body=body, content_type=kind)
                 return
-            except (errors.NotFound, errors.Conflict, errors.InvalidRequest):
+            except (errors.NotFound, errors.InvalidRequest):
                 self._picture.drop(pod)
                 return
-            except errors.Unavailable as error:
-                if not error.retryable:
+            except errors.MusterError as error:
+                if not passes(error):
                     raise
                 log.warning("%s/%s: trying again: %s", *pod.place, error)
                 await asyncio.sleep(AGAIN_S)
@@ -421,6 +425,15 @@ class KubeBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def _impossible(order: render.Json) -> str:
+    """Why a Pod could never start, though the cluster would take it."""
+    (container,) = order["spec"]["containers"]
+    folder = container.get("workingDir", "/")
+    if not container["image"]:
+        return "spec.image is needed: there is no default image"
+    return "" if folder.startswith("/") else f"spec.workingDir must be absolute in a container, not {folder!r}"
+
+
 def _path(pod: Pod) -> str:
     return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
 
@@ -436,4 +449,4 @@ def _verdict(error: errors.MusterError) -> int | None:
     if isinstance(error, errors.InvalidRequest | errors.TooLarge):
         return USAGE_ERROR
     over_quota = isinstance(error, errors.Forbidden) and "exceeded quota" in error.message
-    return records.SHORTAGE if over_quota or isinstance(error, errors.Conflict) else None
+    return records.SHORTAGE if over_quota or isinstance(error, _NameTaken) else None

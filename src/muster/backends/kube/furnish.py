@@ -6,21 +6,21 @@ Nothing is read back: Secrets are not ours to read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from muster import errors
 from muster.backends.kube import render
-from muster.backends.kube.pods import time_of
 from muster.backends.kube.render import Json
-from muster.kube.client import KubeApi
+from muster.kube.client import MERGE_PATCH, KubeApi, again
 from muster.types.training import Training, Uid
 
-_DRY = {"dryRun": "All"}
+US = "muster"  # as the cluster notes who wrote what
+_WRITE = {"fieldManager": US}
+_TRY = _WRITE | {"dryRun": "All"}
 
 
 async def create(api: KubeApi, kind: str, body: Json, *, dry: bool = False) -> Json:
     path = f"/api/v1/namespaces/{body['metadata']['namespace']}/{kind}"
-    return await api.request("POST", path, body=body, params=_DRY if dry else None)
+    return await again(lambda: api.request("POST", path, body=body, params=_TRY if dry else _WRITE))
 
 
 class Furniture:
@@ -46,27 +46,39 @@ class Furniture:
         if before is not None:
             await self._replace(secret)
         else:
-            with contextlib.suppress(errors.AlreadyExists):
-                await create(self._api, "services", render.service(training))
             try:
                 await create(self._api, "secrets", secret)
             except errors.AlreadyExists:
-                await self._check_ours(training, secret)
+                await self._check_ours(secret)
                 await self._replace(secret)
+            try:
+                await create(self._api, "services", render.service(training))
+            except errors.AlreadyExists:
+                await self._take_over(render.service(training))
         self._secrets[training.uid] = secret
+
+    async def _take_over(self, service: Json) -> None:
+        """One that a training of the same name left would go with that one. Somebody else's is left alone."""
+        about = service["metadata"]
+        path = f"/api/v1/namespaces/{about['namespace']}/services/{about['name']}"
+        tried = await self._api.request("PATCH", path, body=service, params=_TRY, content_type=MERGE_PATCH)
+        if not _others(tried):
+            await self._api.request("PATCH", path, body=service, params=_WRITE, content_type=MERGE_PATCH)
 
     async def _replace(self, secret: Json, *, dry: bool = False) -> Json:
         about = secret["metadata"]
         path = f"/api/v1/namespaces/{about['namespace']}/secrets/{about['name']}"
-        return await self._api.request("PUT", path, body=secret, params=_DRY if dry else None)
+        return await again(lambda: self._api.request("PUT", path, body=secret, params=_TRY if dry else _WRITE))
 
-    async def _check_ours(self, training: Training, secret: Json) -> None:
-        """What a change would give tells when the Secret was made: ours was not made before its training."""
-        made = time_of((await self._replace(secret, dry=True))["metadata"]["creationTimestamp"])
-        born = training.metadata.creation_timestamp
-        if born is not None and made < born.replace(microsecond=0):
+    async def _check_ours(self, secret: Json) -> None:
+        """A change that is only tried tells who has written the Secret. One of a training before us is taken over."""
+        if _others(await self._replace(secret, dry=True)):
             name = secret["metadata"]["name"]
             raise errors.AlreadyExists(
-                f"there is a Secret {name} that is not this training's",
-                hint="it goes by itself if it belonged to a training of the same name; else rename it or the training",
+                f"there is a Secret {name} that is not muster's", hint="rename it, or the training"
             )
+
+
+def _others(item: Json) -> set[str]:
+    """Who else has written it."""
+    return {one.get("manager", "") for one in item["metadata"].get("managedFields") or ()} - {US}

@@ -227,6 +227,9 @@ class _Follower:
                     return
             except errors.Unavailable:
                 tries -= not running
+            except errors.MusterError as error:
+                log.warning("%s/%s: its log cannot be followed: %s", *pod.place, error)
+                return
             if running and not self._running(pod):
                 continue  # all that there is can be read now
             await asyncio.sleep(AGAIN_S)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -60,7 +61,21 @@ async def get_logs(call: Call) -> Response:
     if backend is None:
         raise Unavailable(f"backend {stored.training.spec.backend!r} of training {key.name!r} is not served here")
     asked = LogQuery(rank=query.rank, round=query.round, tail=query.tail, follow=query.follow)
-    return Stream(_lines(call, stored, backend, asked), TEXT, {"X-Accel-Buffering": "no"})
+    lines = _lines(call, stored, backend, asked)
+    return Stream(lines if query.follow else await _begun(lines), TEXT, {"X-Accel-Buffering": "no"})
+
+
+async def _begun(lines: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    """What goes wrong before the first piece has an answer of its own."""
+    first = await anext(lines, b"")
+
+    async def whole() -> AsyncIterator[bytes]:
+        async with aclosing(lines):
+            yield first
+            async for chunk in lines:
+                yield chunk
+
+    return whole()
 
 
 def _still_pending(training: Training) -> str:
@@ -70,7 +85,7 @@ def _still_pending(training: Training) -> str:
     return f"training {training.metadata.name!r} is pending, so no rank has written anything{why}"
 
 
-async def _lines(call: Call, stored: Stored, backend: Backend, query: LogQuery) -> AsyncIterator[bytes]:
+async def _lines(call: Call, stored: Stored, backend: Backend, query: LogQuery) -> AsyncGenerator[bytes, None]:
     store, key, uid = call.services.store, stored.key, stored.uid
     now: Stored | None = stored
     while now is not None and now.uid == uid and now.phase == "pending":
