@@ -208,6 +208,8 @@ def life(plane: KubePlane, name: str = "demo", timeout_s: float = 60.0) -> Count
     ended = plane.phase("succeeded", name, timeout_s)
     assert [exit["exitCode"] for exit in ended["status"]["rankExits"]] == [0, 0, 0]
     handle = plane.client.get(name)
+    # The status is written before the journal.
+    eventually(lambda: any(event.reason == "Succeeded" for event in handle.events()), "its end is told", 10)
     told = Counter((event.reason, str(event.data.get("worker", ""))) for event in handle.events())
     plane.kubectl("delete", "training", name, f"--timeout={timeout_s:g}s", f"--request-timeout={timeout_s:g}s")
     plane.gone(name, timeout_s)
@@ -252,7 +254,7 @@ def test_answers_that_are_lost_change_nothing(plane: KubePlane, proxy: ApiProxy,
     for times, when in LOST:
         proxy.lose(times, when)
     lossy = life(plane, "lossy")
-    assert proxy.lost_all, "each of them was lost"
+    eventually(lambda: proxy.lost_all, "each of them was lost", 10)
     assert renamed(lossy, "lossy") == renamed(plain, "plain")
     assert plane.replicas["one"].proc.poll() is None
     assert set(shown_events(plane, "lossy").values()) == {1}

@@ -372,7 +372,6 @@ ACTS: dict[str, Callable[[Stage, Right], None]] = {
     "pods/log-get": refuses_the_caller(logs),
     "services-create": fails_to_reconcile(),
     "services-patch": cannot_renew_what_workers_share,
-    "services-patch": cannot_renew_what_workers_share,
     "secrets-create": cannot_be_written_down,
     "secrets-update": cannot_renew_what_workers_share,
     "events-create": cannot_be_told_by_kubectl,
