@@ -186,6 +186,7 @@ class TestKubelet:
             await self._here.wait()
             renewed = {"spec": {"renewTime": pods.stamp().replace("Z", ".000000Z")}}
             await self._api.insist("PATCH", f"{path}/{self.node}", renewed, kind=MERGE)
+            await self._report_node()  # the cluster may have given it up while nobody could be told
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _vanish(self, processes: str) -> None:

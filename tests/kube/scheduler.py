@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import TYPE_CHECKING
 
 from tests.kube import pods
@@ -23,14 +24,24 @@ class Scheduler:
         self._changed = asyncio.Event()
         self._turns = asyncio.Semaphore(16)
         self._tasks: list[asyncio.Task[None]] = []
+        self._problems: list[BaseException] = []
         cluster.background.call(self._start())
 
     def close(self) -> None:
         self._cluster.background.call(self._end())
+        assert not self._problems, f"the scheduler stumbled: {self._problems}"
 
     async def _start(self) -> None:
         for work in (self._follow("/api/v1/nodes", self._nodes), self._follow("/api/v1/pods", self._pods), self._run()):
-            self._tasks.append(asyncio.create_task(work))
+            task = asyncio.create_task(work)
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """It should go on for ever: without it every test after this one would wait in vain."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._problems.append(error)
+            traceback.print_exception(error)
 
     async def _end(self) -> None:
         for task in self._tasks:
@@ -52,21 +63,22 @@ class Scheduler:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            free = {node["metadata"]["name"]: room(node) for node in self._nodes.values()}
+            nodes = list(self._nodes.values())  # as they are now: others may come while Pods are being placed
+            free = {node["metadata"]["name"]: room(node) for node in nodes}
             for pod in self._pods.values():
                 if (node := pod["spec"].get("nodeName")) in free and pod["status"].get("phase") not in pods.ENDED:
                     take(free[node], pods.requested(pod))
             pending = [pod for pod in self._pods.values() if _pending(pod)]
             pending.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
-            await asyncio.gather(*[self._place(pod, free) for pod in pending])
+            await asyncio.gather(*[self._place(pod, nodes, free) for pod in pending])
 
-    async def _place(self, pod: Json, free: dict[str, dict[str, float]]) -> None:
+    async def _place(self, pod: Json, nodes: list[Json], free: dict[str, dict[str, float]]) -> None:
         """Decides before it first waits, so that many decide in their order."""
         wanted = pods.requested(pod)
         refusals = {}
-        for node in self._nodes.values():
+        for node in nodes:
             name = node["metadata"]["name"]
-            refusals[name] = refusal(pod, node, wanted, free.get(name, room(node)))
+            refusals[name] = refusal(pod, node, wanted, free[name])
         fitting = [name for name, problem in refusals.items() if not problem]
         if not fitting:
             said = [problem for problem in refusals.values() if problem]
@@ -92,8 +104,8 @@ class Scheduler:
             async with self._turns:
                 await self._api.insist(method, path, body, kind=STRATEGIC if method == "PATCH" else "application/json")
         except Refused as refused:
-            # The Pod changed under us; the watch tells.
-            if refused.code != 409:
+            # The Pod changed or went under us, or its namespace is on the way out; the watch tells.
+            if refused.code not in (403, 409, 422):
                 raise
 
 

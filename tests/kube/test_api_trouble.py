@@ -261,12 +261,12 @@ def test_answers_that_are_lost_change_nothing(plane: KubePlane, proxy: ApiProxy,
 
 
 def renamed(told: Counter[tuple[str, str]], name: str) -> Counter[tuple[str, str]]:
-    """Without the names, and without what is told of the trouble itself."""
+    """Without the names, what is told of the trouble itself, and goodbyes, some of which come after the end."""
     return Counter(
         {
             (reason, worker.removeprefix(name)): count
             for (reason, worker), count in told.items()
-            if reason != "ReconcileFailed"
+            if reason not in ("ReconcileFailed", "WorkerLeft")
         }
     )
 

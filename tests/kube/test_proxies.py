@@ -114,7 +114,7 @@ def greeter(word: bytes) -> Iterator[tuple[str, int]]:
 
 
 def heard(proxy: ServiceProxy) -> bytes:
-    with socket.create_connection((proxy.host, proxy.ports["api"]), timeout=5) as near, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), socket.create_connection((proxy.host, proxy.ports["api"]), timeout=5) as near:
         return near.recv(100)
     return b""
 

@@ -119,6 +119,8 @@ ABOUT: dict[str, str] = {
     "status.finishedAt": "When the last phase was written.",
 }
 
+_JOURNAL = "For the control plane: what the journal says of the last change, should it not have been written."
+
 # Title, where it is, type, and whether only `-o wide` shows it.
 _COLUMNS = (
     ("Phase", ".status.phase", "string", False),
@@ -160,6 +162,7 @@ def schema() -> dict[str, Any]:
     spec["properties"]["script"]["minLength"] = 1
     status = _described(schema_of(Status), "status", {})
     status["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    status["properties"]["journal"] = {"type": "string", "description": _JOURNAL}
     name = schema_of(Metadata)["properties"]["name"]
     del name["description"]  # kubectl has words of its own for names
     return {

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
+import secrets
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import datetime
 from typing import Any, Literal, Self
 
 from muster import errors
@@ -24,34 +25,39 @@ from muster.core.edits import first_status
 from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror, passes
 from muster.kube.events import Announcer
 from muster.ports import Change, Clock, Filter, Stored, Version, Write
-from muster.store.kube_log import KEEP_EVENTS, KubeLog
-from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, check_expectation, closed, pack
-from muster.types.codec import Invalid, to_wire
+from muster.store.kube_log import GONE, KEEP_EVENTS, KubeLog
+from muster.store.kube_objects import (
+    FINALIZER,
+    OUTBOX,
+    Extras,
+    Outbox,
+    collection,
+    is_as_asked,
+    key_of,
+    object_of,
+    outbox_of,
+    outboxes,
+    packed,
+    path_of,
+    status_of,
+    training_of,
+    uid_of,
+    version_of,
+    with_note,
+)
+from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, WallClock, check_expectation, closed, pack
+from muster.types.codec import Invalid
 from muster.types.event import Event
-from muster.types.training import API_VERSION, KIND, REQUEST, UNREADABLE, Key, Spec, Status, Training
+from muster.types.training import KIND, UNREADABLE, Key, Status, Training
 
 log = logging.getLogger("muster.store")
 
 ALL = "/apis/muster.dev/v1alpha1/trainings"
-FINALIZER = "muster.dev/training"
 SEEN_S = 10.0  # how long the watch may take to show what was written
 HEARD_S = 0.25  # and what others wrote
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 _MOST_TRIES = 20
 _ALL = Filter()
-_LONGEST_NOTE = 1000
-
-
-@dataclass(frozen=True)
-class _Extras:
-    """What an object carries beside the training itself."""
-
-    finalizers: tuple[str, ...] = ()
-    owners: tuple[Json, ...] = ()
-
-    @property
-    def is_ours(self) -> bool:
-        return FINALIZER in self.finalizers
 
 
 class _Tries:
@@ -77,15 +83,16 @@ class KubeStore(LedgerStore):
         super().__init__(ledger)
         self._api = api
         self._log = journal
-        self._clock = clock
+        self._clock = clock or WallClock()
         self._mirror = Mirror(api, ALL, self)
         self._announcer = Announcer(api)
-        self._extras: dict[Key, _Extras] = {}
+        self._extras: dict[Key, Extras] = {}
         self._turns: weakref.WeakValueDictionary[Key, asyncio.Lock] = weakref.WeakValueDictionary()
         self._removing: set[Key] = set()
         self._waiting: dict[Key, list[tuple[Version, asyncio.Future[None]]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opened = False
+        self._outboxes: list[tuple[Key, str, Write]] = []
 
     @classmethod
     async def open(
@@ -106,9 +113,18 @@ class KubeStore(LedgerStore):
         ledger.load((), records, 0, last_event)
         await store._mirror.start()
         journal.start()
+        await store._catch_up_journal()
         store._keep(store._mirror.run())
         store._keep(store._announcer.run())
         return store
+
+    async def _catch_up_journal(self) -> None:
+        """Write what a control plane before us did not come to write."""
+        left, self._outboxes = self._outboxes, []
+        for key, mark, write in left:
+            stored = self.get(key)
+            if stored is not None and not self._log.knows(mark) and not self._log.is_older(write.events):
+                await self._journal(write, stored, mark)
 
     async def until_fenced(self) -> str:
         """Until another control plane has taken over; says how that was noticed."""
@@ -153,23 +169,36 @@ class KubeStore(LedgerStore):
             return None
         # One at a time for each object, so that its events stand in the order of its versions.
         async with self._turns.setdefault(key, asyncio.Lock()):
-            if write.put is not None:
-                stored = await self._put(write.put, write.expect)
-                noted = self._journal(write, stored)
-            else:
-                stored = None
-                noted = self._journal(write, await self._remove(key, write.expect))
+            if write.delete is not None:
+                await self._remove_and_tell(key, write)
+                return None
+            put = write.put
+            assert put is not None
+            mark, now = secrets.token_hex(8), self._clock.now()
+            write = replace(write, events=tuple(replace(one, at=one.at or now) for one in write.events))
+            stored = await self._put(put, write.expect, outbox_of(write, mark) if write.events else None)
+            noted = self._journal(write, stored, mark)
         await noted
         return stored
 
-    def _journal(self, write: Write, about: Stored | None) -> asyncio.Future[None]:
+    async def _remove_and_tell(self, key: Key, write: Write) -> None:
+        """The journal first: of an object that is gone nothing is left to tell of it. Tried again, it is told once."""
+        before = self.get(key)
+        check_expectation(key, before, write)
+        assert before is not None
+        mark = f"{GONE}{before.uid}"
+        if not self._log.knows(mark):
+            await self._journal(write, before, mark)
+        await self._remove(key, write.expect)
+
+    def _journal(self, write: Write, about: Stored | None, mark: str = "") -> asyncio.Future[None]:
         """Its place in the journal is decided now; it is there when the answer comes."""
         if not write.events and not write.records:
             done = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
         entry = self._ledger.prepare(Write(events=write.events, records=write.records), about)
-        written = self._log.append(entry)
+        written = self._log.append(entry, mark)
         written.add_done_callback(lambda done: self._announce(done, entry))
         return written
 
@@ -178,15 +207,17 @@ class KubeStore(LedgerStore):
         if not written.cancelled() and written.exception() is None:
             self._announcer.offer(noted.event for noted in entry.events)
 
-    async def _put(self, training: Training, expect: Version | None) -> Stored:
+    async def _put(self, training: Training, expect: Version | None, outbox: Outbox | None) -> Stored:
         key, tries = training.key, _Tries()
         for _ in range(_MOST_TRIES):
             before = self.get(key)
-            if tries.in_doubt and before is not None and _is_as_asked(training, before.training):
+            if tries.in_doubt and before is not None and is_as_asked(training, before.training):
                 return before
             check_expectation(key, before, Write(put=training, expect=expect))
             try:
-                return await (self._create(training) if before is None else self._replace(training, before))
+                if before is None:
+                    return await self._create(training, outbox)
+                return await self._replace(training, before, outbox)
             except errors.AlreadyExists:
                 await self._hear(key, 0)
                 if expect == 0 and not tries.in_doubt:
@@ -197,20 +228,17 @@ class KubeStore(LedgerStore):
                 await tries.pause(error)
         raise errors.Unavailable(f"training {key} changes too fast to be written")
 
-    async def _create(self, training: Training) -> Stored:
-        metadata = _metadata(training, _Extras(finalizers=(FINALIZER,)))
-        if training.uid:
-            metadata["annotations"] = {**metadata["annotations"], REQUEST: training.uid}
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": to_wire(training.spec)}
-        made = await self._api.request("POST", _collection(training.key), body=body)
+    async def _create(self, training: Training, outbox: Outbox | None) -> Stored:
+        body = object_of(training, Extras(finalizers=(FINALIZER,)), outbox)
+        made = await self._api.request("POST", collection(training.key), body=body)
         if training.status in (Status(), first_status(training.spec)):
             return await self._seen(training.key, made)
-        return await self._write_status(training.key, _version(made), training.status)
+        return await self._write_status(training.key, version_of(made), training.status, outbox)
 
-    async def _replace(self, training: Training, before: Stored) -> Stored:
+    async def _replace(self, training: Training, before: Stored, outbox: Outbox | None) -> Stored:
         """Ask for what differs: spec, labels and annotations; removal; status."""
         old, version = before.training, before.version
-        extras = self._extras.get(training.key, _Extras())
+        extras = self._extras.get(training.key, Extras())
         asked, had = training.metadata, old.metadata
         stored: Stored | None = None
         if training.spec != old.spec or asked.labels != had.labels or asked.annotations != had.annotations:
@@ -218,33 +246,34 @@ class KubeStore(LedgerStore):
                 raise errors.InvalidRequest(
                     f"{training.key} cannot be read: {wrong}", hint="correct it with kubectl edit"
                 )
-            metadata = {**_metadata(training, extras), "resourceVersion": str(version)}
-            body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": to_wire(training.spec)}
-            made = await self._api.request("PUT", _path(training.key), body=body)
-            version = _version(made)
+            made = await self._api.request(
+                "PUT", path_of(training.key), body=object_of(training, extras, outbox, version)
+            )
+            version = version_of(made)
             stored = await self._seen(training.key, made)
         if asked.deletion_timestamp is not None and had.deletion_timestamp is None:
             if not extras.is_ours:
-                version = _version(await self._claim(training.key, version, extras))
+                version = version_of(await self._claim(training.key, version, extras))
             stored = await self._mark(training.key, version)
         elif training.status != old.status:
-            stored = await self._write_status(training.key, version, training.status)
+            stored = await self._write_status(training.key, version, training.status, outbox)
         return stored or before
 
-    async def _write_status(self, key: Key, version: Version, status: Status) -> Stored:
-        metadata = {"name": key.name, "namespace": key.namespace, "resourceVersion": str(version)}
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": to_wire(status)}
-        return await self._seen(key, await self._api.request("PUT", _path(key) + "/status", body=body))
+    async def _write_status(self, key: Key, version: Version, status: Status, outbox: Outbox | None) -> Stored:
+        body = status_of(key, version, status, outbox)
+        return await self._seen(key, await self._api.request("PUT", path_of(key) + "/status", body=body))
 
     async def _mark(self, key: Key, version: Version) -> Stored:
         """Begin the removal; the finalizer holds it up."""
         only = {"preconditions": {"resourceVersion": str(version)}}
-        return await self._seen(key, await self._api.request("DELETE", _path(key), body=only))
+        return await self._seen(key, await self._api.request("DELETE", path_of(key), body=only))
 
-    async def _claim(self, key: Key, version: Version, extras: _Extras) -> Json:
+    async def _claim(self, key: Key, version: Version, extras: Extras, outbox: Outbox | None = None) -> Json:
         """Put our finalizer on it."""
-        about = {"resourceVersion": str(version), "finalizers": [*extras.finalizers, FINALIZER]}
-        return await self._api.request("PATCH", _path(key), body={"metadata": about}, content_type=MERGE_PATCH)
+        about: Json = {"resourceVersion": str(version), "finalizers": [*extras.finalizers, FINALIZER]}
+        if outbox is not None:
+            about["annotations"] = packed(outbox, OUTBOX)
+        return await self._api.request("PATCH", path_of(key), body={"metadata": about}, content_type=MERGE_PATCH)
 
     async def _remove(self, key: Key, expect: Version | None) -> Stored:
         """Remove it for good: mark it, if nobody has, then take the finalizer away."""
@@ -274,14 +303,14 @@ class KubeStore(LedgerStore):
         try:
             if before.training.metadata.deletion_timestamp is None:
                 only = {"preconditions": {"resourceVersion": str(version), "uid": before.uid}}
-                marked = await self._api.request("DELETE", _path(key), body=only)
+                marked = await self._api.request("DELETE", path_of(key), body=only)
                 if marked.get("kind") == KIND:
-                    version = _version(marked)
-            extras = self._extras.get(key, _Extras())
+                    version = version_of(marked)
+            extras = self._extras.get(key, Extras())
             if extras.is_ours:
                 left = [one for one in extras.finalizers if one != FINALIZER]
                 about = {"resourceVersion": str(version), "finalizers": left}
-                await self._api.request("PATCH", _path(key), body={"metadata": about}, content_type=MERGE_PATCH)
+                await self._api.request("PATCH", path_of(key), body={"metadata": about}, content_type=MERGE_PATCH)
         except errors.NotFound:
             pass  # somebody was quicker; it is gone
         except BaseException:
@@ -293,7 +322,7 @@ class KubeStore(LedgerStore):
 
     async def _seen(self, key: Key, made: Json) -> Stored:
         """Wait until the watch has shown what was written."""
-        version = _version(made)
+        version = version_of(made)
         await self._catch_up(key, version - 1)
         stored = self.get(key)
         if stored is None:
@@ -348,9 +377,10 @@ class KubeStore(LedgerStore):
     def listed(self, items: Sequence[Json], version: str) -> None:
         """The first list is what there is; a later one says what was missed, as if it had just happened."""
         first, self._opened = not self._opened, True
-        seen = {_key(item): item for item in items}
+        seen = {key_of(item): item for item in items}
         if first:
             stored = [one for item in items if (one := self._read(item)) is not None]
+            self._outboxes = [(key_of(item), *left) for item in items for left in outboxes(item)]
             self._ledger.load_objects(stored, int(version))
         else:
             self._catch_up_with(seen, int(version))
@@ -361,14 +391,14 @@ class KubeStore(LedgerStore):
     def _catch_up_with(self, seen: Mapping[Key, Json], version: Version) -> None:
         """In order of versions. Each removal had a version that no object has now: the first such ones stand for it."""
         news = {
-            _version(item): item
+            version_of(item): item
             for key, item in seen.items()
-            if (known := self.get(key)) is None or known.version < _version(item)
+            if (known := self.get(key)) is None or known.version < version_of(item)
         }
-        gone = (one.key for one in self.page(_ALL).items if _uid(seen.get(one.key)) != one.uid)
+        gone = (one.key for one in self.page(_ALL).items if uid_of(seen.get(one.key)) != one.uid)
         unused = (at for at in range(self.version + 1, version + 1) if at not in news)
         steps: list[tuple[Version, Key, Json | None]] = [(next(unused, version), key, None) for key in gone]
-        steps += [(at, _key(item), item) for at, item in news.items()]
+        steps += [(at, key_of(item), item) for at, item in news.items()]
         for at, key, item in sorted(steps, key=lambda step: step[0]):
             if item is None:
                 self._drop(key, at)
@@ -376,7 +406,7 @@ class KubeStore(LedgerStore):
                 self.changed("MODIFIED", item)
 
     def changed(self, kind: str, item: Json) -> None:
-        key, version = _key(item), _version(item)
+        key, version = key_of(item), version_of(item)
         known = self.get(key)
         if kind == "DELETED":
             self._drop(key, version)
@@ -407,7 +437,7 @@ class KubeStore(LedgerStore):
 
     def _read(self, item: Json) -> Stored | None:
         """The training that an object is, as far as it can be read."""
-        key, about = _key(item), item["metadata"]
+        key, about = key_of(item), item["metadata"]
         try:
             training = training_of(item)
         except Invalid as error:
@@ -418,38 +448,34 @@ class KubeStore(LedgerStore):
             except Invalid:  # a status, which is ours: a newer version of us may have written it
                 log.warning("training %s cannot be read: %s", key, error)
                 return None
-        self._extras[key] = _Extras(tuple(about.get("finalizers") or ()), tuple(about.get("ownerReferences") or ()))
+        self._extras[key] = Extras(tuple(about.get("finalizers") or ()), tuple(about.get("ownerReferences") or ()))
         labels = dict(training.metadata.labels)
-        return Stored(key, training.uid, _version(item), training.status.phase, labels, pack(training.to_wire()))
+        return Stored(key, training.uid, version_of(item), training.status.phase, labels, pack(training.to_wire()))
 
     def _welcome(self, item: Json) -> None:
         """One that came around our API gets our finalizer, and its first line in the journal."""
-        key, about = _key(item), item["metadata"]
+        key, about = key_of(item), item["metadata"]
         if FINALIZER in (about.get("finalizers") or ()) or about.get("deletionTimestamp") or self.get(key) is None:
             return
         self._keep(self._try(lambda: self._take_over(key, item)))
 
     async def _take_over(self, key: Key, item: Json) -> None:
-        extras, tries = self._extras.get(key, _Extras()), _Tries()
-        while not (tries.in_doubt and self._extras.get(key, _Extras()).is_ours):
+        extras, tries = self._extras.get(key, Extras()), _Tries()
+        born, mark = _born(item), secrets.token_hex(8)
+        while not (tries.in_doubt and self._extras.get(key, Extras()).is_ours):
             try:
-                await self._claim(key, _version(item), extras)
+                await self._claim(key, version_of(item), extras, outbox_of(born, mark))
                 break
             except errors.Conflict:
                 if not tries.in_doubt:
                     return  # the next version comes here as well
-                await self._hear(key, _version(item))
-                if not self._extras.get(key, _Extras()).is_ours:
+                await self._hear(key, version_of(item))
+                if not self._extras.get(key, Extras()).is_ours:
                     return
             except errors.Unavailable as error:
                 await tries.pause(error)
-        if (about := self.get(key)) is None:
-            return
-        training = about.training
-        born = Event(
-            "Created", f"applied to the cluster, for {training.spec.world_size.target} workers", actor="kubectl"
-        )
-        await self._journal(Write(events=(replace(born, at=training.metadata.creation_timestamp),)), about)
+        if (about := self.get(key)) is not None:
+            await self._journal(born, about, mark)
 
     async def _try(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Until it is done, or not needed any more: a newer version comes here as well."""
@@ -466,66 +492,9 @@ class KubeStore(LedgerStore):
             await asyncio.sleep(SEEN_S)
 
 
-def training_of(item: Json) -> Training:
-    """The training that an object of the API is. Raises Invalid."""
-    about = dict(item["metadata"])
-    wire = {"metadata": about, "spec": item.get("spec") or {}}
-    for name in ("labels", "annotations"):
-        if about.get(name) is None:
-            about.pop(name, None)
-    if item.get("status"):
-        wire["status"] = item["status"]
-    training = Training.from_wire(wire)
-    return training if "status" in wire else replace(training, status=first_status(training.spec))
-
-
-def _is_as_asked(asked: Training, found: Training) -> bool:
-    """Whether a write whose answer was lost has been carried out."""
-    extra = {REQUEST: found.metadata.annotations.get(REQUEST, "")}
-    return (
-        (to_wire(asked.spec), to_wire(asked.status)) == (to_wire(found.spec), to_wire(found.status))
-        and asked.metadata.labels == found.metadata.labels
-        and {**extra, **asked.metadata.annotations} == {**extra, **found.metadata.annotations}
-        and asked.uid in (found.uid, extra[REQUEST])
-        and (asked.metadata.deletion_timestamp is None) == (found.metadata.deletion_timestamp is None)
-    )
-
-
-def with_note(item: Json, error: Invalid, spec: Spec | None) -> Training:
-    """One whose spec cannot be read: with the spec that it had, or with what is left of it, and what is wrong.
-
-    The note makes it invalid, so that nothing follows from it but a condition.
-    """
-    bad = {re.split(r"[.\[]", f"{problem.field}.")[1] for problem in error.problems}
-    left = {name: value for name, value in item["spec"].items() if name not in bad}
-    about = item["metadata"]
-    noted = {**about, "annotations": {**(about.get("annotations") or {}), UNREADABLE: str(error)[:_LONGEST_NOTE]}}
-    return training_of({**item, "metadata": noted, "spec": left if spec is None else to_wire(spec)})
-
-
-def _metadata(training: Training, extras: _Extras) -> Json:
-    about = training.metadata
-    shown: Json = {"name": about.name, "namespace": about.namespace}
-    shown |= {"labels": dict(about.labels), "annotations": dict(about.annotations)}
-    shown["finalizers"] = list(extras.finalizers)
-    return shown | ({"ownerReferences": list(extras.owners)} if extras.owners else {})
-
-
-def _collection(key: Key) -> str:
-    return f"/apis/muster.dev/v1alpha1/namespaces/{key.namespace}/trainings"
-
-
-def _path(key: Key) -> str:
-    return f"{_collection(key)}/{key.name}"
-
-
-def _key(item: Json) -> Key:
-    return Key(item["metadata"]["namespace"], item["metadata"]["name"])
-
-
-def _uid(item: Json | None) -> str | None:
-    return item["metadata"]["uid"] if item is not None else None
-
-
-def _version(item: Json) -> Version:
-    return int(item["metadata"]["resourceVersion"])
+def _born(item: Json) -> Write:
+    """What the journal says of a training that was applied around our API."""
+    size, created = item["spec"].get("worldSize") or {}, item["metadata"].get("creationTimestamp")
+    message = f"applied to the cluster, for {size.get('target', 1)} workers"
+    at = datetime.fromisoformat(created) if created else None
+    return Write(events=(Event("Created", message, actor="kubectl", at=at),))

@@ -37,6 +37,7 @@ log = logging.getLogger("muster.store")
 
 LABEL = "muster.dev/log"
 KEEP_EVENTS = 100_000
+GONE = "gone-"  # how the mark of a removal begins
 TIDY_EVERY_S = 1.0
 MERGE_AT = 64  # small batches that are put together
 FULL = 400_000  # bytes that a batch may have before it is compressed; the server takes a million
@@ -62,8 +63,9 @@ class Batch:
     def last_event(self) -> int:
         return int(self.events[-1]["id"]) if self.events else 0
 
-    def take(self, entry: Entry) -> None:
-        self.events += [msgspec.json.decode(noted.raw) for noted in entry.events]
+    def take(self, entry: Entry, mark: str = "") -> None:
+        more = {"mark": mark} if mark else {}
+        self.events += [{**msgspec.json.decode(noted.raw), **more} for noted in entry.events]
         for kept in entry.records:
             self.records[(kept.record.kind, kept.record.key)] = kept.record.value
         self.size += sum(len(noted.raw) for noted in entry.events) + sum(len(kept.raw or b"") for kept in entry.records)
@@ -114,6 +116,7 @@ def _line(event: Json) -> _Line:
 class _Job:
     entry: Entry
     done: asyncio.Future[None]
+    mark: str = ""
 
 
 class KubeLog:
@@ -141,6 +144,7 @@ class KubeLog:
         self._small: list[Batch] = []  # the latest ones, which wait to be merged
         self._where: dict[tuple[str, str], int] = {}  # which batch holds the current value of a record
         self._events: list[_Line] = []
+        self._marks: set[str] = set()
         self._queue: list[_Job] = []
         self._under_way: list[_Job] = []
         self._singly = 0  # how many jobs have to go each in a batch of its own
@@ -172,6 +176,7 @@ class KubeLog:
         self._know(claim, values, events)
         self._small.pop()  # the number that whoever we replace would write next stays taken
         self._events = [_line(events[number]) for number in sorted(events)]
+        self._marks = {event["mark"] for event in events.values() if "mark" in event}
         records: dict[str, dict[str, Mapping[str, Any]]] = {}
         for (kind, key), value in values.items():
             if value is not None:
@@ -231,13 +236,27 @@ class KubeLog:
 
     # Writing
 
-    def append(self, entry: Entry) -> asyncio.Future[None]:
+    def knows(self, mark: str) -> bool:
+        """Whether entries with that mark were here when it was opened; of removals, whether they are here now."""
+        return mark in self._marks
+
+    def is_older(self, events: Sequence[Event]) -> bool:
+        """Whether they are of a time that the journal no longer tells of."""
+        if not self._events:
+            return False
+        first = codec.from_wire(Event, msgspec.json.decode(self._events[0].raw), strict=False)
+        return any(event.at is not None and first.at is not None and event.at < first.at for event in events)
+
+    def append(self, entry: Entry, mark: str = "") -> asyncio.Future[None]:
+        """`mark` tells later that these entries are here."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._fenced.done() or (self._stopping and self._tasks and self._tasks[0].done()):
             why = self._fenced.result() if self._fenced.done() else "the store is closed"
             done.set_exception(errors.Unavailable(why, retryable=False))
             return done
-        self._queue.append(_Job(entry, done))
+        if mark.startswith(GONE):
+            self._marks.add(mark)
+        self._queue.append(_Job(entry, done, mark))
         self._wanted.set()
         return done
 
@@ -282,7 +301,7 @@ class KubeLog:
         batch = Batch(self._last + 1, by=self._identity)
         count = 0
         for job in self._queue:
-            batch.take(job.entry)
+            batch.take(job.entry, job.mark)
             count += 1
             if batch.size >= FULL or self._singly:
                 break
