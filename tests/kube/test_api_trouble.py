@@ -202,6 +202,7 @@ def life(plane: KubePlane, name: str = "demo", timeout_s: float = 60.0) -> Count
     """Apply, scale up, lose a Pod, end: what the journal says of it."""
     folder = program(plane, name, world=(1, 2, 4))
     plane.phase("ready", name, timeout_s)
+    until_full(plane, name, 2, timeout_s)
     plane.kubectl("scale", f"training/{name}", "--replicas=3")
     until_full(plane, name, 3, timeout_s)
     (folder / "go").touch()
