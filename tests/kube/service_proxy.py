@@ -81,12 +81,14 @@ class ServiceProxy:
             if not found:
                 raise ConnectionRefusedError
             far_reader, far_writer = await asyncio.open_connection(*found[0])
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             _reset(writer)
             return
         ways = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
         try:
             await asyncio.gather(*ways)
+        except asyncio.CancelledError:
+            pass  # the proxy ends; whoever made the connection need not hear of it
         finally:
             for way in ways:
                 way.cancel()
