@@ -133,7 +133,8 @@ def test_a_spare_takes_the_rank_and_another_pod_comes(
         trains = trains_in(plane, status["round"] + 1)
         took = time.monotonic() - began
         print(f"{name}: the spare has the rank after {took:.2f} s")
-        assert took < 5, f"{name}: nobody waits for a lease"
+        # Nobody confirms that the processes of a Pod deleted by force have ended, unless its guard still could.
+        assert took < (15 if name == "deleted by force" else 5), f"{name}: nobody waits for a lease"
         assert set(seats(trains).values()) == {before[0], spare}, name
         end = eventually(functools.partial(exited, plane, victim), f"{name}: the journal tells", 15)
         assert (end["exitCode"], end.get("reason")) == told, f"{name}: {end}"
