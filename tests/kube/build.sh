@@ -18,7 +18,7 @@ export DEBIAN_FRONTEND=noninteractive
 lists=$work/lists
 mkdir -p "$lists/partial"
 echo "deb-src [trusted=yes] http://deb.debian.org/debian $VERSION_CODENAME main" >"$work/sources.list"
-apt_source=(-o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$lists")
+apt_source=(-o APT::Sandbox::User=root -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$lists")
 
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends golang-go jq rsync make dpkg-dev golang-github-modern-go-reflect2-dev >"$work/apt.log" 2>&1 ||
