@@ -59,7 +59,8 @@ def ensure(env: Mapping[str, str] = os.environ) -> Binaries:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not all(_runs(where / name) for name in BUILT):
                 subprocess.run(["bash", str(Path(__file__).with_name("build.sh")), str(where)], check=True)
-            _install([package for name, package in DEBIAN.items() if shutil.which(name) is None])
+    path = f"{where}{os.pathsep}{env.get('PATH', os.defpath)}"
+    _install([package for name, package in DEBIAN.items() if shutil.which(name, path=path) is None])
     return find(env)
 
 

@@ -124,6 +124,11 @@ class Cluster:
             raise AssertionError(f"kubectl {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done
 
+    def kubectl_minor(self) -> int:
+        """Which 1.N kubectl is."""
+        shown = json.loads(self.kubectl("version", "--client", "-o", "json").stdout)
+        return int(shown["clientVersion"]["minor"].rstrip("+"))
+
     def env(self, user: str = ADMIN) -> dict[str, str]:
         """For a program that speaks with this cluster and must not outlive it."""
         name, _, value = self.mark.partition("=")

@@ -54,7 +54,8 @@ def test_what_kubectl_applies_trains_and_is_seen_by_everyone(kube_plane: KubePla
         cluster.programs.kubectl, "-n", plane.namespace, "edit", "training/demo",
         KUBECONFIG=config, KUBE_EDITOR="sed -i 's/target: 3/target: 2/'",
     ).expect("edited")  # fmt: skip
-    plane.kubectl("wait", "--for=jsonpath={.status.worldSize.target}=2", "training/demo", "--timeout=20s")
+    path = f"/apis/muster.dev/v1alpha1/namespaces/{plane.namespace}/trainings/demo"
+    cluster.until(path, lambda item: item and item["status"]["worldSize"]["target"] == 2, "the edit is acted on")
     assert handle.wait_until_target_world(timeout=30).ready == 2
 
     plane.go()
