@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,13 @@ from hypothesis import settings
 from tests.fleet import Fleet
 from tests.kube.fixtures import cluster, kube_plane, kubelet, namespace, pytest_collection_modifyitems  # noqa: F401
 from tests.plane import Plane
+
+# A script's background job starts with SIGINT ignored, and what is ignored stays so in every process that a test starts.
+_PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
+for _number in signal.valid_signals() - _PYTHONS_OWN:
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 # Other tests run beside: how long an example takes says nothing.
 settings.register_profile("muster", deadline=None)
