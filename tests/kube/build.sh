@@ -12,13 +12,18 @@ trap 'rm -rf "$work"' EXIT
 
 echo "building kube-apiserver and kube-controller-manager $version once into $out (about ten minutes)" >&2
 export DEBIAN_FRONTEND=noninteractive
-. /etc/os-release
 
-# A list of its own: the machine's package sources stay as they are.
-lists=$work/lists
-mkdir -p "$lists/partial"
-echo "deb-src [trusted=yes] http://deb.debian.org/debian $VERSION_CODENAME main" >"$work/sources.list"
-apt_source=(-o APT::Sandbox::User=root -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$lists")
+# The machine's own package sources, read as sources of source packages; the machine's lists stay as they are.
+lists=$work/lists sources=$work/sources
+mkdir -p "$lists/partial" "$sources/parts"
+eval "$(apt-config shell configured Dir::Etc::sourcelist/f parts Dir::Etc::sourceparts/d)"
+as_source='s/^([[:space:]]*)deb([[:space:]])/\1deb-src\2/; s/^([Tt]ypes:).*/\1 deb-src/'
+: >"$sources/list"
+if [ -f "$configured" ]; then sed -E "$as_source" "$configured" >"$sources/list"; fi
+for file in "$parts"/*.list "$parts"/*.sources; do
+  if [ -f "$file" ]; then sed -E "$as_source" "$file" >"$sources/parts/$(basename "$file")"; fi
+done
+apt_source=(-o APT::Sandbox::User=root -o Dir::Etc::SourceList="$sources/list" -o Dir::Etc::SourceParts="$sources/parts" -o Dir::State::Lists="$lists")
 
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends golang-go jq rsync make dpkg-dev golang-github-modern-go-reflect2-dev >"$work/apt.log" 2>&1 ||

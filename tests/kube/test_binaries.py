@@ -31,3 +31,9 @@ def test_a_missing_tool_is_named_with_its_package(tmp_path: Path) -> None:
 
 def test_the_cache_folder_is_found_where_caches_are(tmp_path: Path) -> None:
     assert binaries.folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "muster" / "kube-1.20.2"
+
+
+def test_sources_are_fetched_from_where_this_machine_gets_its_packages() -> None:
+    script = Path(binaries.__file__).with_name("build.sh").read_text()
+    assert "Dir::Etc::sourceparts" in script
+    assert "://" not in script
