@@ -11,7 +11,7 @@ from tests.fleet import Fleet
 from tests.kube.fixtures import cluster, kube_plane, kubelet, namespace, pytest_collection_modifyitems  # noqa: F401
 from tests.plane import Plane
 
-# A script's background job starts with SIGINT ignored, and what is ignored stays so in every process that a test starts.
+# A script's background job starts with SIGINT ignored, and what is ignored stays so in every process below it.
 _PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 for _number in signal.valid_signals() - _PYTHONS_OWN:
     if signal.getsignal(_number) is signal.SIG_IGN:

@@ -188,11 +188,8 @@ class Coordinator:
         run_id, kind = RunId(str(frame.get("run_id") or "")), str(frame.get("kind"))
         if not run_id:
             raise wire.WireError("invalid", "a hello must name its run")
-        token = self._token if self._director is None else self._director.token_of(run_id)
-        if token is not None:
-            want = wire.proof(token, nonce, run_id, kind)
-            if not secrets.compare_digest(want, str(frame.get("proof") or "")):
-                raise wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
+        if not self._is_proved(frame, nonce, run_id, kind):
+            raise wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
         timer.cancel()
         del self._strangers[channel]
         desk = self._desks.get(run_id)
@@ -205,6 +202,13 @@ class Coordinator:
         if desk.roll is None and not desk.connected:
             del self._desks[run_id]
         self.touch(desk)
+
+    def _is_proved(self, frame: Frame, nonce: str, run_id: RunId, kind: str) -> bool:
+        """A directed run has a token before it has workers: until that is known, nobody can have anything to say."""
+        token = self._token if self._director is None else self._director.token_of(run_id)
+        if not token:
+            return self._director is None
+        return secrets.compare_digest(wire.proof(token, nonce, run_id, kind), str(frame.get("proof") or ""))
 
     def _known_runs(self) -> str:
         if self._director is not None or not self._desks:
