@@ -308,16 +308,16 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
 
 
 def _dead_and_awaited(seen: Observed) -> tuple[str, ...]:
-    """Those that have not come back; otherwise only whose ranks are gone too, once it is heard of no more."""
+    """Those of which nothing is left, ranks included, once they are heard of no more. Of others only time can tell."""
     last = seen.last_round
     if last is None or seen.roll is None:
         return ()
-    recovers, here = seen.roll.recovery_until is not None, seen.roll.members
-    ended = {worker.name for worker in seen.workers if not worker.alive and (recovers or worker.cleared)}
+    here = seen.roll.members
+    ended = {worker.name for worker in seen.workers if not worker.alive and worker.cleared}
     return tuple(
         seat.name
         for seat in last.seats
-        if seat.name in ended and seat.member_id not in last.gone and (recovers or seat.member_id not in here)
+        if seat.name in ended and seat.member_id not in last.gone and seat.member_id not in here
     )
 
 

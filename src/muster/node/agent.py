@@ -53,6 +53,7 @@ class NodeConfig:
     no_requeue_code: int = 93
     echo: bool = True
     standalone: Standalone | None = None
+    hold: tuple[int, ...] = ()  # descriptors for everything below us to keep open
 
 
 @dataclass
@@ -511,6 +512,7 @@ class Agent:
         return Crew(
             self._config.program,
             config,
+            hold=self._config.hold,
             on_up=self._ranks_up,
             on_exit=self._rank_exited,
             on_lost=self._crew_lost,

@@ -9,10 +9,11 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +24,7 @@ from muster.coordinator.membership import Identity
 from muster.node.crew import Program
 from muster.node.standalone import Standalone
 from muster.types import address
-from muster.types.world import MemberId, RunId, Settings
+from muster.types.world import HELD_VARIABLE, MemberId, RunId, Settings
 
 DEFAULT_PORT = 29400
 IDLE_S = 30.0
@@ -181,8 +182,18 @@ def main(argv: list[str] | None = None) -> int:
         no_requeue_code=given.no_requeue_code,
         echo=not given.no_echo,
         standalone=standalone,
+        hold=_held(os.environ),
     )
     agent.main(config)
+
+
+def _held(env: MutableMapping[str, str]) -> tuple[int, ...]:
+    """What our backend wants held. Ranks inherit it and need not know; another file at that number is not meant."""
+    number = env.pop(HELD_VARIABLE, "")
+    try:
+        return (int(number),) if stat.S_ISFIFO(os.fstat(int(number)).st_mode) else ()
+    except (ValueError, OSError):
+        return ()
 
 
 def _with_environment(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:

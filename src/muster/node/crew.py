@@ -58,7 +58,9 @@ class Start:
 
 
 class Crew:
-    """Callbacks run on the loop: `on_up()` when all ranks run, `on_exit(key, status)` once
+    """Everything below keeps the descriptors of `hold` open: whoever has the other end sees when it is gone.
+
+    Callbacks run on the loop: `on_up()` when all ranks run, `on_exit(key, status)` once
     per rank, `on_lost(why)` at most once.
     """
 
@@ -67,6 +69,7 @@ class Crew:
         program: Program,
         guard_config: dict[str, Any],
         *,
+        hold: tuple[int, ...] = (),
         on_exit: Callable[[str, int], None],
         on_up: Callable[[], None],
         on_lost: Callable[[str], None],
@@ -74,6 +77,7 @@ class Crew:
     ) -> None:
         self._program = program
         self._config = guard_config
+        self._hold = hold
         self._on_exit = on_exit
         self._on_up = on_up
         self._on_lost = on_lost
@@ -123,7 +127,9 @@ class Crew:
             *map(str, fds),
             str(min(room, 4096)),
         ]
-        self._guard = subprocess.Popen(command, pass_fds=fds, stdin=stdin, start_new_session=True, env=env)
+        self._guard = subprocess.Popen(
+            command, pass_fds=(*fds, *self._hold), stdin=stdin, start_new_session=True, env=env
+        )
         guard_end.close()
         warm_end.close()
         os.close(plan)

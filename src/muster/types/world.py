@@ -18,6 +18,7 @@ from typing import Any, NewType, Self
 MemberId = NewType("MemberId", str)
 RunId = NewType("RunId", str)
 Path = tuple[str, int]  # a host and a port
+HELD_VARIABLE = "MUSTER_HELD_FD"  # tells an agent of a descriptor that everything of its worker is to keep open
 
 
 class Role(StrEnum):

@@ -22,12 +22,13 @@ from typing import Any
 
 from muster.backends import records
 from muster.backends.local import gpus as devices
-from muster.backends.local import logs, processes, render
+from muster.backends.local import logs, presence, processes, render
 from muster.core.reconcile import USAGE_ERROR
 from muster.ports import Clock, LogQuery, Store, Write, insist
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
+from muster.types.world import HELD_VARIABLE
 
 log = logging.getLogger("muster.local")
 
@@ -54,6 +55,7 @@ class LocalBackend:
         self._keys: dict[Uid, Key] = {}
         self._handles: dict[tuple[Uid, str], processes.Handle] = {}
         self._children: dict[tuple[Uid, str], subprocess.Popen[bytes]] = {}
+        self._presence = presence.Presence(home / "held", self._nobody_left)
         self._taken: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -91,13 +93,15 @@ class LocalBackend:
         for kept in records.oldest_first(self._store):
             worker, key = records.read(kept)
             self._keys[worker.uid] = key
-            self._workers.setdefault(worker.uid, {})[worker.name] = worker
+            # A pipe tells nothing of processes on another machine.
+            cleared = kept.get("boot") == self._boot and self._presence.find(worker.uid, worker.name)
+            self._workers.setdefault(worker.uid, {})[worker.name] = worker = replace(worker, cleared=cleared)
             if not worker.alive:
                 continue
             handle = self._find(worker, kept)
             if handle is None:
                 at = last_alive if last_alive is not None and last_alive > worker.started_at else worker.started_at
-                await self._ended(worker, at, None, "it was gone when the control plane came back")
+                await self._ended(worker.uid, worker.name, at, None, "it was gone when the control plane came back")
                 continue
             found += 1
             self._watch(replace(worker, pid=handle.pid), handle)
@@ -137,7 +141,7 @@ class LocalBackend:
         except (OSError, ValueError) as error:
             why = f"cannot be started: {error}"
             code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else records.SHORTAGE
-            return await self._ended(worker, self._clock.now(), code, why, last_words=why)
+            return await self._ended(worker.uid, worker.name, self._clock.now(), code, why, last_words=why)
         self._children[(training.uid, name)] = child
         worker = self._watch(replace(worker, pid=child.pid), processes.Handle(child.pid, None))
         await self._note(worker)
@@ -161,7 +165,7 @@ class LocalBackend:
         if not os.path.isdir(order.cwd):
             raise ValueError(f"its working directory {order.cwd} does not exist")
         order.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        child = processes.spawn(order.argv, order.env, order.cwd, order.log_dir / "worker.log")
+        child = self._spawn_holding(worker, order)
         if order.memory_bytes is not None:
             group = processes.MemoryGroup(f"{worker.uid}-{worker.name}")
             if group.limit(order.memory_bytes):
@@ -169,6 +173,16 @@ class LocalBackend:
             else:
                 log.warning("%s: no memory limit can be set on this machine", worker.name)
         return child
+
+    def _spawn_holding(self, worker: Worker, order: render.Order) -> subprocess.Popen[bytes]:
+        """With its end of the pipe that tells when nothing of it is left."""
+        held = self._presence.begin(worker.uid, worker.name)
+        env, hand_on = ({**order.env, HELD_VARIABLE: str(held)}, (held,)) if held is not None else (order.env, ())
+        try:
+            return processes.spawn(order.argv, env, order.cwd, order.log_dir / "worker.log", hand_on)
+        finally:
+            for end in hand_on:
+                os.close(end)
 
     # Ending
 
@@ -199,7 +213,14 @@ class LocalBackend:
         worker = self._workers[uid][name]
         words = "" if code in (0, None) else self._last_words(worker)
         why = worker.why_ended or (f"exit code {code}" if code is not None else "it ended")
-        self._keep(self._end(worker, code, why, words))
+        self._keep(self._end(uid, name, code, why, words))
+
+    def _nobody_left(self, uid: Uid, name: str) -> None:
+        """Of that worker runs nothing any more, neither a rank nor what one forked."""
+        if (worker := self._workers.get(uid, {}).get(name)) is not None:
+            self._workers[uid][name] = replace(worker, cleared=True)
+            if not worker.alive:
+                self.changed(uid)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -213,15 +234,18 @@ class LocalBackend:
         while not group.remove() and self._clock.monotonic() < until:
             await asyncio.sleep(LOOK_S)
 
-    async def _end(self, worker: Worker, code: int | None, why: str, words: str) -> None:
+    async def _end(self, uid: Uid, name: str, code: int | None, why: str, words: str) -> None:
         try:
-            await self._ended(worker, self._clock.now(), code, why, last_words=words)
+            await self._ended(uid, name, self._clock.now(), code, why, last_words=words)
         finally:
-            self.changed(worker.uid)
+            self.changed(uid)
 
-    async def _ended(self, worker: Worker, at: datetime, code: int | None, why: str, *, last_words: str = "") -> Worker:
+    async def _ended(
+        self, uid: Uid, name: str, at: datetime, code: int | None, why: str, *, last_words: str = ""
+    ) -> Worker:
+        worker = self._workers[uid][name]
         over = replace(worker, ended_at=at, exit_code=code, why_ended=why, last_words=last_words)
-        self._workers[worker.uid][worker.name] = over
+        self._workers[uid][name] = over
         self._release(worker)
         self._keep(self._remove_group(worker))
         event = records.exited(over, self._keys[worker.uid], self._clock.now(), self._store)
@@ -255,6 +279,7 @@ class LocalBackend:
         self._keys.pop(uid, None)
         if gone:
             await self._store.write(Write(records=records.removals(uid, gone), lazy=True))
+        self._presence.forget(uid)
         await asyncio.to_thread(shutil.rmtree, self._home / "logs" / uid, ignore_errors=True)
 
     # Logs
@@ -269,6 +294,7 @@ class LocalBackend:
             loop.remove_reader(handle.fd)
             handle.close()
         self._handles.clear()
+        self._presence.close()
         for child in self._children.values():
             child.returncode = 0  # they go on without us: nobody is to wait for them
         self._children.clear()

@@ -41,7 +41,9 @@ def find(*words: str) -> int | None:
     return None
 
 
-def spawn(argv: tuple[str, ...], env: Mapping[str, str], cwd: str, log: Path) -> subprocess.Popen[bytes]:
+def spawn(
+    argv: tuple[str, ...], env: Mapping[str, str], cwd: str, log: Path, hand_on: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
     """In a session of its own, with its output in a file, so that it does not notice when we go."""
     with open(log, "ab") as file:
         return subprocess.Popen(
@@ -53,6 +55,7 @@ def spawn(argv: tuple[str, ...], env: Mapping[str, str], cwd: str, log: Path) ->
             stderr=subprocess.STDOUT,
             start_new_session=True,
             close_fds=True,
+            pass_fds=hand_on,
         )
 
 
