@@ -252,13 +252,14 @@ def gone(pid: int) -> bool:
 
 
 def below(pid: int) -> list[int]:
-    """That process and everything that it started, directly or not."""
+    """That process and everything that it started, directly or not; zombies do not count."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                parents.setdefault(parent, []).append(int(entry.name))
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    parents.setdefault(int(parent), []).append(int(entry.name))
     found = [pid]
     for one in found:
         found += parents.get(one, [])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 from typing import Any
 
 import pytest
 
 from muster.coordinator import wire
-from tests.fleet import Fleet
+from tests.fleet import Fleet, free_port
 
 
 class Raw:
@@ -213,3 +217,39 @@ def test_a_huge_name_is_refused(fleet: Fleet) -> None:
     fleet.coordinator()
     answer = Raw(fleet).hello(member={"member_id": "m", "name": "x" * 600_000})
     assert answer is not None and answer["code"] == "invalid"
+
+
+def _play(fleet: Fleet) -> None:
+    """A run from its first hello to its end."""
+    node = fleet.node("a", "--nnodes", "1")
+    fleet.started(0, 1)
+    fleet.go()
+    assert node.wait() == 0, node.text
+
+
+@pytest.mark.parametrize("how", ["closed from the start", "its reader has left", "nobody reads it"])
+def test_a_coordinator_serves_whatever_happens_to_its_output(fleet: Fleet, how: str) -> None:
+    fleet.port = free_port()
+    command = [sys.executable, "-m", "muster.coordinator", "--listen", fleet.address]
+    reader, writer = os.pipe()
+    if how == "nobody reads it":
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(writer, b"x" * 65536):
+                pass
+        os.set_blocking(writer, True)
+    close = (lambda: os.close(1)) if how == "closed from the start" else None
+    stdout = None if close else writer
+    coordinator = subprocess.Popen(command, env=fleet.env, cwd=fleet.folder, stdout=stdout, preexec_fn=close)
+    os.close(writer)
+    try:
+        if how == "its reader has left":
+            os.read(reader, 1)
+            os.close(reader)
+        _play(fleet)
+        assert coordinator.poll() is None
+        coordinator.terminate()
+        assert coordinator.wait(10) == 0
+    finally:
+        coordinator.kill()
+        coordinator.wait()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import queue
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +17,9 @@ from muster.coordinator.desk import Happening
 from muster.coordinator.service import Coordinator, check_listen, default_state_path, serve
 from muster.coordinator.statefile import StateFile, StateFileBusy
 from muster.types.world import RunId
+
+UNREAD_LINES = 1000  # what may wait for a reader; later lines are lost
+FINISH_S = 1.0
 
 
 def muster_home() -> Path:
@@ -45,9 +51,11 @@ def run(
     except OSError as error:
         return _refuse(f"cannot keep a state file: {error}; set MUSTER_HOME or --state", 1)
 
+    output = _Output()
+
     def tell(run_id: RunId, line: Happening) -> None:
         if not quiet:
-            print(f"{time.strftime('%H:%M:%S')} {run_id} {line.kind}: {line.text}", flush=True)
+            output.say(f"{time.strftime('%H:%M:%S')} {run_id} {line.kind}: {line.text}")
 
     def ready(host: str, port: int) -> None:
         address = wire.show_address(host, port)
@@ -55,7 +63,7 @@ def run(
             os.write(ready_fd, f"{address}\n".encode())
             os.close(ready_fd)
         if not quiet:
-            print(f"coordinator listens on {address}", flush=True)
+            output.say(f"coordinator listens on {address}")
 
     coordinator = Coordinator(token=token, state=kept, outcome_ttl_s=outcome_ttl_s, on_story=tell)
     try:
@@ -68,7 +76,32 @@ def run(
         return _refuse(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen", 1)
     if kept is not None:
         kept.close(remove=idle)
+    output.finish()
     return 0
+
+
+class _Output:
+    """Lines for whoever reads our standard output. One that reads slowly, or is gone, is no reason to stand still."""
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str] = queue.Queue(UNREAD_LINES)
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+
+    def say(self, line: str) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def _write(self) -> None:
+        while line := self._lines.get():
+            try:
+                os.write(1, f"{line}\n".encode())
+            except OSError:
+                continue  # closed, or no room where it goes: later lines may get through
+
+    def finish(self) -> None:
+        self.say("")
+        self._writer.join(FINISH_S)
 
 
 def _refuse(message: str, code: int) -> int:

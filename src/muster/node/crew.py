@@ -127,9 +127,10 @@ class Crew:
             *map(str, fds),
             str(min(room, 4096)),
         ]
-        self._guard = subprocess.Popen(
-            command, pass_fds=(*fds, *self._hold), stdin=stdin, start_new_session=True, env=env
-        )
+        with system.deaf_children():
+            self._guard = subprocess.Popen(
+                command, pass_fds=(*fds, *self._hold), stdin=stdin, start_new_session=True, env=env
+            )
         guard_end.close()
         warm_end.close()
         os.close(plan)

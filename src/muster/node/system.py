@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -9,7 +10,7 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_MM = 35
@@ -17,12 +18,25 @@ _PR_SET_MM_MAP = 14
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
+# Batch systems send these to every process of a job at once. They are meant for the agent and for ranks.
+ASK_TO_END = frozenset({signal.SIGTERM, signal.SIGINT})
+
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Get that signal when `parent` dies, also if it is dead already."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def deaf_children() -> Iterator[None]:
+    """What is started meanwhile hears no signal that asks it to end, from its first moment until it unblocks them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def signal_main_thread(pid: int, number: int) -> None:

@@ -38,7 +38,7 @@ from muster.coordinator import wire
 from muster.coordinator.client import Refused
 from muster.coordinator.membership import Identity, Membership
 from muster.coordinator.wire import Frame
-from muster.node import places
+from muster.node import places, system
 from muster.node.marked import MARK
 from muster.node.standalone import CannotStart, Standalone
 from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, RunId, Settings
@@ -384,7 +384,8 @@ class _Member:
         self._guard_socket, end = socket.socketpair()
         command = [sys.executable, "-m", "muster.node.marked", str(end.fileno()), self._identity.member_id]
         env = {key: value for key, value in os.environ.items() if key != MARK}
-        self._guard = subprocess.Popen(command, pass_fds=(end.fileno(),), env=env, start_new_session=True)
+        with system.deaf_children():
+            self._guard = subprocess.Popen(command, pass_fds=(end.fileno(),), env=env, start_new_session=True)
         end.close()
         self._guard_socket.setblocking(False)
         self._tell_guard(

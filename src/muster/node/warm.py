@@ -76,8 +76,7 @@ def main() -> None:
     with open(int(sys.argv[2])) as file:
         plan = Plan(json.load(file))
     _look_fresh(plan)
-    parent = _Parent(control, plan)
-    system.die_with_parent(int(sys.argv[3]), signal.SIGTERM)
+    parent = _Parent(control, plan, guard=int(sys.argv[3]))
     parent.warm_up()
     if parent.serve():  # True in a rank
         run(plan)
@@ -98,13 +97,17 @@ class _Stopping:
 
 
 class _Parent:
-    def __init__(self, control: socket.socket, plan: Plan) -> None:
+    def __init__(self, control: socket.socket, plan: Plan, guard: int) -> None:
+        """It was started deaf to what asks to end (`system.deaf_children`), and hears of the guard's death alone."""
         self._control = control
         self._plan = plan
+        self._guard = guard
         self._pid = os.getpid()
         self._children: dict[int, str] = {}
         self._stopping: _Stopping | None = None
-        signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        signal.signal(signal.SIGTERM, lambda *_: self._look_up())
+        system.die_with_parent(guard, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def warm_up(self) -> None:
@@ -166,6 +169,11 @@ class _Parent:
                 self._stopping.deadline = min(self._stopping.deadline, time.monotonic() + order["grace_s"])
         return False
 
+    def _look_up(self) -> None:
+        """SIGTERM comes from the kernel when the guard has died; from anybody else it is not for us."""
+        if os.getppid() != self._guard:
+            self._leave()
+
     def _leave(self) -> NoReturn:
         """Agent or guard are gone: nobody else is left who could end what is below."""
         for pid in self._children:
@@ -191,6 +199,8 @@ class _Parent:
     def _start_store(self, order: dict[str, Any], listener: int) -> None:
         pid = _fork()
         if pid == 0:
+            for number in system.ASK_TO_END:
+                signal.signal(number, signal.SIG_IGN)  # ranks that use their grace still need it
             self._become_child()
             if "torch" not in sys.modules:
                 os.set_inheritable(listener, True)
@@ -210,8 +220,9 @@ class _Parent:
         system.die_with_parent(self._pid)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, system.ASK_TO_END)
         self._control.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
