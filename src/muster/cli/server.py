@@ -75,6 +75,9 @@ def start(
     tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
     insecure: bool = typer.Option(False, help="Listen beyond loopback without TLS: tokens travel in clear."),
     etcd: str | None = typer.Option(None, metavar="URL", help="An etcd for the mesh's keys, like http://host:2379."),
+    forget: bool = typer.Option(
+        False, "--forget", help="Give up workers that run and that its database does not know."
+    ),
     foreground: bool = typer.Option(False, help="Stay, and log here; for a supervisor."),
 ) -> None:
     """Start the control plane, unless it runs already. Trainings that outlived the last one are adopted."""
@@ -85,6 +88,8 @@ def start(
     options = _options(listen, tls_cert, tls_key, insecure=insecure)
     if etcd is not None:
         options += ["--etcd", etcd]
+    if forget:
+        options += ["--forget"]
     where = home.path()
     if home.is_locked(where):
         running = home.running(where)

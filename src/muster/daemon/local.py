@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
 from muster import errors
+from muster.backends import records
+from muster.backends.local import processes
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
 from muster.coordinator import wire
 from muster.coordinator.service import Coordinator
 from muster.daemon.options import Options, etcd_address
 from muster.mesh.serving import KeyServer
-from muster.ports import Clock, Keys
+from muster.ports import Clock, Filter, Keys, Store
 from muster.store.sqlite import SqliteStore
 
 log = logging.getLogger("muster.daemon")
@@ -40,7 +43,17 @@ class LocalSite:
         self._mesh_endpoint = ""
 
     async def open(self) -> SqliteStore:
-        self._store = SqliteStore.open(self._home / "muster.db", synchronous=self._options.synchronous)
+        path = self._home / "muster.db"
+        living = processes.agents(self._home / "coordinator.addr")
+        if living and not self._options.forget and not (path.exists() and path.stat().st_size):
+            raise _lost(path, living)  # before a new one is made, which would stand in the way of the old one
+        self._store = SqliteStore.open(path, synchronous=self._options.synchronous)
+        strangers = unknown(living, self._store)
+        if strangers and not self._options.forget:
+            await self._store.close()
+            raise _lost(path, strangers)
+        if strangers:
+            log.warning("given up: %s", ", ".join(name for _, name in strangers))
         return self._store
 
     async def keys(self) -> Keys:
@@ -102,6 +115,28 @@ class LocalSite:
     async def close(self) -> None:
         if self._keys is not None:
             await self._keys.stop()
+
+
+def unknown(living: Sequence[tuple[str, str]], store: Store) -> list[tuple[str, str]]:
+    """Workers that run and that the store has never heard of: each is written down before it is started.
+
+    One whose training is gone was left behind by somebody who removed that; unless there is no training at all.
+    """
+    trainings = {stored.uid for stored in store.page(Filter()).items}
+    started = store.records(records.KIND)
+    known = {uid for uid, name in living if f"{uid}/{name}" in started} if trainings else set()
+    return [(uid, name) for uid, name in living if uid not in trainings | known]
+
+
+def _lost(path: Path, living: Sequence[tuple[str, str]]) -> errors.MusterError:
+    names = [name for _, name in living]
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    what = "does not know them" if path.exists() and path.stat().st_size else "is missing or empty"
+    return errors.MusterError(
+        f"workers run here ({shown}), but {path} {what}: it was lost or replaced. They go on without a control plane. "
+        "Put the right file back and type muster server start; or give them up, with what they "
+        "have done since their last checkpoint: muster server start --forget"
+    )
 
 
 def write_file(path: Path, text: str) -> None:

@@ -26,6 +26,7 @@ class Options:
     tls_key: Path | None = None
     insecure: bool = False
     ready_fd: int | None = None
+    forget: bool = False
     etcd: str | None = None
     reconcile_delay_s: float = 0.0
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
@@ -47,6 +48,7 @@ def read(words: list[str] | None = None) -> Options:
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")
     parser.add_argument("--tls-key", type=Path, metavar="FILE")
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS")
+    parser.add_argument("--forget", action="store_true", help="start though workers run that it does not know")
     parser.add_argument("--etcd", metavar="URL", help="keep the mesh's keys there (http://HOST:2379), not here")
     parser.add_argument("--ready-fd", type=int, help="write the URL there once it serves")
     parser.add_argument("--reconcile-delay-s", type=float, default=0.0, help="for tests: look at everything that late")

@@ -41,6 +41,26 @@ def find(*words: str) -> int | None:
     return None
 
 
+def agents(coordinator_file: Path) -> list[tuple[str, str]]:
+    """Run id and name of each living agent of ours that finds its coordinator there, whoever started it.
+
+    What other users run is not looked at: a command line is easily imitated.
+    """
+    found = []
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
+            if "--coordinator-file" not in words or entry.stat().st_uid != os.geteuid():
+                continue
+            there = Path(words[words.index("--coordinator-file") + 1])
+            same = there.resolve() == coordinator_file.resolve()
+            if same and start_ticks(int(entry.name)) is not None:
+                found.append((words[words.index("--run-id") + 1], words[words.index("--name") + 1]))
+    return sorted(found)
+
+
 def spawn(
     argv: tuple[str, ...], env: Mapping[str, str], cwd: str, log: Path, hand_on: tuple[int, ...] = ()
 ) -> subprocess.Popen[bytes]:

@@ -1,0 +1,113 @@
+"""The database is lost, emptied or replaced while workers run: they are not ended, and nobody is told "no trainings"."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from muster.backends.local import processes
+from tests.fleet import eventually
+from tests.plane import Plane
+
+
+def _files(home: Path) -> list[Path]:
+    return sorted(path for path in home.glob("muster.db*") if path.suffix != ".lock")
+
+
+def _delete(home: Path) -> None:
+    for path in _files(home):
+        path.unlink()
+
+
+def _truncate(home: Path) -> None:
+    _delete(home)
+    (home / "muster.db").touch(mode=0o600)
+
+
+def _empty(home: Path) -> None:
+    with sqlite3.connect(home / "muster.db") as database:
+        for table in ("objects", "records", "events", "changes"):
+            database.execute(f"DELETE FROM {table}")
+    database.close()
+
+
+def _forget_trainings(home: Path) -> None:
+    with sqlite3.connect(home / "muster.db") as database:
+        database.execute("DELETE FROM objects")
+    database.close()
+
+
+@pytest.mark.parametrize("how", [_delete, _truncate, _empty, _forget_trainings])
+def test_a_database_that_does_not_know_its_living_workers_is_not_served(
+    plane: Plane, how: Callable[[Path], None]
+) -> None:
+    training = plane.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=60)
+    workers = plane.worker_pids()
+    assert sorted(workers) == ["demo-0", "demo-1"]
+    plane.crash()
+    kept = plane.folder / "kept"
+    shutil.copytree(plane.home, kept, ignore=shutil.ignore_patterns("held", "*.lock"))
+    how(plane.home)
+    left = [path.name for path in _files(plane.home)]
+
+    shown = plane.muster("ps")
+    assert shown.wait() == 7, shown.text
+    assert "workers run here (demo-0, demo-1)" in shown.text and "muster server start --forget" in shown.text
+    assert plane.worker_pids() == workers, "they go on"
+    if how in (_delete, _truncate):
+        assert [path.name for path in _files(plane.home)] == left, "nothing stands in the way of the right file"
+
+    _delete(plane.home)
+    for path in _files(kept):
+        shutil.copy(path, plane.home)
+    plane.serve()
+    training.refresh()
+    eventually(lambda: plane.client.get("demo").world.ready == 2, "its workers are adopted")
+    assert plane.worker_pids() == workers
+    plane.go()
+    training.result(timeout=60)
+
+
+def test_workers_that_nobody_knows_can_be_given_up(plane: Plane) -> None:
+    plane.train(world=(2, 2, 2)).wait_until_target_world(timeout=60)
+    plane.crash()
+    _delete(plane.home)
+    plane.serve("--forget")
+    assert plane.client.list() == []
+    plane.no_worker_left()
+
+
+def test_workers_of_another_home_are_nobodys_business_here(
+    plane: Plane, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    plane.train(world=(2, 2, 2)).wait_until_target_world(timeout=60)
+    assert len(processes.agents(plane.home / "coordinator.addr")) == 2
+    assert processes.agents(tmp_path_factory.mktemp("other") / "coordinator.addr") == []
+    plane.go()
+
+
+def test_a_database_that_was_made_anew_where_nothing_runs_is_served(plane: Plane) -> None:
+    plane.train("done", "exit=0", world=(1, 1, 1)).result(timeout=60)
+    plane.no_worker_left()
+    plane.crash()
+    _delete(plane.home)
+    plane.serve()
+    assert plane.client.list() == []
+
+
+def test_another_users_imitation_of_a_worker_keeps_nobody_from_starting(plane: Plane) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user for a moment")
+    words = ["--coordinator-file", str(plane.home / "coordinator.addr"), "--run-id", "x", "--name", "x-0"]
+    code = "import os, time; os.setuid(65534); print('here', flush=True); time.sleep(600)"
+    other = plane.start(sys.executable, "-c", code, *words)
+    other.expect("here")
+    assert processes.agents(plane.home / "coordinator.addr") == []
+    other.kill()
