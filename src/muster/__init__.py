@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from muster.mesh.wait import mesh_status as mesh_status
     from muster.mesh.wait import mesh_wait as mesh_wait
     from muster.node.progress import progress as progress
+    from muster.node.saving import saving as saving
     from muster.sdk.client import Change as Change
     from muster.sdk.client import Client as Client
     from muster.sdk.flows import Explanation as Explanation
@@ -70,6 +71,7 @@ _PLACES = {
     ),
     "muster.mesh.wait": "mesh_status mesh_wait",
     "muster.node.progress": "progress",
+    "muster.node.saving": "saving",
     "muster.sdk.client": "Change Client",
     "muster.sdk.flows": "Explanation",
     "muster.sdk.functions": "distributed distributed_async",

@@ -1,4 +1,4 @@
-"""The database is lost, emptied or replaced while workers run: they are not ended, and nobody is told "no trainings"."""
+"""The database is lost, emptied or replaced while workers run: they go on, and nobody is told "no trainings"."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Any
 from muster.coordinator import notices, records, views
 from muster.coordinator.notices import Peer
 from muster.coordinator.reception import Reception, Visitor
-from muster.coordinator.reports import exits, integer, paths, reach
+from muster.coordinator.reports import MAX_TEXT, exits, integer, paths, reach
 from muster.coordinator.wire import Frame
 from muster.core import register, stages
 from muster.core import roll as rolls
@@ -95,7 +95,7 @@ class Desk(Reception):
         if kind == "renew":
             self._renew(peer, visitor, member_id, frame, now)
             return
-        if kind in ("started", "up", "exits", "finished", "stopped", "failed") and (
+        if kind in ("started", "up", "exits", "finished", "saving", "stopped", "failed") and (
             number < current or integer(frame, "epoch") < visitor.epoch
         ):
             self._send(peer, "stale", round=current, seq=frame.get("seq"))
@@ -120,6 +120,10 @@ class Desk(Reception):
                 port, why = integer(frame, "store_port"), str(frame.get("why") or "")
                 self.roll = register.exited(self.roll, member_id, number, exits(frame.get("exits"), now))
                 self.roll = register.stopped(self.roll, member_id, number, port, now, why)
+            case "saving":
+                what = str(frame.get("what"))[:MAX_TEXT]
+                self._tell("saving", f"{self._name(member_id)}: {what}", now)
+                self.roll = register.saves(self.roll, member_id, number, what)
             case "leaving":
                 why = str(frame.get("why") or "it leaves")
                 self._tell("leaving", f"{self._name(member_id)}: {why}", now)

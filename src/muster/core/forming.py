@@ -26,6 +26,8 @@ def decide(roll: Roll, now: float) -> Decision:
     if last is not None and (held := still_there(last, now)):
         wake = min([fence for fence in last.fences.values() if fence > now] + [next_expiry(roll)])
         reason = f"waiting until the ranks of round {last.number} on {listed(s.name for s in held)} are gone"
+        if told := [last.saves[seat.member_id] for seat in held if seat.member_id in last.saves]:
+            reason += f" ({'; '.join(told[:4])})"
         return Decision(Wait(), reason, wake)
     planned = plan(roll, now)
     if planned.size < roll.settings.min:

@@ -301,6 +301,14 @@ def stopped(roll: Roll, member_id: MemberId, number: int, store_port: int, now: 
     return replace(roll, round=with_loss(current, loss))
 
 
+def saves(roll: Roll, member_id: MemberId, number: int, what: str) -> Roll:
+    """Called back, it lets its ranks end a save first."""
+    current = _current(roll, member_id, number)
+    if current is None:
+        return roll
+    return replace(roll, round=replace(current, saves={**current.saves, member_id: what}))
+
+
 def gone(roll: Roll, member_id: MemberId, number: int) -> Roll:
     """The guard, or the agent itself, confirms that no rank of that round is left."""
     current = _current(roll, member_id, number)

@@ -67,6 +67,7 @@ _STORIES = {
     "release": ("RoundReleased", "Normal"),
     "recall": ("RoundRecalled", "Normal"),
     "exit": ("RankFailed", "Warning"),
+    "saving": ("RecallHeld", "Normal"),
     "target": ("TargetChanged", "Normal"),
     "recovered": ("RoundRecovered", "Normal"),
     "mesh-converging": ("MeshConverging", "Normal"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ from muster.coordinator import wire
 from muster.coordinator.client import Refused
 from muster.coordinator.membership import Identity, Membership
 from muster.coordinator.wire import Frame
-from muster.node import logs, places, progress, stacks, system
+from muster.node import logs, places, progress, saves, stacks, system
 from muster.node.crew import Crew, Program, Start
 from muster.node.places import Place
 from muster.node.standalone import CannotStart, Standalone
@@ -86,6 +87,9 @@ class Agent:
         self._welcomed_once = False
         self._trace = _open_trace(os.environ.get("MUSTER_TRACE"))
         self._scratch = tempfile.mkdtemp(prefix="muster-")
+        self._saves = saves.Saves(
+            os.getcwd(), (config.program.target, *config.program.args), (str(config.log_dir), self._scratch)
+        )
         self._echo = logs.Echo(enabled=config.echo)
         self._farewell = asyncio.Event()
         self._link_lost = asyncio.Event()
@@ -95,6 +99,7 @@ class Agent:
         self._reason = ""
         self._last_words = ""
         self._seq = 0
+        self._save_lock = asyncio.Lock()
         self._stop_lock = asyncio.Lock()
         self._hire_lock = asyncio.Lock()
         self._member = Membership(
@@ -140,6 +145,7 @@ class Agent:
             self._say(f"parked: {unfit}")
             self._spawn_task(self._recheck(after_s=HEALTH_RETRY_S))
         self._spawn_task(self._stay_member())
+        self._spawn_task(self._watch_files())
         self._spawn_task(self._lose_patience())
 
     async def _depart(self) -> None:
@@ -364,8 +370,44 @@ class Agent:
         elif current.number == number:
             if current.running:
                 self._say(f"round {number} is called back: {frame.get('reason')}")
-                await self._stop(current, float(frame.get("grace_s") or 0.0), dump=bool(frame.get("dump")))
+                grace_s, dump = float(frame.get("grace_s") or 0.0), bool(frame.get("dump"))
+                grace_s = grace_s if dump else await self._let_save(current, grace_s)
+                await self._stop(current, grace_s, dump=dump)
             self._confirm_stop(current)
+
+    async def _let_save(self, current: _InRound, grace_s: float, *, at_most_s: float = math.inf) -> float:
+        """Those that are in the middle of a save end it before they are asked to go; returns what is left of the grace.
+
+        Without a grace they must go at once, because the world may have gone on without them.
+        """
+        settings, began, told = self._member.settings, time.monotonic(), set[str]()
+        patience = saves.Patience(min(settings.save_grace_s, at_most_s), min(settings.saving_timeout_s, at_most_s))
+
+        def tell(busy: saves.Busy) -> None:
+            if busy.told not in told:
+                told.add(busy.told)
+                what = f"{busy.told}, and is given up to {patience.of(busy):g} s for it"
+                self._say(f"round {current.number}: {what}")
+                self._member.send("saving", round=current.number, what=what)
+
+        async with self._save_lock:
+            if grace_s > 0 and current.running and not current.stopping:
+                with await self._saves.over(lambda: self._ranks(current), patience, tell):
+                    pass
+        return max(grace_s - (time.monotonic() - began), min(grace_s, settings.restart_grace_s))
+
+    def _ranks(self, current: _InRound) -> list[saves.Rank]:
+        """Those that run, as long as nobody ends them."""
+        if not current.running or current.stopping:
+            return []
+        pids = {rank: self._crew.pid_of(_key(current.number, rank)) for rank in current.place.ranks}
+        return [saves.Rank(rank, current.progress_files[rank], pid) for rank, pid in pids.items() if pid is not None]
+
+    async def _watch_files(self) -> None:
+        while True:
+            await asyncio.sleep(saves.SAMPLE_S)
+            if self._round is not None:
+                self._saves.sample(self._ranks(self._round), asyncio.get_running_loop().time())
 
     def _confirm_stop(self, current: _InRound) -> None:
         self._member.send(
@@ -465,7 +507,8 @@ class Agent:
             return
         self._outcome = outcome = Outcome.from_wire(frame["outcome"])
         if self._round is not None:
-            await self._stop(self._round, float(frame.get("grace_s") or 0.0))
+            grace_s = await self._let_save(self._round, float(frame.get("grace_s") or 0.0))
+            await self._stop(self._round, grace_s)
         self._acknowledge()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(float(frame.get("farewell_s") or self._member.settings.farewell_s)):
@@ -494,7 +537,9 @@ class Agent:
     async def _leave(self, code: int, name: str) -> None:
         self._member.send("leaving", why=f"it was told to leave ({name})")
         if self._round is not None and self._round.running:
-            await self._stop(self._round, self._member.settings.stop_grace_s, why=f"it left ({name})")
+            grace_s = self._member.settings.stop_grace_s
+            grace_s = await self._let_save(self._round, grace_s, at_most_s=grace_s)
+            await self._stop(self._round, grace_s, why=f"it left ({name})")
             self._confirm_stop(self._round)
         await asyncio.sleep(0)
         self._end(code, "")

@@ -123,6 +123,8 @@ _HELP = {
     "stop_grace_s": "seconds between SIGTERM and SIGKILL when leaving",
     "restart_grace_s": "the same when the world forms anew",
     "fail_grace_s": "the same when the run has failed",
+    "save_grace_s": "seconds that ranks with files open for writing have before SIGTERM",
+    "saving_timeout_s": "the same for ranks inside muster.saving()",
     "farewell_s": "seconds to wait for the others at the end",
     "orphan_s": "seconds that ranks go on without a coordinator",
     "no_progress_rounds": "fail after N rounds in a row without a new highest step",

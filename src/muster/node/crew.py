@@ -84,6 +84,7 @@ class Crew:
         self._on_note = on_note
         self._alive: set[str] = set()
         self._starting: set[str] = set()
+        self._pids: dict[str, int] = {}
         self._stops: dict[int, asyncio.Future[None]] = {}
         self._ticket = 0
         self._lost = False
@@ -108,6 +109,10 @@ class Crew:
     def alive(self) -> set[str]:
         """Keys of ranks whose end has not been seen."""
         return self._alive - {STORE}
+
+    def pid_of(self, key: str) -> int | None:
+        """The process of a rank whose end has not been seen."""
+        return self._pids.get(key) if key in self._alive else None
 
     def _hire(self) -> None:
         plan = os.memfd_create("muster-plan")
@@ -289,6 +294,7 @@ class Crew:
                 done.set_result(None)
         elif "spawned" in news:
             self._starting.discard(news["spawned"])
+            self._pids[news["spawned"]] = news["pid"]
             if not self._starting:
                 self._on_up()
         elif "warming" in news:
@@ -302,6 +308,7 @@ class Crew:
 
     def _ended(self, key: str, status: int) -> None:
         self._alive.discard(key)
+        self._pids.pop(key, None)
         if key != STORE:
             self._on_exit(key, status)
 

@@ -193,7 +193,7 @@ class _Parent:
                 _execute(self._plan.command)
             return True
         self._children[pid] = order["key"]
-        self._tell(spawned=order["key"])
+        self._tell(spawned=order["key"], pid=pid)
         return False
 
     def _start_store(self, order: dict[str, Any], listener: int) -> None:

@@ -72,6 +72,8 @@ class Settings:
     stop_grace_s: float = 15.0
     restart_grace_s: float = 0.2
     fail_grace_s: float = 0.5
+    save_grace_s: float = 10.0  # for ranks that have files open for writing, before the first signal
+    saving_timeout_s: float = 60.0  # the same for ranks inside `muster.saving()`
     farewell_s: float = 3.0
     orphan_s: float = 3600.0
     hang_timeout_s: float | None = None
@@ -317,6 +319,7 @@ class Round:
     first_failed_rank: int | None = None
     first_stopped_at: float = math.inf  # when the first rank ended because it was told to
     progress: Mapping[int, Progress] = field(default_factory=dict)
+    saves: Mapping[MemberId, str] = field(default_factory=dict)  # called back, they first let these saves end
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,192 @@
+"""Is a rank in the middle of a save, so that it should not be ended yet?
+
+It is while it is inside `muster.saving()`, and while it has a file open for writing where programs put their
+checkpoints: below its working folder, its script's, or a folder that its arguments name. What is written all the time
+is no save: a file that is appended to, one with the name of a log, one that has been open for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+LOOK_S = 0.05
+SETTLE_S = 0.3  # a checkpoint is several files: the next one is opened soon after the one before is closed
+SAMPLE_S = 5.0
+LONG_OPEN_S = 30.0  # a file that has been open for so long is kept open, not saved
+SHUT_S = 0.1  # for the signal to arrive, before a rank may begin a save in its grace
+_SHARED = frozenset({"/", "/tmp", "/var/tmp", "/dev", "/dev/shm"})  # everybody writes there
+_LOGS = (".log", ".out", ".err", ".jsonl", ".csv", ".tsv", ".wandb", ".lock", ".pid")
+
+
+@dataclass(frozen=True)
+class Rank:
+    number: int
+    mark: str  # the file that `muster.saving` locks
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Ranks that say that they save, and what others are writing."""
+
+    saving: tuple[int, ...] = ()
+    writing: Mapping[int, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.saving or self.writing)
+
+    @property
+    def told(self) -> str:
+        saves = [f"rank {rank} saves" for rank in self.saving]
+        writes = [f"rank {rank} writes {path}" for rank, path in self.writing.items()]
+        return ", ".join((saves + writes)[:4]) + (" and others" if len(saves + writes) > 4 else "")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long ranks that save are waited for."""
+
+    grace_s: float  # for one that has files open
+    timeout_s: float  # for one that says that it saves
+
+    def of(self, busy: Busy) -> float:
+        return max(self.timeout_s if busy.saving else 0.0, self.grace_s if busy.writing else 0.0)
+
+
+def roots_of(cwd: str, words: Sequence[str]) -> tuple[str, ...]:
+    """How the names of files begin that a program which is run there with these words may save to."""
+    found = set()
+    for value in (".", *(word.rpartition("=")[2] for word in words)):
+        path = os.path.realpath(os.path.join(cwd, value))
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        if folder not in _SHARED:
+            found.add(f"{folder}/")
+        elif folder != path:
+            found.add(path)  # that file alone, and what is written beside it under its name
+    return tuple(sorted(found))
+
+
+class Saves:
+    """Of the ranks of one worker, run in `cwd` with these words; `without` are folders of our own."""
+
+    def __init__(self, cwd: str, words: Sequence[str], without: Sequence[str]) -> None:
+        self._cwd = cwd
+        self._words = words
+        self._without = tuple(f"{os.path.realpath(path)}/" for path in without)
+        self._roots: tuple[str, ...] = ()
+        self._since: dict[tuple[int, str], float] = {}
+        self._shut = _Shut()
+
+    def sample(self, ranks: Sequence[Rank], now: float) -> None:
+        """Remember since when each file is open."""
+        self._roots = roots_of(self._cwd, self._words)
+        seen = [(rank.number, path) for rank in ranks if rank.pid is not None for path in self._written(rank.pid)]
+        self._since = {one: self._since.get(one, now) for one in seen}
+
+    def _busy(self, ranks: Sequence[Rank], now: float) -> Busy:
+        saving = tuple(rank.number for rank in ranks if not self._shut.take(rank.mark))
+        writing = {}
+        for rank in ranks:
+            if rank.pid is not None and rank.number not in saving:
+                for path in self._written(rank.pid):
+                    if now - self._since.get((rank.number, path), now) < LONG_OPEN_S:
+                        writing[rank.number] = path
+        return Busy(saving, writing)
+
+    def _written(self, pid: int) -> Iterator[str]:
+        for one in _family(pid):
+            for path in _open_for_writing(one, self._roots):
+                if not path.startswith(self._without) and not self._is_log(path):
+                    yield path
+
+    def _is_log(self, path: str) -> bool:
+        root = max((root for root in self._roots if path.startswith(root)), key=len)
+        first, *rest = path.removeprefix(root).split("/")
+        name = (rest or [first])[-1]
+        return name.endswith(_LOGS) or "tfevents" in name or (bool(rest) and first.startswith("."))
+
+    async def over(
+        self, ranks: Callable[[], Sequence[Rank]], patience: Patience, tell: Callable[[Busy], None]
+    ) -> contextlib.AbstractContextManager[object]:
+        """Until none of them saves, or patience ends. While the result is open, no save begins."""
+        self._roots = roots_of(self._cwd, self._words)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        quiet_from = began
+        while True:
+            self._shut.close()  # what we hold ourselves is nobody's save
+            now = loop.time()
+            busy = self._busy(ranks(), now)
+            quiet_from = now + SETTLE_S if busy.writing else quiet_from
+            if now >= began + patience.of(busy) and (busy or now >= quiet_from):
+                return self._shut
+            self._shut.close()
+            if busy:
+                tell(busy)
+            await asyncio.sleep(LOOK_S)
+
+
+class _Shut(contextlib.AbstractContextManager[object]):
+    """Locks that keep ranks from beginning a save."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def take(self, mark: str) -> bool:
+        """False if that rank saves."""
+        try:
+            fd = os.open(mark, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return False
+        self._held.append(fd)
+        return True
+
+    def close(self) -> None:
+        for fd in self._held:
+            os.close(fd)
+        self._held.clear()
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().call_later(SHUT_S, self.close)
+
+
+def _family(pid: int) -> list[int]:
+    """That process and those below it."""
+    found = [pid]
+    for one in found:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with open(f"/proc/{one}/task/{thread}/children") as file:
+                    found += [int(child) for child in file.read().split()]
+    return found
+
+
+def _open_for_writing(pid: int, roots: tuple[str, ...]) -> Iterator[str]:
+    try:
+        numbers = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{number}")
+            if path.startswith(roots) and _writes(pid, number) and stat.S_ISREG(os.stat(path).st_mode):
+                yield path
+        except OSError:
+            continue
+
+
+def _writes(pid: int, number: str) -> bool:
+    with open(f"/proc/{pid}/fdinfo/{number}") as file:
+        flags = next((int(line.split()[1], 8) for line in file if line.startswith("flags:")), 0)
+    return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND
