@@ -192,6 +192,13 @@ def in_training(**edit: Any) -> tuple[Training, Observed]:
     ), world
 
 
+def test_the_journal_says_for_which_generation_a_target_was_reached() -> None:
+    training, world = in_training(max_restarts=9)
+    unsettled = replace(training, status=replace(training.status, conditions=()))
+    [told] = [one for one in reconcile(unsettled, world, NOW).events if one.reason == "TargetReached"]
+    assert told.data == {"generation": 2, "target": 2}
+
+
 def test_what_runs_goes_on_as_it_was_when_its_spec_becomes_invalid() -> None:
     training, world = in_training(world_size=WorldSize(5, 4, 3), spares=7)
     plan = reconcile(training, world, NOW)

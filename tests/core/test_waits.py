@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import pytest
@@ -241,6 +242,47 @@ def test_a_target_that_another_writer_moved_is_superseded() -> None:
 def test_an_edit_that_leaves_the_target_alone_supersedes_nothing() -> None:
     edited = a_training(ready=3, size=(1, 3, 4), generation=5, observed=4)
     assert isinstance(judged("target", edited, receipt=Receipt(3, 2)), NotYet)
+
+
+def test_what_moves_the_target_after_it_was_reached_supersedes_nothing() -> None:
+    over = waits.after_look(Receipt(3, 2), a_training(ready=3, size=(1, 3, 4), generation=2))
+    assert over == Receipt(3, 2, over=True)
+    moved = a_training(ready=3, size=(1, 4, 4), generation=3, observed=2)
+    assert isinstance(judged("target", moved, receipt=over), NotYet)
+    assert raised(judged("target", moved, LAST, over)).required_min == 4, "the target of now is what was required"
+
+
+def test_a_target_that_was_reached_and_moved_before_anybody_acted_on_that_was_reached_all_the_same() -> None:
+    moved = a_training(ready=3, size=(1, 4, 4), generation=3, observed=2)
+    status = replace(moved.status, world_size=replace(moved.status.world_size, target=3))
+    condition = Condition("TargetReached", "True", observed_generation=2)
+    moved = replace(moved, status=replace(status, conditions=(condition,)))
+    assert waits.after_look(Receipt(3, 2), moved) == Receipt(3, 2, over=True)
+
+
+@given(trainings, receipts)
+def test_a_receipt_is_not_over_by_a_status_that_is_older_or_about_another_target(
+    training: Training, receipt: Receipt | None
+) -> None:
+    over = waits.after_look(receipt, training)
+    if receipt is not None and over is not None and over.over:
+        condition = training.status.condition("TargetReached")
+        assert condition is not None and condition.status == "True"
+        assert condition.observed_generation >= receipt.generation
+        assert training.status.world_size.ready == training.status.world_size.target == receipt.target
+    else:
+        assert over is receipt
+
+
+@given(st.sampled_from(GOALS), trainings, looks, receipts)
+def test_a_receipt_that_is_over_still_keeps_older_status_out(
+    goal: Goal, training: Training, look: Look, receipt: Receipt | None
+) -> None:
+    over = None if receipt is None else replace(receipt, over=True)
+    verdict = judged(goal, training, look, over)
+    assert not (isinstance(verdict, Raise) and isinstance(verdict.error, ScaleSuperseded))
+    if isinstance(verdict, Done) and not training.is_terminal:
+        assert over is None or training.generation >= over.generation
 
 
 @pytest.mark.parametrize("goal", ["min", "complete", "result"])

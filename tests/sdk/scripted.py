@@ -110,6 +110,8 @@ class Plane:
     on_poll: deque[Step] = field(default_factory=deque)
     on_get: deque[Step] = field(default_factory=deque)
     on_write: deque[Step] = field(default_factory=deque)
+    on_events: deque[Step] = field(default_factory=deque)
+    journal: list[Event] = field(default_factory=lambda: [Event("Created", "it was created", id=1)])
     streams: dict[str, deque[Episode]] = field(default_factory=dict)
     token: str | None = None
     pages: int = 500
@@ -214,7 +216,9 @@ class Plane:
 
     def _read(self, training: Training, what: str) -> Any:
         if what == "events":
-            return {"items": [codec.to_wire(Event("Created", "it was created", id=1))]}
+            if self.on_events:
+                self.on_events.popleft()()
+            return {"items": [codec.to_wire(event) for event in self.journal]}
         if what == "usage":
             return codec.to_wire(Usage("default", training.metadata.name, worker_seconds=1.5))
         return {"summary": "it is ready", "details": ["2 of 2 workers are ready"]}

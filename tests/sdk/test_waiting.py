@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from muster.errors import (
+    Conflict,
     InvalidRequest,
     NotFound,
     ScaleSuperseded,
@@ -20,6 +23,7 @@ from muster.errors import (
 )
 from muster.sdk.client import Client
 from muster.sdk.training import DistributedTraining
+from muster.types.event import Event
 from muster.types.training import Phase, RankExit, Training, WorldStatus
 from tests.sdk.scripted import Caller, Dropped, House, Plane, a_training, ended, scaled, settled
 
@@ -88,6 +92,97 @@ def test_a_target_that_somebody_else_moved_is_superseded(
     with pytest.raises(ScaleSuperseded) as caught:
         caller.call(handle, "wait_until_target_world", GENEROUS_S)
     assert (caught.value.requested, caught.value.target) == (3, 4)
+
+
+@pytest.mark.parametrize("look", ["wait_until_target_world", "wait_until_min_world", "refresh"])
+def test_a_target_that_was_reached_is_not_superseded_by_whoever_moves_it_later(
+    caller: Caller, plane: Plane, handle: DistributedTraining, look: str
+) -> None:
+    caller.call(handle, "scale", 3)
+    plane.change(settled)
+    caller.call(handle, look)
+    plane.change(lambda one: scaled(one, 4))
+    for target in (4, 2):
+        steps(plane, the_same, settled)
+        assert caller.call(handle, "wait_until_target_world", GENEROUS_S).ready == target, "the target of now"
+        assert not plane.on_poll
+        plane.change(lambda one: scaled(one, 2))
+
+
+def test_a_target_that_was_reached_while_nobody_looked_is_found_in_the_journal(
+    caller: Caller, plane: Plane, handle: DistributedTraining
+) -> None:
+    caller.call(handle, "scale", 3)
+    plane.journal.append(Event("TargetReached", data={"generation": handle.generation, "target": 3}, id=2))
+    plane.change(lambda one: settled(scaled(one, 4), 3))
+    plane.on_events.append(drop)
+    steps(plane, the_same, settled)
+    assert caller.call(handle, "wait_until_target_world", GENEROUS_S).ready == 4
+    assert not plane.on_poll and not plane.on_events
+
+
+@pytest.mark.parametrize("data", [{}, {"generation": 1, "target": 3}, {"generation": 2, "target": 2}])
+def test_a_journal_that_does_not_name_the_target_and_its_generation_proves_nothing(
+    caller: Caller, plane: Plane, handle: DistributedTraining, data: dict[str, Any]
+) -> None:
+    caller.call(handle, "scale", 3)
+    plane.journal.append(Event("TargetReached", data=data, id=2))
+    plane.change(lambda one: settled(scaled(one, 4)))
+    with pytest.raises(ScaleSuperseded):
+        caller.call(handle, "wait_until_target_world", GENEROUS_S)
+
+
+def test_a_handle_that_scales_again_waits_for_its_new_target(
+    caller: Caller, plane: Plane, handle: DistributedTraining
+) -> None:
+    caller.call(handle, "scale", 3)
+    caller.call(handle, "scale", 4)
+    steps(plane, the_same, settled)
+    assert caller.call(handle, "wait_until_target_world", GENEROUS_S).ready == 4
+
+
+def test_a_wait_beside_which_its_own_handle_scales_does_not_blame_another_writer(
+    plane: Plane, handle: DistributedTraining
+) -> None:
+    moved = threading.Event()
+
+    def hold() -> None:
+        assert moved.wait(GENEROUS_S)
+
+    async def story() -> WorldStatus:
+        await handle.scale_async(3)
+        going = asyncio.get_running_loop()
+        plane.on_poll.append(hold)  # the wait hears of the new target before the scale does
+        plane.on_write.append(lambda: asyncio.run_coroutine_threadsafe(_settle(), going).result(GENEROUS_S))
+
+        async def _settle() -> None:
+            waiting.append(asyncio.ensure_future(handle.wait_until_target_world_async(GENEROUS_S)))
+            while not any("resourceVersion" in one.params for one in plane.looks()):
+                await asyncio.sleep(0.001)
+            plane.change(lambda one: settled(scaled(one, 4)))
+            moved.set()
+            await asyncio.wait(waiting)
+
+        waiting: list[asyncio.Future[WorldStatus]] = []
+        await handle.scale_async(4)
+        return waiting[0].result()
+
+    assert asyncio.run(story()).ready == 4
+
+
+def test_a_scale_that_is_refused_leaves_the_one_before_it_in_force(
+    caller: Caller, plane: Plane, handle: DistributedTraining
+) -> None:
+    def conflict() -> None:
+        raise Conflict("somebody wrote first")
+
+    caller.call(handle, "scale", 3)
+    plane.on_write.append(conflict)
+    with pytest.raises(Conflict):
+        caller.call(handle, "scale", 4)
+    plane.change(lambda one: scaled(one, 4))
+    with pytest.raises(ScaleSuperseded):
+        caller.call(handle, "wait_until_target_world", GENEROUS_S)
 
 
 @pytest.mark.parametrize("phase", ["succeeded", "failed", "cancelled"])

@@ -17,7 +17,7 @@ from muster.core import gates, lifecycle, roll
 from muster.core.admission import Grant
 from muster.types import world
 from muster.types.codec import Problem
-from muster.types.event import Event
+from muster.types.event import TARGET_REACHED, Event
 from muster.types.training import (
     RankStatus,
     Resize,
@@ -271,13 +271,15 @@ def _turned(training: Training, status: Status) -> list[Event]:
         ("Admitted", "False", "Queued", True),
         ("Admitted", "True", "Admitted", False),
         ("BelowMinimum", "True", "BelowMinimum", True),
-        ("TargetReached", "True", "TargetReached", False),
+        ("TargetReached", "True", TARGET_REACHED, False),
     ):
         was, is_now = training.status.condition(kind), status.condition(kind)
         turned = is_now is not None and is_now.status == holds and (was is None or was.status != holds)
         if is_now is None or not turned or (event == "BelowMinimum" and status.phase == "pending"):
             continue
-        found.append(Event(event, is_now.message, "Warning" if bad else "Normal", round=status.round))
+        data = {"generation": is_now.observed_generation, "target": status.world_size.target}
+        told = Event(event, is_now.message, "Warning" if bad else "Normal", round=status.round)
+        found.append(replace(told, data=data) if event == TARGET_REACHED else told)
     return found
 
 

@@ -13,6 +13,7 @@ What holds for every wait:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,6 +26,7 @@ from muster.errors import (
     UDTerminalState,
     WaitTimeout,
 )
+from muster.types.event import TARGET_REACHED, Event
 from muster.types.training import Training, WorldStatus
 
 Goal = Literal["min", "target", "complete", "result"]
@@ -33,10 +35,15 @@ Goal = Literal["min", "target", "complete", "result"]
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a handle knows of its own `scale`: what it asked for, and the generation that the write produced."""
+    """What a handle knows of its own `scale`: what it asked for, and the generation that the write produced.
+
+    It is over once that target was reached, or the handle has asked for another one. Whoever moves the target after
+    that takes nothing away; what is older than its generation is old status all the same.
+    """
 
     target: int
     generation: int
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,10 +109,33 @@ def world_of(training: Training, *, target: int | None = None) -> WorldStatus:
     return reported if target is None else replace(reported, target=target, min=size.min, max=size.max)
 
 
+def after_look(receipt: Receipt | None, training: Training) -> Receipt | None:
+    """The receipt after a look: over if the status tells that its target was reached, for it or a later generation."""
+    if receipt is None or receipt.over:
+        return receipt
+    world, reached = training.status.world_size, training.status.condition("TargetReached")
+    holds = reached is not None and reached.status == "True" and reached.observed_generation >= receipt.generation
+    return replace(receipt, over=True) if holds and world.ready == world.target == receipt.target else receipt
+
+
+def after_news(receipt: Receipt, events: Iterable[Event]) -> Receipt:
+    """The receipt after a look into the journal, which also knows of targets that were moved since they were reached.
+
+    Of entries that name no generation, as earlier versions wrote them, nothing can be known.
+    """
+    told = [event.data for event in events if event.reason == TARGET_REACHED]
+    numbers = [(one.get("generation"), one.get("target")) for one in told]
+    over = any(
+        isinstance(generation, int) and generation >= receipt.generation and target == receipt.target
+        for generation, target in numbers
+    )
+    return replace(receipt, over=True) if over else receipt
+
+
 def superseded(training: Training, receipt: Receipt | None) -> ScaleSuperseded | None:
-    """The error if another writer has moved the target since the handle's own scale."""
+    """The error if another writer has moved the target since the handle's own scale, before it was reached."""
     target = training.spec.world_size.target
-    if receipt is None or target == receipt.target or training.generation < receipt.generation:
+    if receipt is None or receipt.over or target == receipt.target or training.generation < receipt.generation:
         return None
     return ScaleSuperseded(
         f"training {training.key}: this handle asked for {receipt.target} workers, "
@@ -220,4 +250,5 @@ def _required(wait: Wait, training: Training) -> int:
     size = training.spec.world_size
     if wait.goal == "min":
         return size.min
-    return wait.receipt.target if wait.receipt is not None else size.target
+    receipt = wait.receipt
+    return size.target if receipt is None or receipt.over else receipt.target

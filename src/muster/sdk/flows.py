@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from muster.core import waits
@@ -163,6 +163,7 @@ def look(handle: Handle, request: Request, left: float = math.inf) -> Flow[Train
             hint=f"get {training.metadata.name!r} again to follow the new one",
         )
     handle.training = training
+    handle.receipt = waits.after_look(handle.receipt, training)
     return training
 
 
@@ -191,8 +192,8 @@ def events_of(handle: Handle) -> Flow[list[Event]]:
     return (yield from _events(handle.ask("GET", "/events")))
 
 
-def _events(request: Request) -> Flow[list[Event]]:
-    answer = yield from call(request)
+def _events(request: Request, left: float = math.inf) -> Flow[list[Event]]:
+    answer = yield from call(request, left=left)
     return [read(Event, item) for item in items(answer)]
 
 
@@ -274,8 +275,16 @@ def scale(handle: Handle, target: int) -> Flow[WorldStatus]:
     yield from refresh(handle)
     if handle.training.is_terminal:
         raise waits.refusal(handle.training, target)
-    training = yield from look(handle, handle.ask("POST", "/scale", json={"target": target}))
-    handle.receipt = Receipt(target, training.generation)
+    before = handle.receipt
+    # From here on it is this handle that moves the target: a wait of it beside this call must not blame another writer.
+    handle.receipt = replace(before, over=True) if before is not None else None
+    try:
+        training = yield from look(handle, handle.ask("POST", "/scale", json={"target": target}))
+    except MusterError as error:
+        if not isinstance(error, Unavailable):  # else nobody knows whether it was written
+            handle.receipt = before
+        raise
+    handle.receipt = waits.after_look(Receipt(target, training.generation), training)
     return waits.world_of(training, target=target)
 
 
@@ -335,7 +344,6 @@ class Outage:
 
 def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldStatus]:
     """Look, and look again whenever the server has news, until `core.waits` says that the wait is over."""
-    asked = Wait(goal, timeout, handle.receipt)
     deadline = yield from _deadline(timeout)
     seen: Training | None = None
     outage = Outage()
@@ -344,17 +352,30 @@ def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldS
         left = math.inf if deadline is None else deadline - began
         try:
             training = yield from look(handle, _poll(handle, None if outage.pause_s else seen, left), left)
+            if goal == "target":
+                yield from _look_back(handle, training, left)
         except Unavailable as lost:
             if left <= 0:
-                raise waits.timed_out(asked, handle.training, lost.message) from lost
+                raise waits.timed_out(Wait(goal, timeout, handle.receipt), handle.training, lost.message) from lost
             outage = yield from outage.wait(lost, left)
             continue
+        asked = Wait(goal, timeout, handle.receipt)
         verdict = waits.judge(asked, training, waits.Look(began, deadline, first=seen is None))
         if isinstance(verdict, waits.Done):
             return verdict.world
         if isinstance(verdict, waits.Raise):
             raise verdict.error
         seen, outage = training, Outage()
+
+
+def _look_back(handle: Handle, training: Training, left: float) -> Flow[None]:
+    """Before another writer is blamed: had the target that it moved been reached, when this handle did not look?"""
+    receipt = handle.receipt
+    if receipt is None or training.is_terminal or waits.superseded(training, receipt) is None:
+        return
+    told = yield from _events(handle.ask("GET", "/events"), left)
+    if handle.receipt is receipt:
+        handle.receipt = waits.after_news(receipt, told)
 
 
 def _deadline(timeout: float | None) -> Flow[float | None]:

@@ -15,6 +15,7 @@ WORKER_STARTED = "WorkerStarted"
 WORKER_EXITED = "WorkerExited"
 FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelled"}
 TERMINAL_EDIT = "UDTerminalState"
+TARGET_REACHED = "TargetReached"  # data["target"], and in data["generation"] for which one
 
 
 @dataclass(frozen=True)
