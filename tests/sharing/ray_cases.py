@@ -271,6 +271,9 @@ def test_errors_arrive_as_what_they_are(world: World) -> None:
         assert bad.problems[0].field == "clusters.actor_infer"
         assert isinstance(await raised(handle.register_pipeline("p3", clusters(), None)), InvalidRequest)
         assert isinstance(await raised(handle.register_pipeline("p3", clusters(), object())), InvalidRequest)
+        begun = await raised(PipelineClient(handle, "p1").begin_progress_batch(8))
+        assert isinstance(begun, RequestRefused)
+        assert begun.message == "begin_progress_batch of p1: its rollout is not open"
         await handle.request_gpus("p1", TRAIN, Priority.ACTOR_TRAINING)
         late = await raised(handle.request_gpus("p2", TRAIN, Priority.ACTOR_TRAINING, timeout=0.2))
         assert isinstance(late, GrantTimeout)

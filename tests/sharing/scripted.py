@@ -70,6 +70,22 @@ class Hooks:
         return [ranks for name, ranks in self.calls if name == kind]
 
 
+class PlainHooks:
+    """As somebody writes them who has forgotten `async`."""
+
+    def shrink(self, ranks: Sequence[int]) -> Any:
+        raise AssertionError("nobody calls it")
+
+    def expand(self, ranks: Mapping[int, Sequence[int]]) -> Any:
+        raise AssertionError("nobody calls it")
+
+
+def plain_vacated() -> Hooks:
+    hooks: Any = Hooks()
+    hooks.vacated = lambda gpus: True
+    return hooks  # type: ignore[no-any-return]
+
+
 @contextlib.asynccontextmanager
 async def a_scheduler(
     pool: Pool | None = None, journal: Path | None = None, *, hook_timeout_s: float = TIMEOUT_S, **more: Any

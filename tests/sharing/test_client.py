@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from muster.errors import GrantTimeout, InvalidRequest, RequestRefused
 from muster.sharing import ClusterSpec, PipelineClient, Priority, ProgressReport
+from muster.sharing.hooks import problems
 from muster.sim import virtual
 from tests.sharing.scripted import a_scheduler, joined, training
 
@@ -129,3 +133,69 @@ def test_demand_that_is_not_met_raises() -> None:
             assert sched.shares.rollouts[next(iter(sched.shares.rollouts))].rollout_id == "4"
 
     virtual.run(story())
+
+
+def test_a_batch_without_an_open_rollout_is_an_error_that_names_the_call() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1")
+            client = PipelineClient(sched, "p1")
+            with pytest.raises(RequestRefused, match="begin_progress_batch of p1: its rollout is not open"):
+                await client.begin_progress_batch(8)
+            with pytest.raises(RequestRefused, match="bump_completed: p1 has no batch"):
+                await client.bump_completed()
+            await client.signal_rollout_demand(1, 8)
+            await client.begin_progress_batch(8)
+            await client.bump_completed()
+            assert sched.snapshot().open_rollouts == {"p1": 8}
+
+    virtual.run(story())
+
+
+def test_a_rollout_that_is_closed_in_the_middle_of_a_batch_is_noticed_by_the_next_step_and_from_then_on() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1")
+            client = PipelineClient(sched, "p1")
+            await client.signal_rollout_demand(1, 200)
+            await client.begin_progress_batch(200)
+            await sched.clear_progress("p1")
+            await client.bump_completed(3)  # less than a step: the scheduler is not asked
+            for _ in range(2):
+                with pytest.raises(RequestRefused, match="bump_completed of p1: its rollout is not open"):
+                    await client.bump_completed()
+            await client.end_progress_batch()
+            await client.signal_rollout_demand(2, 8)
+            await client.begin_progress_batch(8)
+
+    virtual.run(story())
+
+
+def test_a_batch_of_a_rollout_that_another_has_replaced_is_refused_with_both_names() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1")
+            old, new = PipelineClient(sched, "p1"), PipelineClient(sched, "p1")
+            await old.signal_rollout_demand("r1", 8)
+            await new.signal_rollout_demand("r2", 8)
+            with pytest.raises(RequestRefused, match="r1 is not the open rollout, r2 is"):
+                await old.begin_progress_batch(8)
+            await new.begin_progress_batch(8)
+
+    virtual.run(story())
+
+
+class Callable:
+    """An object that is called like an async function."""
+
+    async def __call__(self, ranks: object) -> None: ...
+
+
+def test_whatever_gives_something_to_await_is_a_hook() -> None:
+    async def shrink(kind: str, ranks: object) -> None: ...
+
+    made = SimpleNamespace(shrink=functools.partial(shrink, "now"), expand=Callable(), vacated=AsyncMock())
+    assert problems(made) == ()
+    made.vacated = Mock()
+    [problem] = problems(made)
+    assert problem.message == "vacated must be an async function: a plain one cannot be awaited"

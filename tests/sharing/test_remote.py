@@ -38,7 +38,7 @@ from muster.sharing.service import PoolService
 from tests.fleet import PROGRAMS, Fleet, eventually
 from tests.plane import Plane
 from tests.server.house import serving
-from tests.sharing.scripted import restart_the_machine
+from tests.sharing.scripted import PlainHooks, restart_the_machine
 
 BOUND_S = 30.0
 INFER, TRAIN = "actor_infer", "actor_train"
@@ -213,6 +213,8 @@ def test_what_the_scheduler_refuses_is_raised_as_what_it_is(tmp_path: Path) -> N
         handle = await room.handle()
         with pytest.raises(InvalidRequest, match="required"):
             await handle.register_pipeline("p1", clusters(), None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="shrink must be an async function"):
+            await handle.register_pipeline("p1", clusters(), PlainHooks())
         with pytest.raises(InvalidRequest) as bad:
             await handle.register_pipeline("p1", {TRAIN: ClusterSpec([9])}, Engine(), weight=-1)
         assert [problem.field for problem in bad.value.problems] == ["weight"]
@@ -233,6 +235,21 @@ def test_what_the_scheduler_refuses_is_raised_as_what_it_is(tmp_path: Path) -> N
             await handle.request_gpus("p1", INFER, Priority.GENERATION)
         with pytest.raises(InvalidRequest):
             await handle.report_progress(ProgressReport("p1", -1, 8))
+
+    in_room(tmp_path, test)
+
+
+def test_a_remote_batch_without_an_open_rollout_is_an_error_that_names_the_call(tmp_path: Path) -> None:
+    async def test(room: Room) -> None:
+        handle = await room.pipeline("p1", Engine())
+        client = PipelineClient(handle, "p1")
+        with pytest.raises(RequestRefused, match="begin_progress_batch of p1: its rollout is not open"):
+            await client.begin_progress_batch(8)
+        await client.signal_rollout_demand(1, 8)
+        await client.begin_progress_batch(8)
+        await handle.clear_progress("p1")
+        with pytest.raises(RequestRefused, match="bump_completed of p1: its rollout is not open"):
+            await client.bump_completed()
 
     in_room(tmp_path, test)
 

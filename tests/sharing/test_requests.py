@@ -23,7 +23,19 @@ from muster.errors import (
 from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent, desk
 from muster.sim import virtual
 from muster.types.sharing import Shares
-from tests.sharing.scripted import FOUR, OTHER, Hooks, a_scheduler, generating, held_by, joined, training, turns
+from tests.sharing.scripted import (
+    FOUR,
+    OTHER,
+    Hooks,
+    PlainHooks,
+    a_scheduler,
+    generating,
+    held_by,
+    joined,
+    plain_vacated,
+    training,
+    turns,
+)
 
 
 def test_the_example_of_the_specification() -> None:
@@ -92,6 +104,9 @@ REFUSED: list[tuple[str, type[MusterError], Callable[[Scheduler], Any]]] = [
     ("admission of nobody", NotFound, lambda s: s.admit_pipeline("nobody")),
     ("no hooks", InvalidRequest, lambda s: s.register_pipeline("p3", clusters=FOUR, hooks=None)),
     ("hooks without expand", InvalidRequest, lambda s: s.register_pipeline("p3", clusters=FOUR, hooks=object())),  # type: ignore[arg-type]
+    ("plain hooks", InvalidRequest, lambda s: s.register_pipeline("p3", clusters=FOUR, hooks=PlainHooks())),
+    ("a plain vacated", InvalidRequest, lambda s: s.register_pipeline("p3", clusters=FOUR, hooks=plain_vacated())),
+    ("a class as hooks", InvalidRequest, lambda s: s.register_pipeline("p3", clusters=FOUR, hooks=Hooks)),  # type: ignore[arg-type]
     ("a bad map", InvalidRequest, lambda s: s.register_pipeline("p3", clusters={}, hooks=Hooks())),
     ("other clusters", AlreadyExists, lambda s: s.register_pipeline("p1", clusters=OTHER, hooks=Hooks())),
     ("another weight", AlreadyExists, lambda s: s.register_pipeline("p1", clusters=FOUR, hooks=Hooks(), weight=2.0)),

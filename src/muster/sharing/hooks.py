@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,15 +33,23 @@ class PipelineHooks(Protocol):
 
 
 def problems(hooks: object) -> tuple[Problem, ...]:
-    """What is missing. Hooks that are not connected are an error at the start, not a silence later."""
+    """What is missing. Hooks that cannot be called are an error at the start, not a quarantine at their first use."""
     if hooks is None:
         return (Problem("hooks", "are required: without them nothing can be moved"),)
+    if isinstance(hooks, type):
+        return (Problem("hooks", f"must be an object, not the class {hooks.__name__} itself"),)
     missing = [name for name in _REQUIRED if not callable(getattr(hooks, name, None))]
     found = [Problem("hooks", f"must have an async {name}") for name in missing]
-    vacated = getattr(hooks, "vacated", None)
-    if vacated is not None and not callable(vacated):
-        found.append(Problem("hooks", "vacated must be an async function"))
+    for name in (*_REQUIRED, "vacated"):
+        hook = getattr(hooks, name, None)
+        if name not in missing and hook is not None and not _is_async(hook):
+            found.append(Problem("hooks", f"{name} must be an async function: a plain one cannot be awaited"))
     return tuple(found)
+
+
+def _is_async(hook: object) -> bool:
+    """Whether a call of it can be awaited, as far as can be told without calling it."""
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
 
 
 class SchedulerCalls(Protocol):
@@ -57,7 +66,8 @@ class SchedulerCalls(Protocol):
         rollout_id: str | None = None,
     ) -> list[Gpu]: ...
 
-    async def report_progress(self, report: ProgressReport) -> None: ...
+    async def report_progress(self, report: ProgressReport) -> str | None:
+        """Why it was not counted; "" or None if it was."""
 
     async def clear_progress(self, pipeline: str) -> None: ...
 
@@ -66,6 +76,7 @@ class SchedulerCalls(Protocol):
 class _Batch:
     target: int
     completed: int = 0
+    refused: str = ""  # why the scheduler does not count it any more
 
     @property
     def step(self) -> int:
@@ -104,37 +115,43 @@ class PipelineClient:
         )
 
     async def begin_progress_batch(self, target: int, stream: str | None = None) -> None:
+        """The rollout must be open: `signal_rollout_demand`, or a request for generation, comes first."""
         if isinstance(target, bool) or not isinstance(target, int) or target < 0:
             raise InvalidRequest(f"a batch's target is a whole number, not {target!r}")
-        self._batches[stream] = _Batch(target)
-        await self._report(stream)
+        batch = self._batches[stream] = _Batch(target)
+        if why := await self._report(stream, batch):
+            self._batches.pop(stream, None)
+            raise self._uncounted("begin_progress_batch", why)
 
     async def bump_completed(self, n: int = 1, stream: str | None = None) -> None:
-        """Count; the scheduler hears of it once per step of 2 %."""
+        """Count; the scheduler hears of it once per step of 2 %, and says then if the rollout is not open any more."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise InvalidRequest(f"completed trajectories are counted in whole numbers, not by {n!r}")
-        batch = self._batch(stream)
+        batch = self._batch("bump_completed", stream)
         before = batch.step
         batch.completed = min(batch.completed + n, batch.target)
-        if batch.step != before:
-            await self._report(stream)
+        if batch.step != before and not batch.refused:
+            batch.refused = await self._report(stream, batch)
+        if batch.refused:
+            raise self._uncounted("bump_completed", batch.refused)
 
     async def end_progress_batch(self, stream: str | None = None) -> None:
         """The last stream's end is the end of the rollout."""
-        self._batch(stream)
-        await self._report(stream)
-        del self._batches[stream]
+        await self._report(stream, self._batch("end_progress_batch", stream))
+        self._batches.pop(stream, None)
         if not self._batches:
             await self._scheduler.clear_progress(self.pipeline)
 
-    def _batch(self, stream: str | None) -> _Batch:
+    def _batch(self, call: str, stream: str | None) -> _Batch:
         if stream not in self._batches:
-            raise RequestRefused(
-                f"{self.pipeline} has no batch {stream or ''!r} open: begin_progress_batch comes first"
-            )
+            told = f"{call}: {self.pipeline} has no batch {stream or ''!r} open"
+            raise RequestRefused(told, hint="begin_progress_batch comes first")
         return self._batches[stream]
 
-    async def _report(self, stream: str | None) -> None:
-        batch = self._batches[stream]
+    def _uncounted(self, call: str, why: str) -> RequestRefused:
+        return RequestRefused(f"{call} of {self.pipeline}: {why}", hint="signal_rollout_demand comes first")
+
+    async def _report(self, stream: str | None, batch: _Batch) -> str:
+        """Why it was not counted, if it was not."""
         report = ProgressReport(self.pipeline, batch.completed, batch.target, stream, self._rollout_id)
-        await self._scheduler.report_progress(report)
+        return await self._scheduler.report_progress(report) or ""

@@ -148,8 +148,10 @@ class SchedulerHandle:
 
     # Progress
 
-    async def report_progress(self, report: ProgressReport) -> None:
-        await self._call("report_progress", report)
+    async def report_progress(self, report: ProgressReport) -> str:
+        """Say how far a rollout is. Why that was not counted, "" if it was."""
+        uncounted: str = await self._call("report_progress", report)
+        return uncounted
 
     async def clear_progress(self, pipeline: str) -> None:
         await self._call("clear_progress", pipeline)

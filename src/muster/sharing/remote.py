@@ -240,9 +240,11 @@ class RemoteScheduler:
 
     # Progress
 
-    async def report_progress(self, report: ProgressReport) -> None:
+    async def report_progress(self, report: ProgressReport) -> str:
+        """Say how far a rollout is. Why that was not counted, "" if it was."""
         form = ProgressForm(report.completed, report.target, report.stream, report.rollout_id)
-        await self._post(report.pipeline, "progress", to_wire(form), uuid.uuid4().hex)
+        answer = (await self._post(report.pipeline, "progress", to_wire(form), uuid.uuid4().hex)).json
+        return str(answer.get("reason") or "")
 
     async def clear_progress(self, pipeline: str) -> None:
         await self._post(pipeline, "progress", {"clear": True}, uuid.uuid4().hex)

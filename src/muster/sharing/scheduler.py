@@ -282,7 +282,8 @@ class Scheduler(Desk):
 
     # Progress
 
-    async def report_progress(self, report: ProgressReport) -> None:
+    async def report_progress(self, report: ProgressReport) -> str:
+        """Say how far a rollout is. Why that was not counted, "" if it was."""
         now = self._begin()
         shares, uncounted = demand.reported(self._shares, report, now)
         self._reports[report.pipeline] = report
@@ -295,6 +296,7 @@ class Scheduler(Desk):
         self._refuse_lost(name, "nothing is left to generate")
         text = f"{report.completed} of {report.target}"
         self._note("progress", name, f"{text}, not counted: {uncounted}" if uncounted else text)
+        return uncounted
 
     async def clear_progress(self, pipeline: str) -> None:
         self._begin()

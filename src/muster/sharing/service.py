@@ -324,15 +324,16 @@ class PoolService:
         ]
         return found[0] if found else ""
 
-    async def progress(self, pipeline: str, form: ProgressForm) -> None:
+    async def progress(self, pipeline: str, form: ProgressForm) -> str:
+        """Why a report was not counted; "" if it was."""
         self._known(pipeline)
         if problems := progress_problems(form):
             raise _invalid(problems)
         if form.clear:
             await self.scheduler.clear_progress(pipeline)
-            return
+            return ""
         report = ProgressReport(pipeline, form.completed or 0, form.target or 0, form.stream, form.rollout_id)
-        await self.scheduler.report_progress(report)
+        return await self.scheduler.report_progress(report)
 
     # Actions
 

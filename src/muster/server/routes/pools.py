@@ -116,7 +116,8 @@ async def release_gpus(call: Call) -> Response:
 async def report_progress(call: Call) -> Response:
     pool, pipeline = _pipeline(call)
     form = await call.record(ProgressForm)
-    await pool.progress(pipeline, form)
+    if uncounted := await pool.progress(pipeline, form):
+        return as_json({"state": "uncounted", "reason": uncounted})
     return as_json({"state": "cleared" if form.clear else "reported"})
 
 
