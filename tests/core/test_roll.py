@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from muster.core import roll as rolls
-from muster.core.closing import Verdict, judge
+from muster.core.closing import Verdict, judge, over
 from muster.core.roll import (
     CallBack,
     CheckHealth,
@@ -470,3 +470,34 @@ def test_a_cancel_ends_the_run() -> None:
     action = decide(replace(a_roll("a b", max=2), ordered=order), NOW).action
     assert isinstance(action, End)
     assert (action.outcome.state, action.outcome.message) == (OutcomeState.CANCELLED, "enough")
+
+
+# Over ----------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_over_when_all_its_members_are_gone_and_not_before() -> None:
+    running = a_roll("a b")
+    assert not over(running, 0, NOW), "it trains"
+    called_back = recalled(running, gone="a")
+    assert not over(called_back, 0, NOW), "nobody has confirmed that b is gone"
+    assert over(all_gone(called_back), 0, NOW)
+    assert not over(all_gone(called_back), 1, NOW), "a later one has not begun, so it is not over"
+    fenced = lost(called_back, "b")
+    assert fenced.round is not None
+    fence = fenced.round.fences[an_id("b")]
+    assert not over(fenced, 0, fence - 0.01)
+    assert over(fenced, 0, fence)
+
+
+def test_a_round_that_another_has_followed_is_over() -> None:
+    later = a_roll("a b", last=a_round("a b", number=4))
+    assert over(later, 3, NOW)
+    assert not over(later, 4, NOW)
+    assert not over(a_roll(), 0, NOW)
+
+
+def test_a_round_whose_run_has_ended_is_over_when_its_ranks_are_gone() -> None:
+    outcome = Outcome(OutcomeState.CANCELLED, "cancelled", "somebody cancelled it", 0)
+    ended = replace(a_roll("a b"), outcome=outcome)
+    assert not over(ended, 0, NOW)
+    assert over(all_gone(ended), 0, NOW)

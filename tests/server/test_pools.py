@@ -253,6 +253,44 @@ def test_registering_is_idempotent_and_other_values_are_refused(tmp_path: Path) 
     in_pool(tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({"Pipeline-Process": "a b"}, {"Pipeline-Process"}),
+        ({"Pipeline-Training": "uid"}, {"Pipeline-Round"}),
+        ({"Pipeline-Round": "1"}, {"Pipeline-Training"}),
+        ({"Pipeline-Training": "uid", "Pipeline-Round": "one"}, {"Pipeline-Round"}),
+        ({"Pipeline-Training": "uid", "Pipeline-Round": "9" * 40}, {"Pipeline-Round"}),
+    ],
+)
+def test_what_a_process_says_of_itself_is_checked(tmp_path: Path, headers: dict[str, str], named: set[str]) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        assert fields(await house.client.put(P1, json={"clusters": CLUSTERS}, headers=headers)) == named
+        assert not pool.scheduler.shares.pipelines
+
+    in_pool(tmp_path, test)
+
+
+def test_a_process_that_waits_for_its_predecessor_is_told_so_and_may_only_fetch(tmp_path: Path) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        body = {"clusters": CLUSTERS}
+        await house.client.put(P1, json=body, headers={"Pipeline-Session": "one"})
+        coming = await house.client.put(P1, json=body, headers={"Pipeline-Session": "two"})
+        assert coming.status_code == 202 and "before has not ended" in coming.json()["reason"]
+        nothing = await house.client.get(f"{P1}/actions", headers={"Pipeline-Session": "two"})
+        assert nothing.status_code == 204
+        early = await house.client.post(f"{P1}/progress", json={"clear": True}, headers={"Pipeline-Session": "two"})
+        assert (early.status_code, error_of(early)["code"]) == (409, "conflict")
+        third = await house.client.put(P1, json=body, headers={"Pipeline-Session": "three"})
+        assert third.status_code == 202 and "registered by another process" in third.json()["reason"]
+        alive = await house.client.get(f"{P1}/actions", headers={"Pipeline-Session": "one"})
+        assert alive.status_code == 204
+        refused = await house.client.put(P1, json=body, headers={"Pipeline-Session": "two"})
+        assert (refused.status_code, error_of(refused)["code"]) == (409, "already_exists")
+
+    in_pool(tmp_path, test)
+
+
 def test_a_pipeline_that_is_not_admitted_waits_for_a_second_registration(tmp_path: Path) -> None:
     async def test(house: House, pool: PoolService) -> None:
         await put(house, admit=False)

@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from muster.errors import Conflict, InvalidRequest
+from muster.errors import AlreadyExists, Conflict, InvalidRequest
 from muster.sharing import (
     ClusterSpec,
     GrantTimeout,
@@ -481,6 +481,29 @@ def test_a_dead_pipeline_actor_quarantines_its_pipeline_and_a_new_one_ends_that(
         assert (await handle.snapshot()).quarantined == {}
         await handle.clear_progress("p1")
         assert await generating(handle, "p2") == [2, 3]
+
+    run(scenario())
+
+
+def test_a_successor_that_comes_before_anybody_has_noticed_the_death_gets_what_the_dead_actor_held(
+    world: World,
+) -> None:
+    async def scenario() -> None:
+        handle = world.connect("next")
+        hooks = await joined(handle, "p5", workers())
+        await handle.request_gpus("p5", TRAIN, Priority.ACTOR_TRAINING)
+        other = workers()
+        twice = await raised(handle.register_pipeline("p5", clusters(), other))
+        assert isinstance(twice, AlreadyExists) and "which lives" in twice.message
+        await handle.register_pipeline("p5", clusters(), hooks)
+        assert await handle.request_gpus("p5", TRAIN, Priority.ACTOR_TRAINING) == [0, 1], "the same actor keeps it"
+        ray.kill(hooks)
+        await died(hooks)
+        await handle.register_pipeline("p5", clusters(), other)
+        assert await handle.request_gpus("p5", TRAIN, Priority.OLD_LOG_PROBS, timeout=BOUND_S) == [0, 1]
+        _, asked = await other.seen.remote()
+        assert asked[0] == "shrink [0, 1, 2, 3]"
+        await handle.unregister_pipeline("p5")
 
     run(scenario())
 

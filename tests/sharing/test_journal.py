@@ -13,7 +13,7 @@ from muster.core.sharing.invariants import broken
 from muster.errors import JournalUnusable
 from muster.sharing import journal as journals
 from muster.sharing.journal import Journal
-from muster.types.sharing import Bundle, PipelineId, Pool, Priority, ProgressReport, Shares
+from muster.types.sharing import Bundle, PipelineId, Pool, Priority, ProgressReport, Shares, Tenant
 from tests.sharing.scripted import FOUR, OTHER, restart_the_machine
 
 POOL = Pool(gpus=4, gpus_per_node=2)
@@ -30,6 +30,8 @@ def a_history() -> list[Shares]:
 
     then(leases.registered(states[-1], P1, FOUR, 1.0))
     then(leases.registered(states[-1], P2, OTHER, 2.5))
+    then(leases.occupied(states[-1], P1, Tenant("a-process", "a-training", 3)))
+    then(leases.occupied(states[-1], P2, Tenant("another")))
     then(leases.admitted(leases.admitted(states[-1], P1), P2))
     wish = demand.Wish(P1, "actor_infer", Priority.GENERATION, 9, "r1")
     then(demand.requested(states[-1], wish, 1.0).shares)
@@ -71,6 +73,34 @@ def found(path: Path) -> Shares:
         return journal.open(Shares(POOL)).shares
     finally:
         journal.close()
+
+
+# Written by muster 0.1.0, which knew nothing of tenants.
+OLD_JOURNAL = """\
+a572ef48 {"kind":"muster-sharing","version":1,"gpus":4,"gpus_per_node":2,"boot":"0ece83d8-5bee-4e27-bd69-b25256233538"}
+1fe76c18 {"epoch":0,"seq":0,"t":2497.261461183,"reasons":[]}
+21df48ca {"epoch":0,"seq":0,"pipelines":{"p1":[{"actor_train":["3",1,null],"actor_infer":["f",1,null]},1.0,true,null,\
+"",null,null,null,false]},"t":2497.262907599}
+978e61c8 {"epoch":2,"seq":1,"leases":[["p1","actor_train",0,"held",1,1,2497.263151291,2497.263151291,"request #1"],\
+["p1","actor_train",1,"held",2,1,2497.263151291,2497.263151291,"request #1"]],"requests":{"gone":[1],"new":[]},\
+"t":2497.275245938}
+"""
+
+
+def test_a_journal_of_the_first_version_is_read_and_nobody_is_known_behind_its_pipelines(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text(OLD_JOURNAL)
+    shares = found(tmp_path / "j")
+    assert shares.pipelines[P1].tenant == Tenant() and shares.pipelines[P1].clusters == FOUR
+    assert len(shares.leases) == 2 and not broken(shares)
+
+
+def test_a_pipeline_of_which_nobody_is_known_is_written_as_the_first_version_wrote_it(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text(OLD_JOURNAL)
+    journal = Journal(tmp_path / "j")
+    journal.rewrite(journal.open(Shares(POOL)).shares, 0.0, {})
+    journal.close()
+    written_anew = (tmp_path / "j").read_text()
+    assert '"actor_infer":["f",1,null]},1.0,true,null,"",null,null,null,false]}' in written_anew
 
 
 def test_every_state_of_a_history_is_found_again(tmp_path: Path) -> None:

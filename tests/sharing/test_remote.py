@@ -6,8 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,112 +27,17 @@ from muster.sharing import (
     GrantTimeout,
     PipelineClient,
     PipelineQuarantined,
-    Pool,
     Priority,
     ProgressReport,
 )
 from muster.sharing.messages import Action, ActionAnswer
 from muster.sharing.remote import RemoteScheduler, connect
-from muster.sharing.service import PoolService
 from tests.fleet import PROGRAMS, Fleet, eventually
 from tests.plane import Plane
-from tests.server.house import serving
+from tests.sharing.room import ALL, BOUND_S, INFER, TRAIN, Engine, Room, clusters, in_room
 from tests.sharing.scripted import PlainHooks, restart_the_machine
 
-BOUND_S = 30.0
-INFER, TRAIN = "actor_infer", "actor_train"
-ALL = [0, 1, 2, 3]
 SHARER = str(PROGRAMS / "sharer.py")
-
-
-class Engine:
-    """Hooks that keep count, and can be held up or made to fail."""
-
-    held_up: asyncio.Event
-
-    def __init__(self) -> None:
-        self.awake: set[int] = set()
-        self.calls: list[str] = []
-        self.cancelled = 0
-        self.called = asyncio.Event()
-        self.go = asyncio.Event()
-        self.go.set()
-        self.fails = False
-
-    async def shrink(self, ranks: Sequence[int]) -> None:
-        await self._do(f"shrink {sorted(ranks)}")
-        self.awake -= set(ranks)
-
-    async def expand(self, ranks: Mapping[int, Sequence[int]]) -> None:
-        assert all(list(owned) == [rank] for rank, owned in ranks.items())
-        await self._do(f"expand {sorted(ranks)}")
-        self.awake |= set(ranks)
-
-    async def _do(self, what: str) -> None:
-        self.calls.append(what)
-        self.called.set()
-        try:
-            await self.go.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        if self.fails:
-            raise ValueError("no memory")
-
-
-def clusters(*train: int) -> dict[str, ClusterSpec]:
-    return {TRAIN: ClusterSpec(list(train) or [0, 1]), INFER: ClusterSpec(ALL)}
-
-
-class Room:
-    """A pool behind a server, and the pipelines that reach it over sockets."""
-
-    def __init__(self, url: str, token: str, pool: PoolService) -> None:
-        self.url, self.token, self.pool = url, token, pool
-        self._handles: list[RemoteScheduler] = []
-
-    async def handle(self) -> RemoteScheduler:
-        made = await connect(self.url, self.token)
-        self._handles.append(made)
-        return made
-
-    async def pipeline(self, name: str, engine: Engine, *train: int) -> RemoteScheduler:
-        handle = await self.handle()
-        await handle.register_pipeline(name, clusters(*train), engine)
-        await handle.admit_pipeline(name)
-        return handle
-
-    async def close(self) -> None:
-        for handle in self._handles:
-            await handle.stop()
-
-    async def until(self, look: Callable[[], object]) -> None:
-        """Bounded by the test's own bound."""
-        while not look():
-            await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def a_room(home: Path, **options: Any) -> AsyncIterator[Room]:
-    pool = PoolService("default", Pool(4, 4), **options)
-    await pool.start()
-    try:
-        async with serving(home, pools={"default": pool}) as house:
-            room = Room(house.url, house.client.headers["Authorization"].split()[1], pool)
-            try:
-                yield room
-            finally:
-                await room.close()
-    finally:
-        await pool.stop()
-
-
-def in_room(home: Path, test: Callable[[Room], Awaitable[None]], **options: Any) -> None:
-    async def run() -> None:
-        async with a_room(home, **options) as room, asyncio.timeout(BOUND_S):
-            await test(room)
-
-    asyncio.run(run())
 
 
 # The client

@@ -152,6 +152,10 @@ class Loop:
         if (key := self._observer.key_of(uid)) is not None:
             self.wake(key)
 
+    def key_of(self, uid: Uid) -> Key | None:
+        """Of a training that was looked at."""
+        return self._observer.key_of(uid)
+
     def withdraw(self, uid: Uid) -> asyncio.Task[None] | None:
         """A round of that training is about to start: remove what was told of the one before. None if nothing was."""
         key = self._observer.key_of(uid)

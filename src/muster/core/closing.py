@@ -121,6 +121,17 @@ def still_there(closed: Round, now: float) -> list[Seat]:
     ]
 
 
+def over(roll: Roll, number: int, now: float) -> bool:
+    """Whether no rank of that round is left, as its members have confirmed or time tells."""
+    last = roll.round
+    if last is None or last.number < number:
+        return False
+    if last.number > number:  # it was not released before those of the round before were gone
+        return True
+    ended = last.recall is not None or roll.outcome is not None
+    return ended and not still_there(last, now)
+
+
 def stale_after(roll: Roll, closed: Round) -> int:
     """How many rounds in a row, this one included, brought no new highest step. A resize is nobody's fault."""
     assert closed.recall is not None

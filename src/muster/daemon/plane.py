@@ -34,6 +34,7 @@ from muster.core.truth import in_effect
 from muster.daemon import options as told
 from muster.daemon.local import LocalSite, write_file
 from muster.daemon.options import Options
+from muster.daemon.rounds import TrainingRounds
 from muster.ports import Backend, Clock, Filter, Keys, Record, Store, Write, insist
 from muster.store.ledger import WallClock
 from muster.types.codec import Invalid, show_time
@@ -184,7 +185,7 @@ class ControlPlane:
             step_writes_per_s=site.step_writes_per_s,
         )
         adopted = await site.adopt()
-        self._backend.changed = self._loop.workers_changed
+        self._backend.changed = self._workers_changed
         for stored in store.page(Filter()).items:
             # A worker that comes back before its run is known here would be sent away.
             known = stored.phase in TERMINAL or store.record(RUN_KIND, stored.uid) is not None
@@ -193,7 +194,8 @@ class ControlPlane:
                 worlds.open(stored.uid, settings_of(spec), spec.world_size.target)
         await site.listen(self._coordinator)
         self._loop.start()
-        await self._start_pools(os.environ)
+        await self._start_pools(os.environ, TrainingRounds(store, worlds, backends, self._loop.key_of))
+        store.subscribe(lambda change: self._training_changed(change.stored.uid))
         await site.serving(await self._start_http(backends))
         log.info("serving on %s, %d workers adopted", self.url, adopted)
         return self.url
@@ -202,7 +204,7 @@ class ControlPlane:
         """Go on until this control plane must end; says why."""
         return await self._site.tend()
 
-    async def _start_pools(self, env: Mapping[str, str]) -> None:
+    async def _start_pools(self, env: Mapping[str, str], rounds: TrainingRounds) -> None:
         """GPUs that several pipelines share, where the environment names some."""
         devices = gpus.pooled(env)
         if not devices:
@@ -212,7 +214,7 @@ class ControlPlane:
 
         pool = Pool(len(devices), told.gpus_per_node(env, len(devices)))
         journal = self._home / "pools" / DEFAULT_POOL / "journal"
-        service = PoolService(DEFAULT_POOL, pool, journal, devices=devices)
+        service = PoolService(DEFAULT_POOL, pool, journal, devices=devices, rounds=rounds)
         await service.start()
         self._pools[DEFAULT_POOL] = service
 
@@ -304,6 +306,16 @@ class ControlPlane:
 
     def settled(self, run_id: RunId) -> None:
         self._loop.run_changed(Uid(run_id))
+        self._training_changed(Uid(run_id))
+
+    def _workers_changed(self, uid: Uid) -> None:
+        self._loop.workers_changed(uid)
+        self._training_changed(uid)
+
+    def _training_changed(self, uid: Uid) -> None:
+        """What a pipeline held that ran as a rank of it may be free now."""
+        for pool in self._pools.values():
+            pool.training_changed(uid)
 
     def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
         return self._loop.withdraw(Uid(run_id))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from muster.types.sharing import Released as Released
     from muster.types.sharing import SharingEvent as SharingEvent
     from muster.types.sharing import Snapshot as Snapshot
+    from muster.types.sharing import Tenant as Tenant
 
 _PLACES = {
     "muster.errors": (
@@ -36,7 +37,9 @@ _PLACES = {
     ),
     "muster.sharing.hooks": "PipelineClient PipelineHooks",
     "muster.sharing.scheduler": "Scheduler",
-    "muster.types.sharing": "ClusterSpec Holder Pending Pool Priority ProgressReport Released SharingEvent Snapshot",
+    "muster.types.sharing": (
+        "ClusterSpec Holder Pending Pool Priority ProgressReport Released SharingEvent Snapshot Tenant"
+    ),
 }
 _LAZY = {name: module for module, names in _PLACES.items() for name in names.split()}
 

@@ -52,6 +52,11 @@ class Attendant:
         self._calls: dict[asyncio.Task[None], Action] = {}
         self._task = asyncio.create_task(self._attend(), name=f"hooks of {pipeline}")
 
+    @property
+    def over(self) -> bool:
+        """Whether it has found nothing left to attend."""
+        return self._task.done()
+
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.wait({self._task})

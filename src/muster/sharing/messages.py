@@ -132,6 +132,8 @@ class PipelineView:
     due: float | None = None  # GPUs that its generation should have, while it is open
     quarantine: str = ""  # why
     silent_seconds: float | None = None  # since when nothing was heard, of one in another process
+    training: str | None = None  # the uid of the training that it belongs to,
+    round: int | None = None  # and with which round it ends
 
 
 # Priorities --------------------------------------------------------------------------------------

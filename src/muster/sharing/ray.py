@@ -32,6 +32,7 @@ from muster.types.sharing import (
     Released,
     SharingEvent,
     Snapshot,
+    Tenant,
 )
 
 __all__ = ["NAME", "NAMESPACE", "SchedulerHandle", "Seat", "connect"]
@@ -88,19 +89,25 @@ class SchedulerHandle:
     # Pipelines
 
     async def register_pipeline(
-        self, pipeline: str, clusters: Mapping[str, ClusterSpec], hooks: Any = None, weight: float = 1.0
+        self,
+        pipeline: str,
+        clusters: Mapping[str, ClusterSpec],
+        hooks: Any = None,
+        weight: float = 1.0,
+        *,
+        tenant: Tenant | None = None,
     ) -> None:
         """`hooks` is the handle of an actor with `shrink` and `expand`, and `vacated` if it can tell."""
         problems = ray_desk.hook_problems(hooks)
         if problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
-        await self._call("register_pipeline", pipeline, dict(clusters), hooks, weight)
+        await self._call("register_pipeline", pipeline, dict(clusters), hooks, weight, tenant=tenant)
 
     async def admit_pipeline(self, pipeline: str) -> None:
         await self._call("admit_pipeline", pipeline)
 
-    async def unregister_pipeline(self, pipeline: str) -> None:
-        await self._call("unregister_pipeline", pipeline)
+    async def unregister_pipeline(self, pipeline: str, why: str = "") -> None:
+        await self._call("unregister_pipeline", pipeline, why)
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         await self._call("quarantine_pipeline", pipeline, why)

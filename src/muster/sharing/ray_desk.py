@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import inspect
 import logging
@@ -21,18 +22,21 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from muster.errors import InvalidRequest, JournalUnusable, MusterError
+from muster.errors import AlreadyExists, InvalidRequest, JournalUnusable, MusterError, NotFound
 from muster.sharing import ray_notes
 from muster.sharing.ray_notes import Contact, Notes, Present, Seat, Settings
 from muster.sharing.scheduler import Scheduler
 from muster.types.codec import Problem
-from muster.types.sharing import ClusterSpec, PipelineId, Pool
+from muster.types.sharing import ClusterSpec, PipelineId, Pool, Tenant
 
 log = logging.getLogger("muster.sharing")
 
 NODE_LABEL = "muster.io/node"  # names a node; without it its Ray node name does, which is its address by default
 NODE_LOST = "node-lost"
 WATCH_S = 1.0  # between two looks at the nodes, and at each pipeline's actor
+ASK_S = 2.0  # how long an actor may take to say that it is the process that it was: it may be busy with this very call
+PATIENCE_S = 30.0  # how long another one may take to say that it lives, or Ray to say that it does not
+ASK_AGAIN_S = 0.2
 LOCKED_S = 2.0  # how long a killed predecessor may take to let go of the journal
 OPERATIONS = (
     *("admit_pipeline", "quarantine_pipeline", "request_gpus", "notify_release_then_request_gpus"),
@@ -163,19 +167,53 @@ class SchedulerActor:
     # Pipelines
 
     async def _register(
-        self, pipeline: str, clusters: Mapping[str, ClusterSpec], hooks: object, weight: float = 1.0
+        self,
+        pipeline: str,
+        clusters: Mapping[str, ClusterSpec],
+        hooks: object,
+        weight: float = 1.0,
+        tenant: Tenant | None = None,
     ) -> None:
         problems = hook_problems(hooks)
         if problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         adapter = ActorHooks(hooks)
-        await self._scheduler.register_pipeline(pipeline, clusters, adapter, weight)
-        contact = Contact(base64.b64encode(_pickle.dumps(hooks)).decode())
+        process = await self._supersede(pipeline, adapter)
+        await self._scheduler.register_pipeline(pipeline, clusters, adapter, weight, tenant=tenant)
+        contact = Contact(base64.b64encode(_pickle.dumps(hooks)).decode(), process)
         self._note_contact(pipeline, contact)
         self._watch(pipeline, adapter, contact)
 
-    async def _unregister(self, pipeline: str) -> None:
-        await self._scheduler.unregister_pipeline(pipeline)
+    async def _supersede(self, pipeline: str, hooks: ActorHooks) -> str:
+        """What a dead actor held ends before another comes in its place; one that lives keeps its place.
+
+        Which process these hooks are, if they are those that are there.
+        """
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is None or there.quarantined:
+            return ""
+        contact = self._notes.contacts.get(pipeline)
+        if contact is None:  # its actor was of a Ray cluster that is gone
+            await self._bury(pipeline)
+            return ""
+        before = _loaded(contact).actor
+        same = before == hooks.actor
+        process = await _process_within(before, ASK_S if same else PATIENCE_S)
+        if process == "" or (process and contact.process not in ("", process)):
+            await self._bury(pipeline)
+        elif not same:
+            raise AlreadyExists(
+                f"{pipeline} has another actor, which {'lives' if process else 'does not answer and may live'}",
+                hint="end that actor, or unregister the pipeline, then register again",
+            )
+        return process or ""
+
+    async def _bury(self, pipeline: str) -> None:
+        with contextlib.suppress(NotFound):  # unregistered meanwhile
+            await self._scheduler.quarantine_pipeline(pipeline, "its actor died, and another comes in its place")
+
+    async def _unregister(self, pipeline: str, why: str = "") -> None:
+        await self._scheduler.unregister_pipeline(pipeline, why)
         self._forget(pipeline)
         self._note_contact(pipeline, None)
 
@@ -266,6 +304,26 @@ class SchedulerActor:
 
 
 # Parts -------------------------------------------------------------------------------------------
+
+
+async def _process_within(actor: Any, timeout_s: float) -> str | None:
+    """Which process an actor is now; "" if it is dead, None if that cannot be told in time: it is busy, or away."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + timeout_s
+    while True:
+        asked = asyncio.wrap_future(actor.__ray_call__.remote(process_of).future())
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may come too late to be read
+        await asyncio.wait({asked}, timeout=until - clock())
+        if not asked.done():
+            return None
+        try:
+            return str(asked.result())
+        except ActorUnavailableError:
+            if clock() > until:
+                return None
+            await asyncio.sleep(ASK_AGAIN_S)
+        except RayActorError:
+            return ""
 
 
 async def _answered(work: Any) -> Answer:

@@ -21,10 +21,12 @@ from muster.types.sharing import (
     Rollout,
     Shares,
     Stream,
+    Tenant,
     gpus_of,
 )
 
 Record = dict[str, Any]  # a line of the journal, as JSON reads it
+_TENANT = 9  # its place in a pipeline's list
 
 
 def difference(before: Shares, after: Shares) -> Record:
@@ -100,14 +102,16 @@ def _pipeline(one: Pipeline) -> list[Any]:
     }
     measured = [one.shrink_s, one.expand_s]
     known = [one.weight, one.admitted, one.detached_since, one.quarantined, *measured, one.last_rollout_id, one.unsure]
-    return [clusters, *known]
+    tenant = [] if one.tenant == Tenant() else [[one.tenant.process, one.tenant.training, one.tenant.round]]
+    return [clusters, *known, *tenant]
 
 
 def _read_pipeline(name: str, kept: list[Any]) -> Pipeline:
     clusters = {
         cluster: ClusterSpec(gpus_of(int(mask, 16)), tp, slots) for cluster, (mask, tp, slots) in kept[0].items()
     }
-    return Pipeline(PipelineId(name), clusters, *kept[1:])
+    known, tenant = kept[1:_TENANT], kept[_TENANT:]  # nobody said who it was, or could: 0.1.0 wrote none
+    return Pipeline(PipelineId(name), clusters, *known, *(Tenant(*one) for one in tenant))
 
 
 def _lease(bundle: Bundle, lease: Lease | None) -> list[Any]:

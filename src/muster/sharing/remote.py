@@ -7,7 +7,10 @@ wait are repeated under one key, so that a lost connection or a restart of the s
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
+import os
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -15,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from muster.errors import (
+    AlreadyExists,
     GrantTimeout,
     InvalidRequest,
     MusterError,
@@ -30,6 +34,7 @@ from muster.sharing import hooks as pipeline_hooks
 from muster.sharing.attendant import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attendant
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.messages import (
+    NAME,
     Action,
     ActionAnswer,
     ClusterForm,
@@ -51,9 +56,11 @@ from muster.types.sharing import (
     Released,
     SharingEvent,
     Snapshot,
+    Tenant,
 )
 
-SESSION = "Pipeline-Session"  # the header that says which process speaks
+SESSION = "Pipeline-Session"  # the header that says which registration speaks
+PROCESS, TRAINING, ROUND = "Pipeline-Process", "Pipeline-Training", "Pipeline-Round"  # and who that is
 LONG_POLL_S = 20.0
 SILENCE_S = 10.0  # how much later than promised an answer may come before the connection counts as lost
 PATIENCE_S = 60.0  # how long a server that was there before may be away
@@ -70,8 +77,9 @@ async def connect(url: str | None = None, token: str | None = None, pool: str = 
 class RemoteScheduler:
     """A scheduler elsewhere. Belongs to the event loop on which it is used."""
 
-    def __init__(self, link: Link, pool: str) -> None:
+    def __init__(self, link: Link, pool: str, tenant: Tenant | None = None) -> None:
         self._link = link
+        self._tenant = tenant or tenant_of(os.environ)
         self._driver = AsyncDriver(link)
         self._root = f"/v1/pools/{quote(pool, safe='')}"
         self._forms: dict[str, Registration] = {}
@@ -113,11 +121,21 @@ class RemoteScheduler:
         session = uuid.uuid4().hex
         answer = await self._put(pipeline, form, 0.0, session)
         self._forms[pipeline], self._sessions[pipeline] = form, session
+        await self._attend(pipeline, hooks)
+        try:
+            while answer.status != 200:  # its attendant shrinks all its ranks meanwhile, if that is asked of it
+                if self._attendants[pipeline].over:
+                    await self._attend(pipeline, hooks)
+                answer = await self._put(pipeline, form, LONG_POLL_S, session)
+        except AlreadyExists:  # another process has it, and lives
+            await self._attendants.pop(pipeline).stop()
+            del self._forms[pipeline], self._sessions[pipeline]
+            raise
+
+    async def _attend(self, pipeline: str, hooks: PipelineHooks) -> None:
         if pipeline in self._attendants:
             await self._attendants.pop(pipeline).stop()
         self._attendants[pipeline] = Attendant(self, pipeline, hooks)
-        while answer.status != 200:  # quarantined: the attendant shrinks all its ranks meanwhile
-            answer = await self._put(pipeline, form, LONG_POLL_S, session)
 
     async def admit_pipeline(self, pipeline: str) -> None:
         form = self._forms.get(pipeline)
@@ -142,7 +160,7 @@ class RemoteScheduler:
                 self._path(pipeline),
                 {"wait": f"{wait_s:g}"},
                 json=form.to_wire(),
-                headers={SESSION: session},
+                headers={SESSION: session, **_shown_tenant(self._tenant)},
                 timeout_s=wait_s + SILENCE_S,
             )
         )
@@ -317,6 +335,27 @@ class RemoteScheduler:
                     raise
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_S, 2 * pause)
+
+
+@functools.cache
+def _process(pid: int) -> str:
+    """What this process calls itself; a forked child is another one."""
+    return uuid.uuid4().hex
+
+
+def tenant_of(env: Mapping[str, str]) -> Tenant:
+    """This process, and the training and the round of which it is a rank, as whoever started it says."""
+    process = _process(os.getpid())
+    training, number = env.get("MUSTER_RUN_ID", ""), env.get("MUSTER_ROUND", "")
+    if not re.fullmatch(NAME, training) or not re.fullmatch("[0-9]{1,9}", number):
+        return Tenant(process)
+    return Tenant(process, training, int(number))
+
+
+def _shown_tenant(tenant: Tenant) -> dict[str, str]:
+    """As headers: a server of an earlier version ignores them."""
+    said = {PROCESS: tenant.process, TRAINING: tenant.training, ROUND: tenant.round}
+    return {header: str(value) for header, value in said.items() if value is not None}
 
 
 def _form(clusters: Mapping[str, ClusterSpec], weight: float, *, vacated: bool) -> Registration:

@@ -12,6 +12,7 @@ from typing import Any
 
 from muster.core.sharing import demand, leases
 from muster.errors import (
+    AlreadyExists,
     GrantTimeout,
     InvalidRequest,
     PipelineQuarantined,
@@ -31,6 +32,7 @@ from muster.types.sharing import (
     ProgressReport,
     Released,
     Shares,
+    Tenant,
     named,
 )
 
@@ -46,25 +48,45 @@ class Scheduler(Desk):
         clusters: Mapping[str, ClusterSpec],
         hooks: PipelineHooks | None = None,
         weight: float = 1.0,
+        *,
+        tenant: Tenant | None = None,
     ) -> None:
-        """Make a pipeline known, or attach new hooks to one that is."""
+        """Make a pipeline known, or attach new hooks to one that is.
+
+        With a `tenant` it is known which process that was. What a process before it held ends, once that is gone and
+        the new hooks have shrunk all ranks; while its hooks are attached, another process is refused.
+        """
         now = self._begin()
         problems = pipeline_hooks.problems(hooks)
         if hooks is None or problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         name = PipelineId(pipeline)
         shares = leases.registered(self._shares, name, clusters, weight)
+        if tenant is None or tenant.process is None:
+            tenant = shares.pipelines[name].tenant  # who does not say who he is changes nothing about that
+        if name in self._shares.pipelines and tenant.is_another_than(shares.pipelines[name].tenant):
+            self._supersede(name)
+            shares = self._shares
         if shares.pipelines[name].quarantined or shares.pipelines[name].unsure:
-            await self._prove(name, hooks)
+            await self._prove(name, hooks, tenant)
             return
         new = name not in self._shares.pipelines
         self._hooks[name] = hooks
         self._runners.setdefault(name, execution.Runner(self, name, self._limits))
-        self._commit(leases.attached(shares, name, now))
+        self._commit(leases.attached(leases.occupied(shares, name, tenant), name, now))
         self._note("registered" if new else "attached", name, "")
         self._runners[name].kick()
 
-    async def _prove(self, name: PipelineId, hooks: PipelineHooks) -> None:
+    def _supersede(self, name: PipelineId) -> None:
+        """Another process comes for it. The one before must be gone: its hooks were lost, or do not count any more."""
+        if self._shares.pipelines[name].movable:
+            raise AlreadyExists(
+                f"{name} is registered by another process, whose hooks are attached",
+                hint="end that process, or unregister the pipeline first",
+            )
+        self._quarantine(name, "another process has taken its place")
+
+    async def _prove(self, name: PipelineId, hooks: PipelineHooks, tenant: Tenant) -> None:
         """New hooks for a pipeline of which nobody knows what is awake count once they have shrunk all its ranks."""
         if name in self._proving:
             raise RequestRefused(f"{name} is being registered by somebody else", retryable=True)
@@ -87,7 +109,7 @@ class Scheduler(Desk):
             raise PipelineQuarantined(f"{name} stays quarantined: shrink {failure}")
         self._hooks[name] = hooks
         self._runners[name] = execution.Runner(self, name, self._limits)
-        self._commit(leases.reinstated(self._shares, name, now))
+        self._commit(leases.reinstated(leases.occupied(self._shares, name, tenant), name, now))
         self._note("attached", name, "its new hooks have shrunk all its ranks")
 
     async def admit_pipeline(self, pipeline: str) -> None:
@@ -97,7 +119,7 @@ class Scheduler(Desk):
         if before is not self._shares:
             self._note("admitted", pipeline, "")
 
-    async def unregister_pipeline(self, pipeline: str) -> None:
+    async def unregister_pipeline(self, pipeline: str, why: str = "") -> None:
         self._begin()
         name = PipelineId(pipeline)
         if name not in self._shares.pipelines:
@@ -106,8 +128,8 @@ class Scheduler(Desk):
         self._commit(leases.unregistered(self._shares, name))
         self._drop_hooks(name)
         self._reports.pop(name, None)
-        self._waiters.fail_pipeline(name, RequestRefused(f"{name} was unregistered"))
-        self._note("unregistered", name, "", gpus=freed)
+        self._waiters.fail_pipeline(name, RequestRefused(f"{name} was unregistered{f': {why}' if why else ''}"))
+        self._note("unregistered", name, why, gpus=freed)
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         """For those who see that a pipeline is dead or silent: a remote desk, a Ray cluster."""

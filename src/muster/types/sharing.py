@@ -183,6 +183,19 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Tenant:
+    """Whose process speaks for a pipeline, as it says itself. What it does not say is None."""
+
+    process: str | None = None  # a name that each process chooses anew
+    training: str | None = None  # the uid of the training of which it is a rank,
+    round: int | None = None  # and in which round
+
+    def is_another_than(self, before: Tenant) -> bool:
+        """Whether these are known to be two processes."""
+        return None not in (self.process, before.process) and self.process != before.process
+
+
+@dataclass(frozen=True)
 class Pipeline:
     pipeline_id: PipelineId
     clusters: Mapping[str, ClusterSpec]
@@ -194,6 +207,7 @@ class Pipeline:
     expand_s: float | None = None
     last_rollout_id: str | None = None  # of the rollout before the open one: late reports for it do not count
     unsure: bool = False  # decisions about it may have been lost with its machine: it has to shrink everything first
+    tenant: Tenant = Tenant()  # who registered it last
 
     @property
     def movable(self) -> bool:

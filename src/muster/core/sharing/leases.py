@@ -24,6 +24,7 @@ from muster.types.sharing import (
     Priority,
     Request,
     Shares,
+    Tenant,
     gpus_of,
 )
 
@@ -58,6 +59,12 @@ def registered(shares: Shares, pipeline: PipelineId, clusters: Mapping[str, Clus
         return shares
     new = Pipeline(pipeline, dict(clusters), float(weight))
     return replace(shares, pipelines={**shares.pipelines, pipeline: new})
+
+
+def occupied(shares: Shares, pipeline: PipelineId, tenant: Tenant) -> Shares:
+    """That process speaks for it from now on."""
+    there = demand.known(shares, pipeline)
+    return shares if there.tenant == tenant else _with(shares, replace(there, tenant=tenant))
 
 
 def attached(shares: Shares, pipeline: PipelineId, now: float) -> Shares:

@@ -24,8 +24,10 @@ from muster.sharing.messages import (
     Registration,
     ReleaseOrder,
 )
-from muster.sharing.service import Granted, NotYet, PoolService
+from muster.sharing.service import PoolService
+from muster.sharing.tenants import Granted, NotYet
 from muster.types.codec import Problem, limited, to_wire
+from muster.types.sharing import Tenant
 from muster.types.training import API_VERSION
 
 POOLS = "/v1/pools"
@@ -33,6 +35,7 @@ POOL = POOLS + "/{pool}"
 PIPELINE = POOL + "/pipelines/{pipeline}"
 KEY = "Idempotency-Key"
 SESSION = "Pipeline-Session"
+PROCESS, TRAINING, ROUND = "Pipeline-Process", "Pipeline-Training", "Pipeline-Round"
 _NAME = re.compile(NAME)
 
 
@@ -80,7 +83,7 @@ async def get_pool_events(call: Call) -> Response:
 async def put_pipeline(call: Call) -> Response:
     pool, pipeline = _pipeline(call, anew=True)
     wait, session = call.query(WaitQuery).wait, _named(call, SESSION)
-    found = await pool.register(pipeline, await call.record(Registration), wait, session)
+    found = await pool.register(pipeline, await call.record(Registration), wait, session, _tenant(call))
     if found is not None:
         return as_json({"state": "pending", "reason": found.reason}, 202)
     return as_json({"state": "registered"})
@@ -122,9 +125,9 @@ async def report_progress(call: Call) -> Response:
 
 
 async def get_action(call: Call) -> Response:
-    pool, pipeline = _pipeline(call)
-    query = call.query(ActionsQuery)
-    action = await pool.next_action(pipeline, query.after, query.wait)
+    pool, pipeline = _pipeline(call, anew=True)
+    query, session = call.query(ActionsQuery), _named(call, SESSION)
+    action = await pool.next_action(pipeline, query.after, query.wait, session)
     return Response(status_code=204) if action is None else as_json(to_wire(action))
 
 
@@ -147,7 +150,7 @@ def _pool(call: Call) -> PoolService:
 
 
 def _pipeline(call: Call, *, anew: bool = False) -> tuple[PoolService, str]:
-    """Whom the call is for. That it came at all says that the pipeline lives; `anew`: maybe in another process."""
+    """Whom the call is for. That it came says that the pipeline lives; `anew`: the pool sees itself who that is."""
     if call.identity.role == "viewer":
         raise Forbidden(
             f"token {call.identity.name!r} is a viewer's: it may not take part in a pool",
@@ -155,8 +158,19 @@ def _pipeline(call: Call, *, anew: bool = False) -> tuple[PoolService, str]:
         )
     pool = _pool(call)
     pipeline = _part(call, "pipeline", "pipeline")
-    pool.heard(pipeline, None if anew else _named(call, SESSION))
+    if not anew:
+        pool.heard(pipeline, _named(call, SESSION))
     return pool, pipeline
+
+
+def _tenant(call: Call) -> Tenant:
+    """Who registers, as it says itself."""
+    process, training, number = (_named(call, header) for header in (PROCESS, TRAINING, ROUND))
+    if number is not None and not (number.isascii() and number.isdecimal() and int(number) <= MOST):
+        raise refused([Problem(ROUND, "must be a number of a round")], "the request")
+    if (training is None) != (number is None):
+        raise refused([Problem(TRAINING if training is None else ROUND, "is required beside the other")], "the request")
+    return Tenant(process, training, None if number is None else int(number))
 
 
 def _part(call: Call, parameter: str, what: str) -> str:
@@ -183,6 +197,11 @@ def _outcome(found: Granted | NotYet) -> Response:
 _READ = (403, 404, 422)
 _WRITE = (403, 404, 409, 413, 422)
 _SESSION_HEADER = Header(SESSION, "Which process speaks; calls of one that registered earlier are refused.", NAME)
+_TENANT_HEADERS = (
+    Header(PROCESS, "The process behind sessions; another one waits until it has ended.", NAME),
+    Header(TRAINING, "The uid of the training of which the process is a rank: what it holds ends with it.", NAME),
+    Header(ROUND, "And with that round of it.", NAME),
+)
 _KEY_HEADER = Header(KEY, "Asking again with it goes on with the same request.", NAME)
 _DONE = Answer("Done: which GPUs.", "PoolGpus")
 _PENDING = Answer("Not yet, and why: ask again with the same key.", "PoolState")
@@ -205,11 +224,14 @@ OPERATIONS = (
         PIPELINE,
         put_pipeline,
         "Register a pipeline, or attach it again",
-        {200: _STATE, 202: Answer("It has to shrink all its ranks first: fetch its actions.", "PoolState")},
+        {
+            200: _STATE,
+            202: Answer("Not yet, and why. Fetch its actions: it may have to shrink its ranks.", "PoolState"),
+        },
         _WRITE,
         WaitQuery,
         Body("PipelineRegistration"),
-        (_SESSION_HEADER,),
+        (_SESSION_HEADER, *_TENANT_HEADERS),
     ),
     Operation(
         "DELETE",

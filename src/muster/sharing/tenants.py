@@ -1,0 +1,424 @@
+"""Who speaks for which pipeline? How processes come for one, take one another's place, fall silent and end.
+
+A pipeline belongs to one process at a time. Another one that registers it has to wait until the one before is known to
+be over: its round has ended, says whoever runs trainings; or it has been silent for so long that it was quarantined.
+If it is heard meanwhile, it lives, and the newcomer is refused. What a process held ends with it.
+
+What a process says of itself (its name, its training, its round) is used for what it registers, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from muster.core.sharing import demand, leases
+from muster.errors import (
+    AlreadyExists,
+    Conflict,
+    JournalUnusable,
+    MusterError,
+    NotFound,
+    PipelineQuarantined,
+    RequestRefused,
+    SchedulerStopped,
+)
+from muster.sharing.actions import Actions, hooks_for
+from muster.sharing.errands import Errands
+from muster.sharing.messages import Registration
+from muster.sharing.scheduler import Scheduler
+from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Pipeline, PipelineId, Tenant
+
+log = logging.getLogger("muster.sharing")
+
+AT_ONCE_S = 0.05  # how long a call that does not wait may still take to end
+
+
+class Rounds(Protocol):
+    """What whoever runs trainings knows of their rounds."""
+
+    def knows(self, training: str) -> bool:
+        """Whether there is a training of that uid."""
+
+    def over(self, training: str, number: int) -> str:
+        """Why no process of that round is left; "" while one may be, and in doubt."""
+
+
+@dataclass(frozen=True)
+class Granted:
+    gpus: tuple[Gpu, ...]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """Asking again with the same key goes on where this left off."""
+
+    reason: str
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A registration under way."""
+
+    form: Registration
+    session: str | None
+    tenant: Tenant
+    task: asyncio.Task[None]
+    heard: float
+    turn: asyncio.Future[None] | None = None  # done when the process before it is over
+
+    @property
+    def waits(self) -> bool:
+        return self.turn is not None and not self.turn.done()
+
+
+@dataclass(eq=False)
+class Remote:
+    """A pipeline in another process, as this one knows it."""
+
+    actions: Actions
+    heard: float
+    attached: bool = False  # its hooks are these actions
+    tells: bool = False  # they ask it whether its GPUs are vacated
+    session: str | None = None  # of the process that registered it last: others of that name speak no more
+    arrival: Arrival | None = None
+    errands: Errands[Granted] = field(default_factory=Errands)
+
+    def is_arriving(self, session: str | None) -> bool:
+        """Whether that is the voice of the process whose registration is under way."""
+        return self.arrival is not None and not self.arrival.task.done() and self.arrival.session == session
+
+
+class Tenants:
+    """The processes behind a pool's pipelines."""
+
+    def __init__(self, scheduler: Scheduler, ttl_s: float, rounds: Rounds | None = None) -> None:
+        self.scheduler = scheduler
+        self._ttl_s = ttl_s
+        self._rounds = rounds
+        self._remotes: dict[str, Remote] = {}
+        self._running = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rounds_changed = asyncio.Event()
+        # They grow over a restart as well: whoever remembers one from before must not take a new one for old.
+        self._epochs: Iterator[int] = itertools.count(time.time_ns() // 1000)
+
+    async def start(self) -> None:
+        await self.scheduler.start()
+        self._running = True
+        self._rounds_changed.set()  # what ended while nobody looked
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._follow_rounds())]
+
+    async def stop(self) -> None:
+        """Calls that wait are told; leases, demand and places in the queue stay."""
+        self._running = False
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for remote in self._remotes.values():
+            _end_turn(remote, SchedulerStopped("the scheduler has stopped"))
+        await self.scheduler.stop()
+        for remote in self._remotes.values():
+            remote.actions.wake()
+
+    # Coming and going
+
+    async def register(
+        self, pipeline: str, form: Registration, wait_s: float, session: str | None = None, tenant: Tenant | None = None
+    ) -> NotYet | None:
+        """None once it is registered. It may have to wait for the process before it, or to shrink all its ranks."""
+        self._must_run()
+        deadline = self._now() + self._hold(wait_s)
+        await self._end_if_over(pipeline)
+        tenant = self._credible(pipeline, _named(tenant, session), form)
+        if form.only_attach:
+            self._check_attach(pipeline, session, tenant)
+            self.heard(pipeline, session)
+        while (other := self._remote(pipeline).arrival) is not None and other.session != session:
+            if tenant.process is not None and tenant.process == other.tenant.process:
+                other.task.cancel()  # the same process begins anew
+            await asyncio.wait({other.task}, timeout=max(0.0, deadline - self._now()))
+            if not other.task.done():
+                return NotYet(f"{pipeline} is being registered by another process")
+            if self._remote(pipeline).arrival is other:
+                break
+        remote = self._remote(pipeline)
+        arrival = self._arrival(pipeline, remote, form, session, tenant)
+        await asyncio.wait({arrival.task}, timeout=max(AT_ONCE_S, deadline - self._now()))
+        if not arrival.task.done():
+            before = (
+                f"the process that registered {pipeline} before has not ended: it may be silent for {self._ttl_s:g} s"
+            )
+            return NotYet(before if arrival.waits else f"{pipeline} has to shrink all its ranks first")
+        self._settle_arrival(pipeline, remote, arrival)
+        return None
+
+    def _credible(self, pipeline: str, tenant: Tenant, form: Registration) -> Tenant:
+        """What counts of what a process says of itself. A training that nobody here knows is none."""
+        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if form.only_attach and there is not None and there.tenant.process == tenant.process:
+            return there.tenant
+        if tenant.training is None or tenant.round is None:
+            return replace(tenant, training=None, round=None)
+        if self._rounds is None or not self._rounds.knows(tenant.training):
+            return replace(tenant, training=None, round=None)
+        if why := self._rounds.over(tenant.training, tenant.round):
+            raise RequestRefused(f"{pipeline} cannot be registered by a rank of a round that has ended: {why}")
+        return tenant
+
+    def _check_attach(self, pipeline: str, session: str | None, tenant: Tenant) -> None:
+        there = demand.known(self.scheduler.shares, PipelineId(pipeline))
+        if there.quarantined:
+            raise is_quarantined(there)
+        self._must_be_current(pipeline, session)
+        if tenant.is_another_than(there.tenant):
+            raise _is_replaced(pipeline)
+
+    def _must_be_current(self, pipeline: str, session: str | None) -> None:
+        """A process that was taken for dead and is not must not speak for the one that came after it."""
+        remote = self._remotes.get(pipeline)
+        if remote is not None and session is not None and remote.session not in (None, session):
+            raise _is_replaced(pipeline)
+
+    def _arrival(
+        self, pipeline: str, remote: Remote, form: Registration, session: str | None, tenant: Tenant
+    ) -> Arrival:
+        """The registration under way; a repeated call joins it."""
+        there = remote.arrival
+        if there is not None and there.session == session:
+            running = not there.task.done()
+            if running and there.form != form:
+                raise Conflict(f"{pipeline} is being registered with other values")
+            if there.form == form and (running or there.task.cancelled() or there.task.exception() is not None):
+                there.heard = self._now()
+                return there  # a failure that nobody came to hear is told now
+        task = asyncio.create_task(self._register(pipeline, remote, form, session, tenant))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        remote.arrival = Arrival(form, session, tenant, task, self._now())
+        return remote.arrival
+
+    def _settle_arrival(self, pipeline: str, remote: Remote, arrival: Arrival) -> None:
+        """How it ended, told once."""
+        if remote.arrival is arrival:
+            remote.arrival = None
+        if PipelineId(pipeline) not in self.scheduler.shares.pipelines and self._remotes.get(pipeline) is remote:
+            del self._remotes[pipeline]
+        if arrival.task.cancelled():
+            raise Conflict(f"the registration of {pipeline} was given up: it had become silent")
+        arrival.task.result()
+        remote.heard = self._now()
+
+    async def _register(
+        self, pipeline: str, remote: Remote, form: Registration, session: str | None, tenant: Tenant
+    ) -> None:
+        shares = leases.registered(self.scheduler.shares, PipelineId(pipeline), form.specs, form.weight)
+        there = shares.pipelines[PipelineId(pipeline)]
+        if tenant.is_another_than(there.tenant):
+            if not there.quarantined:
+                await self._vacancy(remote)
+            remote.actions.wake()
+            remote.actions = Actions(self._epochs)  # what the one before was asked is not for this one
+        before, remote.session = remote.session, session
+        try:
+            if not self._is_as(pipeline, remote, form, tenant):
+                infer = form.specs.get(GENERATION_CLUSTER, ClusterSpec())
+                hooks = hooks_for(remote.actions, infer, vacated=form.vacated)
+                await self.scheduler.register_pipeline(pipeline, form.specs, hooks, form.weight, tenant=tenant)
+                remote.attached, remote.tells, remote.heard = True, form.vacated, self._now()
+            if form.admit:
+                await self.scheduler.admit_pipeline(pipeline)
+        except (MusterError, asyncio.CancelledError):
+            remote.session = before
+            raise
+
+    async def _vacancy(self, remote: Remote) -> None:
+        """Until the process before is over. If it lives, it fetches again at once, and is heard."""
+        assert remote.arrival is not None
+        remote.arrival.turn = asyncio.get_running_loop().create_future()
+        remote.actions.wake()
+        await remote.arrival.turn
+
+    def _vacated(self, pipeline: str) -> None:
+        """It was quarantined or unregistered: whoever waits for its place, or fetches its actions, should know."""
+        if (remote := self._remotes.get(pipeline)) is not None:
+            _end_turn(remote)
+            remote.actions.wake()
+
+    def _is_as(self, pipeline: str, remote: Remote, form: Registration, tenant: Tenant) -> bool:
+        """Whether it is registered just so, with its actions as hooks: then there is nothing to do."""
+        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is None or not there.movable or not remote.attached or remote.tells != form.vacated:
+            return False
+        if tenant.process is not None and tenant != there.tenant:
+            return False
+        return dict(there.clusters) == form.specs and there.weight == form.weight
+
+    async def unregister(self, pipeline: str, why: str = "") -> None:
+        self._must_run()
+        await self.scheduler.unregister_pipeline(pipeline, why)
+        remote = self._remotes.get(pipeline)
+        if remote is None:
+            return
+        remote.errands.cancel_all()
+        remote.errands, remote.attached, remote.session = Errands(), False, None
+        self._vacated(pipeline)
+        if remote.arrival is None or remote.arrival.task.done():  # else somebody comes for its place
+            del self._remotes[pipeline]
+
+    # Rounds
+
+    def training_changed(self, training: str) -> None:
+        """Something has happened to a training or its rounds."""
+        if any(one.tenant.training == training for one in self.scheduler.shares.pipelines.values()):
+            self._rounds_changed.set()
+
+    async def _follow_rounds(self) -> None:
+        """End what pipelines hold whose round, or training, is over."""
+        while True:
+            await self._rounds_changed.wait()
+            self._rounds_changed.clear()
+            for pipeline in list(self.scheduler.shares.pipelines):
+                with contextlib.suppress(SchedulerStopped):
+                    try:
+                        await self._end_if_over(pipeline)
+                    except JournalUnusable as error:  # the next look at who is silent is one at rounds, too
+                        log.error("what %s held cannot be ended: %s", pipeline, error.message)
+
+    async def _end_if_over(self, pipeline: str) -> None:
+        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is not None and (why := self._over(there.tenant)):
+            await self.unregister(pipeline, why)
+
+    def _over(self, tenant: Tenant) -> str:
+        if self._rounds is None or tenant.training is None or tenant.round is None:
+            return ""
+        return self._rounds.over(tenant.training, tenant.round)
+
+    # Silence
+
+    def heard(self, pipeline: str, session: str | None = None, *, fetching: bool = False) -> None:
+        """A call of that pipeline has come. Raises AlreadyExists for one of a former process.
+
+        One that waits for its place may only fetch, and is no voice of the process whose place that is.
+        """
+        remote = self._remotes.get(pipeline)
+        if remote is None:
+            return
+        arrival = remote.arrival
+        if arrival is not None and remote.is_arriving(session):
+            arrival.heard = self._now()
+            if arrival.waits and fetching:
+                return
+            if arrival.waits and session is not None:
+                raise Conflict(f"{pipeline} is not registered yet: the process before has not ended")
+        self._must_be_current(pipeline, session)
+        if arrival is not None and arrival.waits and session is not None:
+            _end_turn(remote, _lives(pipeline))
+        remote.heard = self._now()
+
+    async def _watch(self) -> None:
+        """Quarantine whoever is silent for too long. A time at which nobody could be heard does not count."""
+        step = self._ttl_s / 4
+        while True:
+            before = self._now()
+            await asyncio.sleep(step)
+            stood_still = self._now() - before - step > step
+            for pipeline, remote in list(self._remotes.items()):
+                if stood_still:
+                    self._forgive(remote, self._now() - step)
+                try:
+                    await self._end_silent(pipeline, remote)
+                except JournalUnusable as error:  # it is silent at the next look, too
+                    log.error("%s is silent and cannot be quarantined: %s", pipeline, error.message)
+            self._rounds_changed.set()
+
+    def _forgive(self, remote: Remote, until: float) -> None:
+        remote.heard = max(remote.heard, until)
+        if remote.arrival is not None:
+            remote.arrival.heard = max(remote.arrival.heard, until)
+
+    async def _end_silent(self, pipeline: str, remote: Remote) -> None:
+        arrival = remote.arrival
+        if arrival is not None and not arrival.task.done() and self._is_silent(arrival.heard):
+            arrival.task.cancel()  # it holds nothing, and keeps others from coming
+        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is None or there.quarantined or not remote.attached or not self._is_silent(remote.heard):
+            return
+        with contextlib.suppress(SchedulerStopped, NotFound):
+            await self.scheduler.quarantine_pipeline(pipeline, f"nothing was heard for {self._ttl_s:g} s")
+            remote.attached = False
+
+    def _is_silent(self, heard: float) -> bool:
+        return self._now() - heard > self._ttl_s
+
+    def _hold(self, wait_s: float) -> float:
+        """How long a call may be held: a pipeline that waits inside one is silent, so not for longer than half."""
+        return max(AT_ONCE_S, min(wait_s, self._ttl_s / 2))
+
+    # Parts
+
+    def _must_run(self) -> None:
+        if not self._running:
+            raise SchedulerStopped("the scheduler has stopped")
+
+    def _known(self, pipeline: str) -> Remote:
+        self._must_run()
+        if pipeline not in self._remotes:
+            demand.known(self.scheduler.shares, PipelineId(pipeline))
+        return self._remote(pipeline)
+
+    def _remote(self, pipeline: str) -> Remote:
+        if pipeline not in self._remotes:
+            self._remotes[pipeline] = Remote(Actions(self._epochs), self._now())
+        return self._remotes[pipeline]
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _named(tenant: Tenant | None, session: str | None) -> Tenant:
+    """A process that does not name itself is known by its session; one without a session cannot be told from others."""
+    if session is None:
+        return Tenant()
+    tenant = tenant or Tenant()
+    return tenant if tenant.process is not None else replace(tenant, process=session)
+
+
+def _end_turn(remote: Remote, error: MusterError | None = None) -> None:
+    """Whoever waits for that place waits no more."""
+    arrival = remote.arrival
+    if arrival is None or arrival.turn is None or arrival.turn.done():
+        return
+    if error is None:
+        arrival.turn.set_result(None)
+    else:
+        arrival.turn.set_exception(error)
+
+
+def _lives(pipeline: str) -> AlreadyExists:
+    return AlreadyExists(
+        f"{pipeline} is registered by another process, which was heard just now",
+        hint="end that process, or unregister the pipeline, then register again",
+    )
+
+
+def _is_replaced(pipeline: str) -> AlreadyExists:
+    return AlreadyExists(
+        f"{pipeline} was registered by another process since",
+        hint="this one holds nothing any more; register it again to take over",
+    )
+
+
+def is_quarantined(there: Pipeline) -> PipelineQuarantined:
+    return PipelineQuarantined(
+        f"{there.pipeline_id} is quarantined: {there.quarantined}",
+        hint="register it again: it then has to shrink all its ranks",
+    )
