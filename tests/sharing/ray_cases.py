@@ -503,6 +503,10 @@ def test_a_successor_that_comes_before_anybody_has_noticed_the_death_gets_what_t
         assert await handle.request_gpus("p5", TRAIN, Priority.OLD_LOG_PROBS, timeout=BOUND_S) == [0, 1]
         _, asked = await other.seen.remote()
         assert asked[0] == "shrink [0, 1, 2, 3]"
+        # As after a restart of the whole cluster: nothing is known of the actor, and so it is no more.
+        await handle._actor.__ray_call__.remote(lambda desk: desk._note_contact("p5", None))
+        await handle.register_pipeline("p5", clusters(), workers())
+        assert await handle.request_gpus("p5", TRAIN, Priority.ACTOR_TRAINING, timeout=BOUND_S) == [0, 1]
         await handle.unregister_pipeline("p5")
 
     run(scenario())

@@ -22,7 +22,7 @@ from muster.errors import (
 )
 from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent, desk
 from muster.sim import virtual
-from muster.types.sharing import Shares
+from muster.types.sharing import Shares, Tenant
 from tests.sharing.scripted import (
     FOUR,
     OTHER,
@@ -108,6 +108,8 @@ REFUSED: list[tuple[str, type[MusterError], Callable[[Scheduler], Any]]] = [
     ("a plain vacated", InvalidRequest, lambda s: s.register_pipeline("p3", clusters=FOUR, hooks=plain_vacated())),
     ("a class as hooks", InvalidRequest, lambda s: s.register_pipeline("p3", clusters=FOUR, hooks=Hooks)),  # type: ignore[arg-type]
     ("a bad map", InvalidRequest, lambda s: s.register_pipeline("p3", clusters={}, hooks=Hooks())),
+    ("a tenant that is none", InvalidRequest, lambda s: s.register_pipeline("p3", FOUR, Hooks(), tenant="me")),  # type: ignore[arg-type]
+    ("a nameless tenant", InvalidRequest, lambda s: s.register_pipeline("p3", FOUR, Hooks(), tenant=Tenant(""))),
     ("other clusters", AlreadyExists, lambda s: s.register_pipeline("p1", clusters=OTHER, hooks=Hooks())),
     ("another weight", AlreadyExists, lambda s: s.register_pipeline("p1", clusters=FOUR, hooks=Hooks(), weight=2.0)),
 ]

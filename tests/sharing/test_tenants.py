@@ -17,7 +17,7 @@ from tests.sharing.room import ALL, INFER, TRAIN, Engine, Room, clusters, in_roo
 from tests.sharing.scripted import FOUR, OTHER, Hooks, a_scheduler, held_by, joined, training, turns
 
 UID = "0b5e-training"
-TTL_S = 0.5
+TTL_S = 1.0
 
 
 class Trainings:
@@ -239,11 +239,16 @@ def test_a_registration_that_is_refused_does_not_cut_off_who_is_there(tmp_path: 
     in_room(tmp_path, test)
 
 
-def test_a_newcomer_after_a_restart_is_refused_when_the_process_before_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgotten", [False, True], ids=["the pool", "the whole process"])
+def test_a_newcomer_after_a_restart_is_refused_when_the_process_before_comes_back(
+    tmp_path: Path, forgotten: bool
+) -> None:
     async def test(room: Room) -> None:
         holder = await room.pipeline("p1", Engine(), tenant=Tenant("one"))
         assert await trains(holder) == [0, 1]
         await room.pool.stop()
+        if forgotten:
+            room.pool._remotes.clear()
         await room.pool.start()
         with pytest.raises(AlreadyExists, match="another process"):
             await room.pipeline("p1", Engine(), tenant=Tenant("two"))

@@ -60,6 +60,7 @@ class Scheduler(Desk):
         problems = pipeline_hooks.problems(hooks)
         if hooks is None or problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
+        _check_tenant(tenant)
         name = PipelineId(pipeline)
         shares = leases.registered(self._shares, name, clusters, weight)
         if tenant is None or tenant.process is None:
@@ -340,6 +341,17 @@ def _check_timeout(value: object) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and (not number or value != value):
         raise InvalidRequest(f"timeout is a number of seconds or None, not {value!r}")
+
+
+def _check_tenant(value: object) -> None:
+    """It is written into the journal, so it has to be what it should be."""
+    if value is None:
+        return
+    if not isinstance(value, Tenant):
+        raise InvalidRequest(f"a tenant is a Tenant or None, not {value!r}")
+    names = [name for name in (value.process, value.training) if name is not None]
+    if not all(isinstance(name, str) and name for name in names) or not isinstance(value.round, int | None):
+        raise InvalidRequest(f"a tenant has texts for names and a number for its round, not {value!r}")
 
 
 def _priority(value: Priority | int) -> Priority:
