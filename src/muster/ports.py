@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
@@ -199,7 +199,7 @@ class Backend(Protocol):
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         """Ask a worker to leave, or end it. One that is gone already is no error."""
 
-    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Chunks of whole lines. With `follow` it goes on until `ended` says that no more will come."""
 
     async def forget(self, uid: Uid) -> None:

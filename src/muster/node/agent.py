@@ -329,7 +329,7 @@ class Agent:
             current.progress_files[rank] = os.path.join(self._scratch, f"progress-{place.number}-{rank}")
             progress.create(current.progress_files[rank])
             for path in (out, err):
-                open(path, "ab").close()
+                logs.make(path)
                 self._echo.follow(path, f"[{rank}] ", error=path == err)
             env = places.environment(place, local_rank, self._config.identity.run_id)
             env |= {progress.FILE_VARIABLE: current.progress_files[rank]}

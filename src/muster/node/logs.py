@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from muster import files
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _IN_MODIFY = 0x2
 _POLL_S = 0.1  # where inotify is not to be had
@@ -22,6 +24,7 @@ _GATHER_S = 0.1  # the agent's own lines may wait that long: they come when it i
 _CHUNK = 1 << 18
 _PATIENCE = 64  # chunks of rank output that go before a line of the agent
 _TAIL_BYTES = 8192
+_WHOLE_BYTES = 1 << 22
 TAIL_LINES = 20
 
 
@@ -150,9 +153,8 @@ class Echo:
     def _copy(self, followed: _Followed) -> bool:
         """One chunk; True if there may be more."""
         try:
-            with open(followed.path, "rb") as file:
-                file.seek(followed.offset)
-                data = file.read(_CHUNK)
+            with files.reading(followed.path) as opened:
+                data = os.pread(opened, _CHUNK, followed.offset)
         except OSError:
             return False
         if not data:
@@ -205,22 +207,26 @@ def size(path: str) -> int:
         return 0
 
 
+def make(path: str) -> None:
+    """Have a file for a rank to write. Raises OSError if ranks of before left something else in its place."""
+    with files.appending(path):
+        pass
+
+
 def tail(path: str, start: int) -> tuple[str, ...]:
     """The last lines that were written to a file since `start`."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(start, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ()
-    return tuple(text.splitlines()[-TAIL_LINES:])
+    return tuple(_end_of(path, start, _TAIL_BYTES)[-TAIL_LINES:])
 
 
 def whole(path: str, start: int) -> list[str]:
-    """Everything since `start`, for reading stacks."""
+    """Everything since `start`, for reading stacks; they are at the end, if there is too much of it."""
+    return _end_of(path, start, _WHOLE_BYTES)
+
+
+def _end_of(path: str, start: int, most: int) -> list[str]:
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read().decode(errors="replace").splitlines()
+        with files.reading(path) as opened:
+            at = max(start, os.fstat(opened).st_size - most)
+            return os.pread(opened, most, at).decode(errors="replace").splitlines()
     except OSError:
         return []

@@ -5,7 +5,7 @@ They show how the control loop fares with a thousand trainings on a machine that
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -57,7 +57,7 @@ class SimulatedBackend:
             self._workers[uid][name] = ended
             self.changed(ended)
 
-    async def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         yield b"a simulated rank says nothing\n"
 
     async def forget(self, uid: Uid) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -396,7 +396,7 @@ class KubeBackend:
 
     # Logs
 
-    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         return logs.read(self._api, lambda: self._with_logs(uid), self._news, uid, query, ended)
 
     def _with_logs(self, uid: Uid) -> list[Pod]:

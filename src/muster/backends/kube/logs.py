@@ -7,11 +7,12 @@ lines are not shown.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from muster import errors
@@ -27,10 +28,13 @@ AGAIN_S = 1.0
 LAST_S = 5.0  # what an ended training's Pods still have to say must come by then
 LAST_TRIES = 5  # to read what an ended Pod wrote
 AHEAD = 64  # pieces that are read before somebody takes them
+LONGEST = 1 << 20  # of a line: what has no end is cut
+MOST_TAIL = 1 << 24  # bytes of all ranks together
+_LINE_COSTS = 200  # bytes that a line takes besides its text
 
 log = logging.getLogger("muster.kube")
-_RANK = re.compile(rb"\[(\d+)\] (.*)", re.DOTALL)
-_ROUND = re.compile(rb"muster-node\[[^]]*\] round (\d+): ")
+_RANK = re.compile(rb"\[(\d{1,9})\] (.*)", re.DOTALL)
+_ROUND = re.compile(rb"muster-node\[[^]]{0,300}\] round (\d{1,18}): ")
 
 Find = Callable[[], list[Pod]]
 
@@ -79,7 +83,10 @@ class Reader:
 
     def take(self, chunk: bytes) -> Iterator[Line]:
         *whole, self._rest = (self._rest + chunk).split(b"\n")
-        for text in whole:
+        while len(self._rest) > LONGEST:
+            whole.append(self._rest[:LONGEST])
+            self._rest = self._rest[LONGEST:]
+        for text in itertools.chain.from_iterable(map(_cut, whole)):
             self._at += 1
             if self._at <= self._taken:
                 continue
@@ -94,6 +101,11 @@ class Reader:
         return self.take(b"\n") if self._rest else iter(())
 
 
+def _cut(text: bytes) -> Iterator[bytes]:
+    """The same pieces however it came, so that they can be counted."""
+    return (text[at : at + LONGEST] for at in range(0, len(text) or 1, LONGEST))
+
+
 def _wanted(line: Line, query: LogQuery) -> bool:
     return query.rank in (None, line.rank) and query.round in (None, line.round)
 
@@ -104,15 +116,16 @@ def _shown(line: Line, query: LogQuery) -> bytes:
 
 async def read(
     api: KubeApi, find: Find, news: News, uid: Uid, query: LogQuery, ended: Callable[[], bool]
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     readers: dict[str, Reader] = defaultdict(Reader)
     if query.tail is not None:
         whole = not query.follow or ended()
         if chunk := b"".join(_shown(line, query) for line in await _tail(api, find(), query, readers, whole=whole)):
             yield chunk
     if query.follow:
-        async for chunk in _Follower(api, find, news, uid, query, readers).chunks(ended):
-            yield chunk
+        async with aclosing(_Follower(api, find, news, uid, query, readers).chunks(ended)) as chunks:
+            async for chunk in chunks:
+                yield chunk
     elif query.tail is None:
         for pod in find():
             async for lines in _whole(api, pod, readers[pod.uid]):
@@ -125,15 +138,21 @@ async def _tail(
 ) -> list[Line]:
     """The last lines of each rank of the last round; older rounds are passed over."""
     assert query.tail is not None
-    last, ranks = -1, dict[int, deque[Line]]()
+    last, ranks, size = -1, dict[int, deque[Line]](), 0
     for pod in found:
         async for lines in _whole(api, pod, readers[pod.uid], unfinished=whole):
             for line in lines:
                 if not _wanted(line, query) or line.round < last:
                     continue
                 if line.round > last:
-                    last, ranks = line.round, {}
-                ranks.setdefault(line.rank, deque(maxlen=query.tail)).append(line)
+                    last, ranks, size = line.round, {}, 0
+                kept = ranks.setdefault(line.rank, deque())
+                kept.append(line)
+                size += len(line.text) + _LINE_COSTS
+                if len(kept) > query.tail or size > MOST_TAIL:
+                    size -= len(kept.popleft().text) + _LINE_COSTS
+                if not kept:
+                    del ranks[line.rank]
     return [line for rank in sorted(ranks) for line in ranks[rank]]
 
 
@@ -177,7 +196,7 @@ class _Follower:
         self._stir = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def chunks(self, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def chunks(self, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         until: float | None = None
         with self._news.heard(self._uid, self._stir.set):

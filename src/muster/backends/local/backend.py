@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -34,6 +34,7 @@ log = logging.getLogger("muster.local")
 
 LOOK_S = 0.1
 _WRONG_ORDER = (ValueError, FileNotFoundError, NotADirectoryError, PermissionError)
+LAST_WORDS_S = 1.0
 GROUP_LEFT_S = 10.0  # how long the last of a worker's processes may take to leave its memory group
 
 
@@ -211,9 +212,8 @@ class LocalBackend:
         child = self._children.pop((uid, name), None)
         code = child.wait() if child is not None else None
         worker = self._workers[uid][name]
-        words = "" if code in (0, None) else self._last_words(worker)
         why = worker.why_ended or (f"exit code {code}" if code is not None else "it ended")
-        self._keep(self._end(uid, name, code, why, words))
+        self._keep(self._end(uid, name, code, why))
 
     def _nobody_left(self, uid: Uid, name: str) -> None:
         """Of that worker runs nothing any more, neither a rank nor what one forked."""
@@ -234,7 +234,8 @@ class LocalBackend:
         while not group.remove() and self._clock.monotonic() < until:
             await asyncio.sleep(LOOK_S)
 
-    async def _end(self, uid: Uid, name: str, code: int | None, why: str, words: str) -> None:
+    async def _end(self, uid: Uid, name: str, code: int | None, why: str) -> None:
+        words = "" if code in (0, None) else await self._last_words(self._workers[uid][name])
         try:
             await self._ended(uid, name, self._clock.now(), code, why, last_words=words)
         finally:
@@ -257,13 +258,15 @@ class LocalBackend:
             if self._taken.get(index) == worker.name:
                 del self._taken[index]
 
-    def _last_words(self, worker: Worker) -> str:
+    async def _last_words(self, worker: Worker) -> str:
+        """A disk that does not answer must not keep an end from being told."""
+        root = self._home / "logs" / worker.uid
         try:
-            with open(self._home / "logs" / worker.uid / worker.name / "worker.log", "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - records.LAST_WORDS))
-                return records.last_words(file.read().decode(errors="replace"))
-        except OSError:
+            async with asyncio.timeout(LAST_WORDS_S):
+                said = await asyncio.to_thread(logs.last_words, root, worker.name, records.LAST_WORDS)
+        except TimeoutError:
             return ""
+        return records.last_words(said.decode(errors="replace"))
 
     # Writing down
 
@@ -284,7 +287,7 @@ class LocalBackend:
 
     # Logs
 
-    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+    def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         return logs.read(self._home / "logs" / uid, query, ended)
 
     async def close(self) -> None:

@@ -1,114 +1,252 @@
-"""What ranks wrote: files of all workers, in order of rounds and ranks, as they are or as they grow."""
+"""What ranks wrote: files of all workers, in order of rounds and ranks, as they are or as they grow.
+
+Ranks own these folders and may put anything there, of any size: no link is followed, only regular files are read, and
+every look and every piece is bounded. All of it happens on a few threads, which readers take in turn: the event loop
+keeps workers alive and never waits for a disk. A reader holds one piece and no file; one that leaves, leaves nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeVar
 
+from muster import files
 from muster.ports import LogQuery
 
 LOOK_S = 0.05  # how often a followed file is looked at: what writes it does not tell us
+RESTS = 10  # times as long as a look takes, so that one over many files does not become all that there is
+LONGEST_REST_S = 2.0
 CHUNK = 1 << 18
 MOST_TAIL = 1 << 24
-_FILE = re.compile(r"rank-(\d+)\.(out|err)")
-_FOLDER = re.compile(r"round-(\d+)")
+MOST_ENTRIES = 100_000  # of folders, in one look
+AT_ONCE = 4
+_FILE = re.compile(r"rank-([0-9]{1,9})\.(out|err)")
+_FOLDER = re.compile(r"round-([0-9]{1,18})")
+
+T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="logs")
+
+
+@dataclass(frozen=True, order=True)
+class _Round:
+    number: int
+    worker: str
+    folder: str
 
 
 @dataclass(frozen=True, order=True)
 class _File:
-    round: int
     rank: int
     error: bool
-    path: Path
+    round: _Round
+    name: str
+    size: int
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self.round.worker, self.round.folder, self.name
 
 
-def _files(root: Path, query: LogQuery) -> list[_File]:
-    found = []
-    for folder in root.glob("*/round-*"):
-        numbered = _FOLDER.fullmatch(folder.name)
-        if numbered is None or (query.round is not None and int(numbered[1]) != query.round):
-            continue
-        for path in folder.iterdir():
-            named = _FILE.fullmatch(path.name)
-            if named is not None and (query.rank is None or int(named[1]) == query.rank):
-                found.append(_File(int(numbered[1]), int(named[1]), named[2] == "err", path))
+async def _aside(work: Callable[..., T], *args: object) -> T:
+    """On a thread, after those who asked before. Whoever leaves while it waits is not served any more."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work, *args)
+
+
+async def read(root: Path, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    """Whole lines. With several ranks each has its rank in front."""
+    loop = asyncio.get_running_loop()
+    reader = _Reader(root, query)
+    if query.tail is not None:
+        await reader.pass_over(query.tail, whole=not query.follow or ended())
+    while True:
+        over, began = not query.follow or ended(), loop.time()
+        rounds = await reader.rounds()
+        spent = loop.time() - began
+        last = rounds[-1][0] if rounds else 0
+        for number, folders in rounds:
+            for file in await _aside(_files, root, folders, query.rank):
+                # Ranks of a round are gone before there is another: an unfinished line stays as it is.
+                while chunk := await reader.next(file, over=over or number < last):
+                    yield chunk
+            if over:
+                reader.leave_behind(number + 1)
+        if over:
+            return
+        reader.leave_behind(last - 1)
+        await asyncio.sleep(min(max(LOOK_S, spent * RESTS), LONGEST_REST_S))
+
+
+class _Reader:
+    """How far one reader is."""
+
+    def __init__(self, root: Path, query: LogQuery) -> None:
+        self._root = root
+        self._query = query
+        self._offsets: dict[tuple[str, str, str], int] = {}
+        self._ends: dict[tuple[str, str, str], int] = {}  # where they differ from that of the file
+        self._floor = 0  # rounds before it are read, or passed over
+
+    async def rounds(self) -> list[tuple[int, list[_Round]]]:
+        found = await _aside(_rounds, self._root, self._query.round)
+        wanted = (one for one in found if one.number >= self._floor)
+        return [(number, list(folders)) for number, folders in itertools.groupby(wanted, lambda one: one.number)]
+
+    async def next(self, file: _File, *, over: bool) -> bytes:
+        """The next whole lines of a file; at the very end also a line that is not finished."""
+        at = self._offsets.get(file.place, 0)
+        end = min(file.size, self._ends.get(file.place, file.size))  # what grows as fast as it is read has no other end
+        if at >= end:
+            return b""
+        taken, shown = await _aside(_piece, self._root, file, at, end, over, self._query.rank is None)
+        self._offsets[file.place] = at + taken
+        return shown
+
+    async def pass_over(self, count: int, *, whole: bool) -> None:
+        """Begin with the last lines of each rank's files of the last round; older rounds are passed over."""
+        for number, folders in reversed(await self.rounds()):
+            if found := await _aside(_files, self._root, folders, self._query.rank):
+                self._floor = number
+                for file in found:
+                    self._offsets[file.place] = await _aside(_tail, self._root, file, count, whole)
+                    if not self._query.follow:
+                        self._ends[file.place] = file.size
+                return
+
+    def leave_behind(self, floor: int) -> None:
+        if floor > self._floor:
+            self._floor = floor
+            self._offsets = {
+                place: at for place, at in self._offsets.items() if int(place[1].removeprefix("round-")) >= floor
+            }
+
+
+# On a thread --------------------------------------------------------------------------------------
+
+
+def last_words(root: Path, worker: str, most: int) -> bytes:
+    """The end of what a worker's agent wrote."""
+    try:
+        with files.folder(root) as top, files.folder(worker, top) as own, files.reading("worker.log", own) as opened:
+            return os.pread(opened, most, max(0, os.fstat(opened).st_size - most))
+    except OSError:
+        return b""
+
+
+def _rounds(root: Path, number: int | None) -> list[_Round]:
+    found: list[_Round] = []
+    left = MOST_ENTRIES
+    try:
+        with files.folder(root) as top:
+            for worker in _names(top, left):
+                left -= 1
+                for name in _names_in(worker, top, left):
+                    left -= 1
+                    named = _FOLDER.fullmatch(name)
+                    if named is not None and number in (None, int(named[1])):
+                        found.append(_Round(int(named[1]), worker, name))
+    except OSError:
+        return []
     return sorted(found)
 
 
-async def read(root: Path, query: LogQuery, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Whole lines. With several ranks each has its rank in front."""
-    tag = query.rank is None
-    offsets: dict[Path, int] = {}
-    if query.tail is not None:
-        whole = not query.follow or ended()
-        for chunk in await asyncio.to_thread(_tail, _files(root, query), query.tail, tag, whole, offsets):
-            yield chunk
-    while True:
-        over = not query.follow or ended()
-        for file in await asyncio.to_thread(_files, root, query):
-            while chunk := _next(file, offsets, tag, over):
-                yield chunk
-        if over:
-            return
-        await asyncio.sleep(LOOK_S)
+def _names(opened: int, most: int) -> list[str]:
+    with os.scandir(opened) as entries:
+        return [entry.name for entry in itertools.islice(entries, max(most, 0))]
 
 
-def _next(file: _File, offsets: dict[Path, int], tag: bool, over: bool) -> bytes:
-    """The next whole lines of a file; at the very end also a line that is not finished."""
-    at = offsets.get(file.path, 0)
+def _names_in(name: str, within: int, most: int) -> list[str]:
     try:
-        with open(file.path, "rb") as opened:
-            opened.seek(at)
-            data = opened.read(CHUNK)
+        with files.folder(name, within) as opened:
+            return _names(opened, most)
     except OSError:
-        return b""
-    if not data:
-        return b""
-    cut = data.rfind(b"\n") + 1
-    if cut == 0 and not over and len(data) < CHUNK:
-        return b""
-    whole = data[:cut] or data
-    offsets[file.path] = at + len(whole)
-    return _tagged(whole, file, tag)
+        return []
 
 
-def _tagged(data: bytes, file: _File, tag: bool) -> bytes:
-    lines = data.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    mark = f"[{file.rank}] ".encode() if tag else b""
-    return b"".join(mark + line + b"\n" for line in lines)
-
-
-def _tail(files: list[_File], count: int, tag: bool, whole: bool, offsets: dict[Path, int]) -> list[bytes]:
-    """The last lines of each rank's files of the last round; older rounds are passed over."""
-    last = max((file.round for file in files), default=0)
-    shown = []
-    for file in files:
+def _files(root: Path, folders: list[_Round], rank: int | None) -> list[_File]:
+    """Those of one round, in order of ranks."""
+    found: list[_File] = []
+    left = MOST_ENTRIES
+    for one in folders:
         try:
-            with open(file.path, "rb") as opened:
-                size = opened.seek(0, os.SEEK_END)
-                data = _end_of(opened, size, count) if file.round == last else b""
+            with files.folder(root) as top, files.folder(one.worker, top) as own, files.folder(one.folder, own) as last:
+                for name in _names(last, left):
+                    left -= 1
+                    found += _file(last, one, name, rank)
         except OSError:
             continue
-        cut = len(data) if whole else data.rfind(b"\n") + 1  # a line that still grows is left for later
-        offsets[file.path] = size - len(data) + cut
-        if lines := data[:cut].removesuffix(b"\n").split(b"\n")[-count:] if cut and count else []:
-            shown.append(_tagged(b"\n".join(lines) + b"\n", file, tag))
-    return shown
+    return sorted(found)
 
 
-def _end_of(opened: BinaryIO, size: int, count: int) -> bytes:
-    """As much of the end of a file as has that many lines, read backwards and within a limit."""
-    data, at = b"", size
-    while at > 0 and data.count(b"\n") <= count + 1 and len(data) < MOST_TAIL:
-        step = min(CHUNK, at)
-        at -= step
-        opened.seek(at)
-        data = opened.read(step) + data
-    return data
+def _file(opened: int, where: _Round, name: str, rank: int | None) -> Iterator[_File]:
+    named = _FILE.fullmatch(name)
+    if named is None or rank not in (None, int(named[1])):
+        return
+    try:
+        known = os.stat(name, dir_fd=opened, follow_symlinks=False)
+    except OSError:
+        return
+    if files.is_plain(known):
+        yield _File(int(named[1]), named[2] == "err", where, name, known.st_size)
+
+
+@contextmanager
+def _opened(root: Path, file: _File) -> Iterator[int]:
+    with (
+        files.folder(root) as top,
+        files.folder(file.round.worker, top) as own,
+        files.folder(file.round.folder, own) as last,
+        files.reading(file.name, last) as opened,
+    ):
+        yield opened
+
+
+def _piece(root: Path, file: _File, at: int, end: int, over: bool, tag: bool) -> tuple[int, bytes]:
+    """How much was taken from that place on, and the lines to show for it. One that is longer than a piece is cut."""
+    try:
+        with _opened(root, file) as opened:
+            data = os.pread(opened, min(CHUNK, end - at), at)
+    except OSError:
+        return 0, b""
+    cut = data.rfind(b"\n") + 1
+    if not data or (cut == 0 and not over and len(data) < CHUNK):
+        return 0, b""
+    whole = data[:cut] or data
+    mark = b"[%d] " % file.rank if tag else b""
+    shown = whole.removesuffix(b"\n").replace(b"\n", b"\n" + mark) if tag else whole.removesuffix(b"\n")
+    return len(whole), mark + shown + b"\n"
+
+
+def _tail(root: Path, file: _File, count: int, whole: bool) -> int:
+    """Where the last lines begin, found backwards and within a limit. Unless `whole`, one that still grows is none."""
+    at = file.size
+    try:
+        with _opened(root, file) as opened:
+            left = count + 1  # the newline before the first of them
+            if whole and at and os.pread(opened, 1, at - 1) != b"\n":
+                left -= 1  # the last line has none
+            if not left:
+                return at
+            while at > 0 and file.size - at < MOST_TAIL:
+                step = min(CHUNK, at)
+                data = os.pread(opened, step, at - step)
+                newlines = data.count(b"\n")
+                if newlines < left:
+                    left -= newlines
+                    at -= step
+                    continue
+                place = len(data)
+                for _ in range(left):
+                    place = data.rfind(b"\n", 0, place)
+                return at - step + place + 1
+    except OSError:
+        return file.size
+    return at

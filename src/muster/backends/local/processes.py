@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from muster import files
+
 _PROC = Path("/proc")
 
 
@@ -65,7 +67,7 @@ def spawn(
     argv: tuple[str, ...], env: Mapping[str, str], cwd: str, log: Path, hand_on: tuple[int, ...] = ()
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, with its output in a file, so that it does not notice when we go."""
-    with open(log, "ab") as file:
+    with files.appending(log) as file:
         return subprocess.Popen(
             argv,
             env=dict(env),

@@ -60,6 +60,8 @@ async def get_logs(call: Call) -> Response:
     backend = served.get(backend_of(stored.training.spec, served))
     if backend is None:
         raise Unavailable(f"backend {stored.training.spec.backend!r} of training {key.name!r} is not served here")
+    if call.request.method == "HEAD":
+        return Response(media_type=TEXT)
     asked = LogQuery(rank=query.rank, round=query.round, tail=query.tail, follow=query.follow)
     lines = _lines(call, stored, backend, asked)
     return Stream(lines if query.follow else await _begun(lines), TEXT, {"X-Accel-Buffering": "no"})
@@ -95,8 +97,10 @@ async def _lines(call: Call, stored: Stored, backend: Backend, query: LogQuery) 
             return
     if now is None or now.uid != uid:
         return
-    async for chunk in backend.logs(uid, query, _ended(call, key, uid)):
-        yield chunk
+    # Closed with its reader, and not when somebody collects what is left of it.
+    async with aclosing(backend.logs(uid, query, _ended(call, key, uid))) as chunks:
+        async for chunk in chunks:
+            yield chunk
 
 
 def _ended(call: Call, key: Key, uid: Uid) -> Callable[[], bool]:
