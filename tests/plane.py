@@ -23,9 +23,11 @@ class Plane(Fleet):
         self.daemon: Process | None = None
         self._client: muster.Client | None = None
 
-    def serve(self, *options: str, **env: str) -> Process:
-        """Start the control plane, or start it again; returns when it serves."""
-        self.daemon = self.start(sys.executable, "-m", "muster.daemon", "--home", str(self.home), *options, **env)
+    def serve(self, *options: str, files: str = "", **env: str) -> Process:
+        """Start the control plane, or start it again; returns when it serves. `files` is for ulimit."""
+        limit = ("/bin/sh", "-c", f'ulimit {files} && exec "$@"', "sh") if files else ()
+        command = (*limit, sys.executable, "-m", "muster.daemon", "--home", str(self.home), *options)
+        self.daemon = self.start(*command, **env)
         self.daemon.expect(r"muster serves on (\S+)")
         return self.daemon
 

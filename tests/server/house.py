@@ -22,6 +22,7 @@ from muster.server.app import Services, build
 from muster.server.auth import Role, Tokens
 from muster.server.protocol import Protocol
 from muster.server.quotas import Quotas
+from muster.server.serving import Server
 from muster.store.memory import MemoryStore
 from muster.types.training import Key, Phase, Training, Uid
 from muster.types.worker import Capacity, Worker
@@ -91,6 +92,7 @@ class House:
     home: Path
     client: httpx2.AsyncClient  # with an admin's token
     connections: set[Any]
+    server: Server
     clients: list[httpx2.AsyncClient] = field(default_factory=list)
 
     def as_role(self, role: Role, *namespaces: str) -> httpx2.AsyncClient:
@@ -133,7 +135,7 @@ def a_body(name: str = "demo", namespace: str | None = None, labels: Any = None,
     return {"metadata": metadata, "spec": {"command": ["true"], **spec}}
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """Starts and ends by events instead of looking ten times a second: a suite has hundreds of these."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -159,13 +161,13 @@ async def serving(home: Path, *, keep_changes: int = 5000, **more: Any) -> Async
     app = build(services)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, http=Protocol, log_level="critical", timeout_graceful_shutdown=1))
+    server = _Server(uvicorn.Config(app, http=Protocol, ws="none", log_level="critical", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve([listening]))
     await asyncio.wait_for(server.up.wait(), BOUND_S)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     client = httpx2.AsyncClient(base_url=url, timeout=BOUND_S)
     client.headers["Authorization"] = f"Bearer {tokens.create('root', 'admin')}"
-    house = House(app, url, services, store, backend, home, client, server.server_state.connections)
+    house = House(app, url, services, store, backend, home, client, server.server_state.connections, server)
     try:
         yield house
     finally:

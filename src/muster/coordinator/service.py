@@ -18,14 +18,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from muster import descriptors, listening
 from muster.coordinator import wire
 from muster.coordinator.desk import Desk, Happening
 from muster.coordinator.wire import Channel, Frame
+from muster.core import crowding
+from muster.listening import Door
 from muster.types.world import RunId, Settings
 
 log = logging.getLogger("muster.coordinator")
 
 HELLO_TIMEOUT_S = 5.0
+GRACE_S = 0.25  # that whoever connects has for its hello, however many wait behind it
+MOST_STRANGERS = 1024  # who have not said hello, and no more than an eighth of the files that the process may open
 BEAT_S = 0.25
 HELD_S = 0.5  # that ranks wait at most until nothing is told any more of the mesh of the round before
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
@@ -74,7 +79,9 @@ class Coordinator:
         self._holding: set[RunId] = set()  # whose frames wait for `Director.before_release`
         self._pass_due = False
         self._stopping = False  # what closes now is closed by us, and nobody is lost by it
-        self._servers: list[asyncio.Server] = []
+        self._doors: list[Door] = []
+        self._most_strangers = descriptors.share(8, MOST_STRANGERS)
+        self._arriving: set[listening.Arrival] = set()
         self._beat: asyncio.Task[None] | None = None
         self.busy_at = 0.0
         self.someone_left = asyncio.Event()
@@ -93,18 +100,18 @@ class Coordinator:
         if port == 0:
             # Of a name with several addresses only one can get the port that we are about to learn.
             host = str((await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4][0])
-        server = await loop.create_server(self._channel, host, port, backlog=4096, reuse_address=True)
-        self._servers.append(server)
+        sockets = await listening.bound(host, port)
+        self._doors += [Door(one, self._admit, name="the coordinator", crowded=self._crowded) for one in sockets]
         self._beat = loop.create_task(self._keep_time())
         for desk in self._desks.values():
             self.touch(desk)
-        name = server.sockets[0].getsockname()
+        name = sockets[0].getsockname()
         return str(name[0]), int(name[1])
 
     async def stop(self) -> None:
         self._stopping = True
-        for server in self._servers:
-            server.close()
+        for door in self._doors:
+            door.close()
         if self._beat is not None:
             self._beat.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -156,7 +163,23 @@ class Coordinator:
     def _channel(self) -> Channel:
         return Channel(self._stranger_says, self._ended, self._challenge)
 
+    def _admit(self, taken: socket.socket, _: str) -> None:
+        arrival = listening.arrive(taken, self._channel)
+        self._arriving.add(arrival)
+        arrival.add_done_callback(self._arriving.discard)
+
+    def _crowded(self) -> bool:
+        """Whether all places for strangers are taken by those who just came: they have a moment to say who they are."""
+        if len(self._strangers) + len(self._arriving) < self._most_strangers or not self._strangers:
+            return False
+        _, timer = next(iter(self._strangers.values()))
+        return timer.when() - asyncio.get_running_loop().time() > HELLO_TIMEOUT_S - GRACE_S
+
     def _challenge(self, channel: Channel) -> None:
+        if len(self._strangers) >= self._most_strangers:
+            eldest = crowding.eldest_of_greediest((one, listening.whose(one.peer_host)) for one in self._strangers)
+            self._strangers.pop(eldest)[1].cancel()
+            eldest.abort("too many have not said who they are")
         nonce = secrets.token_hex(16)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(HELLO_TIMEOUT_S, channel.refuse, "timeout", "no hello in time")
@@ -177,7 +200,8 @@ class Coordinator:
                 return
             self._hello(channel, frame)
         except _MALFORMED as error:
-            log.warning("malformed frame from %s: %s", channel.peer, error)
+            level = logging.WARNING if channel in self._desk_of else logging.DEBUG  # no stranger may fill the log
+            log.log(level, "malformed frame from %s: %s", channel.peer, error)
             channel.refuse("garbage", f"a frame could not be understood: {error}")
 
     def _hello(self, channel: Channel, frame: Frame) -> None:

@@ -151,6 +151,11 @@ class Channel(asyncio.Protocol):
         return str(name[0]) if name else "127.0.0.1"
 
     @property
+    def peer_host(self) -> str:
+        name = self._transport.get_extra_info("peername") if self._transport else None
+        return str(name[0]) if name else "?"
+
+    @property
     def peer(self) -> str:
         name = self._transport.get_extra_info("peername") if self._transport else None
         return show_address(str(name[0]), int(name[1])) if name else "?"

@@ -15,12 +15,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from muster import __version__, errors
+from muster import __version__, descriptors, errors
 from muster.backends.local import gpus
 from muster.control.loop import RUN_KIND, TOKEN_KIND, Loop
 from muster.control.publish import Publisher
@@ -227,11 +227,7 @@ class ControlPlane:
         from muster.server.protocol import Protocol
         from muster.server.quotas import Quotas
         from muster.server.services import Services
-
-        class Server(uvicorn.Server):
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield  # signals are this process's business
+        from muster.server.serving import Server
 
         ensure_embedded(self._home, self._site.token())
         services = Services(
@@ -251,10 +247,10 @@ class ControlPlane:
         config = uvicorn.Config(
             build(services),
             http=Protocol,
-            log_level="warning",
+            ws="none",
+            log_level="error",  # what strangers send is not worth a line each
             access_log=False,
             lifespan="off",
-            backlog=4096,
             ssl_certfile=str(options.tls_cert) if options.tls_cert else None,
             ssl_keyfile=str(options.tls_key) if options.tls_key else None,
             timeout_graceful_shutdown=int(DRAIN_S),
@@ -406,6 +402,10 @@ def run(options: Options) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return _refuse(f"another control plane serves {options.home}; see muster server status")
+
+    before, now = descriptors.raise_limit()
+    if now != before:
+        log.info("this process may open %d files instead of %d; its workers may open %d", now, before, before)
 
     def ready(url: str) -> None:
         if options.ready_fd is None:

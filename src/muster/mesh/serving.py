@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 
+from muster import descriptors, listening
+from muster.listening import Door
 from muster.mesh.keys import Event, KeySpace, Refused, as_errors, normal
 from muster.mesh.requests import MOST_BODY, MOST_HEAD, Request, take
 
@@ -29,7 +31,7 @@ MOST_UNREAD = 64 * 1024 * 1024  # bytes of answers that slow readers may leave h
 
 @dataclass(frozen=True)
 class Limits:
-    connections: int = 20_000  # and no more than half of the files that the process may open
+    connections: int = 20_000  # and no more than a quarter of the files that the process may open
     request_s: float = 30.0  # for a whole request, counted from the answer before it
     read_s: float = 30.0  # for a client to take its answer
     wait_s: float = 300.0  # a wait that saw nothing ends, as etcd's does
@@ -91,30 +93,31 @@ class KeyServer:
         self._host, self._port = host, port
         self._token = token
         self.limits = limits or Limits()
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = files // 2 if files != resource.RLIM_INFINITY else self.limits.connections
-        self._most = min(room, self.limits.connections)
+        self._most = descriptors.share(4, self.limits.connections)
         self._connections: dict[Connection, None] = {}  # oldest first
-        self._server: asyncio.Server | None = None
+        self._doors: list[Door] = []
+        self._arriving: set[listening.Arrival] = set()
         self.unread = 0
         self.address = ""
         self.keys = MemoryKeys()
 
     async def start(self) -> str:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), self._host, self._port, backlog=1024)
-        host, port = self._server.sockets[0].getsockname()[:2]
+        sockets = await listening.bound(self._host, self._port)
+        self._doors = [Door(one, self._admit, name="the key server") for one in sockets]
+        host, port = sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return self.address
 
     async def stop(self) -> None:
-        if self._server is None:
-            return
-        self._server.close()
+        for door in self._doors:
+            door.close()
         for connection in list(self._connections):
             connection.transport.abort()
-        await self._server.wait_closed()
-        self._server = None
+
+    def _admit(self, taken: socket.socket, _: str) -> None:
+        arrival = listening.arrive(taken, lambda: Connection(self))
+        self._arriving.add(arrival)
+        arrival.add_done_callback(self._arriving.discard)
 
     def came(self, connection: Connection) -> None:
         while len(self._connections) >= self._most:

@@ -88,7 +88,8 @@ class _Exchange:
                     "a page of another site may not change anything here",
                     hint="a proxy in front of the control plane has to keep the Host header",
                 )
-            self._scope["muster.identity"] = self._identity()
+            self._scope["muster.identity"] = identity = self._identity()
+            self._scope["muster.guest"].token = identity.name
 
     def _identity(self) -> Identity:
         given = [value for name, value in self._scope["headers"] if name == b"authorization"]

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster import files
+from muster import descriptors, files
 
 _PROC = Path("/proc")
 
@@ -68,7 +68,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, with its output in a file, so that it does not notice when we go."""
     with files.appending(log) as file:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             argv,
             env=dict(env),
             cwd=cwd,
@@ -79,6 +79,8 @@ def spawn(
             close_fds=True,
             pass_fds=hand_on,
         )
+    descriptors.restore_for(child.pid)
+    return child
 
 
 class Handle:

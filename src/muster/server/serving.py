@@ -1,0 +1,50 @@
+"""How does the API listen? As uvicorn does, but behind a door that counts who comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+
+from muster import descriptors
+from muster.listening import Door, arrive
+from muster.server.guests import HEAD_TIMEOUT_S, MOST, Guest, Guests
+from muster.server.protocol import Protocol
+
+
+class Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals are the business of the process
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        self.guests = Guests(descriptors.share(4, MOST))
+        self._tending = asyncio.create_task(self.guests.tend())
+        doors = [Door(one, self._admit, name="the API", crowded=self.guests.crowded) for one in sockets or []]
+        self.servers = cast(Any, doors)
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._tending.cancel()
+        await super().shutdown(sockets)
+
+    def _admit(self, taken: socket.socket, address: str) -> None:
+        guest = self.guests.come(address)
+
+        def protocol() -> Protocol:
+            made = Protocol(self.config, self.server_state, self.lifespan.state)
+            made.receive_guest(guest, self.guests)
+            return made
+
+        arrival = arrive(taken, protocol, tls=self.config.ssl, within_s=HEAD_TIMEOUT_S)
+        guest.leave = arrival.cancel
+        arrival.add_done_callback(lambda task: self._arrived(guest, failed=task.cancelled() or bool(task.exception())))
+
+    def _arrived(self, guest: Guest, *, failed: bool) -> None:
+        if failed:
+            self.guests.gone(guest)

@@ -1,0 +1,179 @@
+"""A real control plane among strangers: idle connections, slow ones, and readers of huge logs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from muster.coordinator import wire
+from muster.server.auth import Tokens
+from tests.control.test_found import high_water_kib
+from tests.fleet import eventually
+from tests.plane import Plane, reasons
+
+HUGE = 15 << 30
+A_MOMENT_S = 2.0  # on a machine with both cores busy
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Plane]:
+    """A control plane that may not open more than 256 files."""
+    made = Plane(tmp_path)
+    made.serve(files="-n 256")
+    yield made
+    made.close()
+
+
+def api(plane: Plane) -> tuple[str, int]:
+    split = urlsplit(plane.url)
+    return str(split.hostname), int(split.port or 0)
+
+
+def coordinator(plane: Plane) -> tuple[str, int]:
+    return wire.parse_address((plane.home / "coordinator.addr").read_text().split()[0])
+
+
+def mesh(plane: Plane) -> tuple[str, int]:
+    return wire.parse_address((plane.home / "mesh.addr").read_text().split()[0])
+
+
+@contextlib.contextmanager
+def strangers(place: tuple[str, int], count: int, words: bytes = b"") -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        came = [stack.enter_context(socket.create_connection(place, timeout=10)) for _ in range(count)]
+        for one in came:
+            with contextlib.suppress(ConnectionError):
+                one.sendall(words)
+        yield came
+
+
+def test_a_crowd_that_says_nothing_keeps_nobody_from_working(small: Plane) -> None:
+    training = small.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=60)
+    small.started(0, 2)
+    before = small.worker_pids()
+    assert small.daemon is not None
+    said = len(small.daemon.text)
+    with (
+        strangers(api(small), 300),
+        strangers(api(small), 60, b"GET /v1/trainings HTTP/1.1\r\nX-Slow: "),
+        strangers(coordinator(small), 150),
+        strangers(mesh(small), 150),
+    ):
+        for _ in range(3):
+            asked = small.muster("ps")
+            assert asked.wait(30) == 0, asked.text
+            assert "demo" in asked.text
+        assert small.worker_pids() == before
+        small.kill_worker("demo-0")
+        eventually(lambda: len(small.worker_pids()) == 2 and small.worker_pids() != before, "another one is started")
+        training.wait_until_target_world(timeout=60)
+        small.started(1, 2)
+        added = small.daemon.text[said:]
+        assert len(added) < 100_000 and "Traceback" not in added
+        assert len(re.findall("no connection can be taken", added)) <= 3
+    assert reasons(training).count("RoundReleased") == 2
+    small.go()
+    training.result(timeout=60)
+
+
+def test_workers_have_the_limit_that_the_control_plane_was_given(tmp_path: Path) -> None:
+    plane = Plane(tmp_path)
+    try:
+        daemon = plane.serve(files="-Sn 300")
+        daemon.expect("instead of 300; its workers may open 300")
+        training = plane.train(world=(1, 1, 1))
+        training.wait_until_target_world(timeout=60)
+        [pid] = plane.worker_pids().values()
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        assert re.search(r"Max open files +300 ", limits)
+        plane.go()
+        training.result(timeout=60)
+    finally:
+        plane.close()
+
+
+# Readers of logs ----------------------------------------------------------------------------------
+
+
+class Reader:
+    """Somebody with a viewer's token who reads a log over a connection of their own."""
+
+    def __init__(self, plane: Plane, token: str, query: str = "") -> None:
+        self.socket = socket.create_connection(api(plane), timeout=10)
+        path = f"/v1/namespaces/default/trainings/huge/logs{query}"
+        self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        self.taken = 0
+
+    def take(self, until: Callable[[], bool]) -> None:
+        while not until():
+            data = self.socket.recv(1 << 20)
+            if not data:
+                return
+            self.taken += len(data)
+
+
+def slowest_answer(plane: Plane, seconds: float) -> float:
+    """The longest that anyone has to wait for word that the server is there, asked for all of that time."""
+    slowest, until = 0.0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(*api(plane), timeout=60)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().status == 200
+        connection.close()
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.02)
+    return slowest
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_readers_of_a_huge_log_hold_up_nobody_and_cost_nothing_when_they_leave(plane: Plane) -> None:
+    viewer = Tokens(plane.home).create("viewer", "viewer")
+    other = plane.train(world=(2, 2, 2))
+    other.wait_until_target_world(timeout=60)
+    plane.started(0, 2)
+    script = f"import os; os.ftruncate(1, {HUGE})"
+    plane.train("huge", world=(1, 1, 1), command=[sys.executable, "-c", script]).result(timeout=60)
+    assert plane.daemon is not None
+    before = high_water_kib(plane.daemon.pid)
+    over = threading.Event()
+    readers = [Reader(plane, viewer) for _ in range(3)]
+    stalled = [Reader(plane, viewer, query) for query in ("", "?follow=true", "?tail=9", "?rank=0") for _ in range(5)]
+    threads = [threading.Thread(target=one.take, args=(over.is_set,)) for one in readers]
+    for thread in threads:
+        thread.start()
+    try:
+        assert slowest_answer(plane, 6.0) < A_MOMENT_S
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert all(one.taken for one in readers)
+    assert high_water_kib(plane.daemon.pid) - before < 200 * 1024
+    for one in (*readers, *stalled[:10]):
+        one.socket.close()
+
+    def is_quiet() -> bool:
+        began = cpu_s(plane.daemon.pid) if plane.daemon else 0.0
+        time.sleep(1.0)
+        return plane.daemon is not None and cpu_s(plane.daemon.pid) - began < 0.3
+
+    eventually(is_quiet, "nothing is read for those who left", 15)
+    plane.go()
+    other.result(timeout=60)
+    assert "WorkerLost" not in reasons(other) and other.training.status.round == 0
