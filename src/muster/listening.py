@@ -1,4 +1,4 @@
-"""How are connections taken, so that no crowd takes the process down? A few at a turn, and only while there is room.
+"""How are connections taken, so that no crowd takes the process down? A few at a turn, so that others can go for them.
 
 asyncio's own servers take all that wait before anybody sees the first of them, do not count those that have not
 finished a TLS handshake, and print a traceback for each that they cannot take. Standard library only.
@@ -19,7 +19,6 @@ log = logging.getLogger("muster.listening")
 
 AT_ONCE = 8
 BACKLOG = 4096
-PAUSE_S = 0.05  # until somebody who is there may be asked to go
 AGAIN_S = 0.5  # until it is tried again, when the system has no more
 TOLD_EVERY_S = 60.0  # an outage that comes and goes is told once
 _SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -29,14 +28,15 @@ Admit = Callable[[socket.socket, str], Any]
 
 
 class Door:
-    """One listening socket. `admit` gets each connection and whose it is; nobody comes while it is `crowded`."""
+    """One listening socket. `admit` gets each connection and whose it is.
 
-    def __init__(
-        self, listener: socket.socket, admit: Admit, *, name: str, crowded: Callable[[], bool] = lambda: False
-    ) -> None:
+    Nobody is kept waiting for room: a queue that a crowd has filled is one behind which everybody else waits. Whoever
+    admits lets somebody go instead.
+    """
+
+    def __init__(self, listener: socket.socket, admit: Admit, *, name: str) -> None:
         self._listener = listener
         self._admit = admit
-        self._crowded = crowded
         self._name = name
         self._resting: asyncio.TimerHandle | None = None
         self._told_at: float | None = None
@@ -57,23 +57,20 @@ class Door:
 
     def _come_in(self) -> None:
         for _ in range(AT_ONCE):
-            if self._crowded():
-                self._rest(PAUSE_S)
-                return
             try:
                 taken, address = self._listener.accept()
             except OSError as error:
                 if error.errno in _SHORTAGE:
                     self._tell(error)
-                    self._rest(AGAIN_S)
+                    self._rest()
                 return  # nobody waits any more, or whoever did has left
             taken.setblocking(False)
             _notice_silence(taken)
             self._admit(taken, whose(str(address[0])))
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self) -> None:
         self._loop.remove_reader(self._listener)
-        self._resting = self._loop.call_later(seconds, self._loop.add_reader, self._listener, self._come_in)
+        self._resting = self._loop.call_later(AGAIN_S, self._loop.add_reader, self._listener, self._come_in)
 
     def _tell(self, error: OSError) -> None:
         now = self._loop.time()

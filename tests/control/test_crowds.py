@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -85,6 +86,22 @@ def test_a_crowd_that_says_nothing_keeps_nobody_from_working(small: Plane) -> No
     assert reasons(training).count("RoundReleased") == 2
     small.go()
     training.result(timeout=60)
+
+
+def test_connections_that_never_finish_a_handshake_count_too(tmp_path: Path) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    order = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -subj /CN=here -days 2"
+    subprocess.run([*order.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    plane = Plane(tmp_path)
+    try:
+        daemon = plane.serve("--tls-key", key, "--tls-cert", certificate, files="-n 256")
+        said = len(daemon.text)
+        with strangers(api(plane), 300), strangers(api(plane), 60, b"\x16\x03\x01"):
+            asked = plane.muster("ps")
+            assert asked.wait(30) == 0, asked.text
+        assert len(daemon.text) - said < 10_000
+    finally:
+        plane.close()
 
 
 def test_workers_have_the_limit_that_the_control_plane_was_given(tmp_path: Path) -> None:

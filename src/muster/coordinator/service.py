@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from muster import descriptors, listening
 from muster.coordinator import wire
@@ -29,7 +29,6 @@ from muster.types.world import RunId, Settings
 log = logging.getLogger("muster.coordinator")
 
 HELLO_TIMEOUT_S = 5.0
-GRACE_S = 0.25  # that whoever connects has for its hello, however many wait behind it
 MOST_STRANGERS = 1024  # who have not said hello, and no more than an eighth of the files that the process may open
 BEAT_S = 0.25
 HELD_S = 0.5  # that ranks wait at most until nothing is told any more of the mesh of the round before
@@ -53,6 +52,12 @@ class Director(Protocol):
         """What has to be done before the ranks of a new round may start; they do not wait for it for long."""
 
 
+class _Stranger(NamedTuple):
+    nonce: str
+    timer: asyncio.TimerHandle
+    whose: str
+
+
 class Coordinator:
     """Serves any number of runs on one address."""
 
@@ -73,7 +78,7 @@ class Coordinator:
         self._director = director
         self._desks: dict[RunId, Desk] = {}
         self._desk_of: dict[Channel, Desk] = {}
-        self._strangers: dict[Channel, tuple[str, asyncio.TimerHandle]] = {}
+        self._strangers: dict[Channel, _Stranger] = {}  # eldest first
         self._dirty: dict[RunId, Desk] = {}
         self._timers: dict[RunId, asyncio.TimerHandle] = {}
         self._holding: set[RunId] = set()  # whose frames wait for `Director.before_release`
@@ -101,7 +106,7 @@ class Coordinator:
             # Of a name with several addresses only one can get the port that we are about to learn.
             host = str((await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4][0])
         sockets = await listening.bound(host, port)
-        self._doors += [Door(one, self._admit, name="the coordinator", crowded=self._crowded) for one in sockets]
+        self._doors += [Door(one, self._admit, name="the coordinator") for one in sockets]
         self._beat = loop.create_task(self._keep_time())
         for desk in self._desks.values():
             self.touch(desk)
@@ -168,22 +173,15 @@ class Coordinator:
         self._arriving.add(arrival)
         arrival.add_done_callback(self._arriving.discard)
 
-    def _crowded(self) -> bool:
-        """Whether all places for strangers are taken by those who just came: they have a moment to say who they are."""
-        if len(self._strangers) + len(self._arriving) < self._most_strangers or not self._strangers:
-            return False
-        _, timer = next(iter(self._strangers.values()))
-        return timer.when() - asyncio.get_running_loop().time() > HELLO_TIMEOUT_S - GRACE_S
-
     def _challenge(self, channel: Channel) -> None:
         if len(self._strangers) >= self._most_strangers:
-            eldest = crowding.eldest_of_greediest((one, listening.whose(one.peer_host)) for one in self._strangers)
-            self._strangers.pop(eldest)[1].cancel()
+            eldest = crowding.eldest_of_greediest((one, known.whose) for one, known in self._strangers.items())
+            self._strangers.pop(eldest).timer.cancel()
             eldest.abort("too many have not said who they are")
         nonce = secrets.token_hex(16)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(HELLO_TIMEOUT_S, channel.refuse, "timeout", "no hello in time")
-        self._strangers[channel] = (nonce, timer)
+        self._strangers[channel] = _Stranger(nonce, timer, listening.whose(channel.peer_host))
         span = {"low": wire.show((wire.VERSION[0], 0)), "high": wire.show(wire.VERSION)}
         channel.send({"v": wire.show(wire.VERSION), "type": "challenge", "nonce": nonce, **span})
 
@@ -205,7 +203,7 @@ class Coordinator:
             channel.refuse("garbage", f"a frame could not be understood: {error}")
 
     def _hello(self, channel: Channel, frame: Frame) -> None:
-        nonce, timer = self._strangers[channel]
+        nonce, timer, _ = self._strangers[channel]
         if frame["type"] != "hello":
             raise wire.WireError("garbage", f"expected a hello, not {frame['type']!r}")
         wire.agree(frame.get("low", frame.get("v")), frame.get("high", frame.get("v")))
@@ -241,7 +239,7 @@ class Coordinator:
 
     def _ended(self, channel: Channel, why: str) -> None:
         if (stranger := self._strangers.pop(channel, None)) is not None:
-            stranger[1].cancel()
+            stranger.timer.cancel()
         if self._stopping:
             return
         desk = self._desk_of.pop(channel, None)

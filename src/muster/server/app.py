@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -56,6 +58,11 @@ class App(FastAPI):
         if self.openapi_schema is None:
             self.openapi_schema = describe.document(OPERATIONS, self.services.version, self.services.backends)
         return self.openapi_schema
+
+    @functools.cached_property
+    def openapi_bytes(self) -> bytes:
+        """As it is sent. Anybody may ask for it, so it is made once."""
+        return json.dumps(self.openapi()).encode()
 
 
 def build(services: Services) -> FastAPI:

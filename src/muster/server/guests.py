@@ -12,7 +12,6 @@ from collections.abc import Callable
 from muster.core import crowding
 
 MOST = 4096
-GRACE_S = 0.1  # that a stranger has for its first words, however many wait behind it
 HEAD_TIMEOUT_S = 10.0  # for a whole head, from the connection or the last answer on
 READ_TIMEOUT_S = 60.0  # for taking an answer that was given at once
 TEND_EVERY_S = 1.0
@@ -23,7 +22,7 @@ class Guest:
 
     def __init__(self, address: str, now: float) -> None:
         self.address = address
-        self.since = self.came = now
+        self.since = now
         self.token = ""
         self.asking = False
         self.leave: Callable[[], object] = lambda: None
@@ -44,12 +43,6 @@ class Guests:
     def __len__(self) -> int:
         return len(self._here)
 
-    def crowded(self) -> bool:
-        """Whether nobody can come for now: all places are taken by those who just came."""
-        if len(self._here) < self.most:
-            return False
-        return self._now() - self._to_go().came < GRACE_S
-
     def come(self, address: str) -> Guest:
         """One more; somebody goes if there are too many in all, or too many strangers with that address."""
         half = max(self.most // 2, 1)
@@ -58,7 +51,7 @@ class Guests:
             if len(strangers) >= half:
                 self._send_away(strangers[0])
             elif len(self._here) >= self.most:
-                self._send_away(self._to_go())
+                self._send_away(crowding.who_goes(list(self._here)))
         guest = Guest(address, self._now())
         self._here[guest] = None
         return guest
@@ -78,9 +71,6 @@ class Guests:
             await asyncio.sleep(TEND_EVERY_S)
             for guest in [one for one in self._here if one.is_late(self._now())]:
                 self._send_away(guest)
-
-    def _to_go(self) -> Guest:
-        return crowding.who_goes(list(self._here))
 
     def _send_away(self, guest: Guest) -> None:
         self.gone(guest)

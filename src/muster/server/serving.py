@@ -25,7 +25,7 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         self.guests = Guests(descriptors.share(4, MOST))
         self._tending = asyncio.create_task(self.guests.tend())
-        doors = [Door(one, self._admit, name="the API", crowded=self.guests.crowded) for one in sockets or []]
+        doors = [Door(one, self._admit, name="the API") for one in sockets or []]
         self.servers = cast(Any, doors)
         self.started = True
 
