@@ -31,10 +31,10 @@ class Door:
     """One listening socket. `admit` gets each connection and whose it is.
 
     Nobody is kept waiting for room: a queue that a crowd has filled is one behind which everybody else waits. Whoever
-    admits lets somebody go instead.
+    admits lets somebody go instead, or closes it.
     """
 
-    def __init__(self, listener: socket.socket, admit: Admit, *, name: str) -> None:
+    def __init__(self, listener: socket.socket, admit: Admit, *, name: str, backlog: int = BACKLOG) -> None:
         self._listener = listener
         self._admit = admit
         self._name = name
@@ -42,7 +42,7 @@ class Door:
         self._told_at: float | None = None
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
-        listener.listen(BACKLOG)
+        listener.listen(backlog)
         self._loop.add_reader(listener, self._come_in)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from muster.coordinator import wire
+from muster.coordinator import service, wire
+from muster.coordinator.service import Coordinator
 from tests.fleet import Fleet, free_port
 
 
@@ -253,3 +255,31 @@ def test_a_coordinator_serves_whatever_happens_to_its_output(fleet: Fleet, how: 
     finally:
         coordinator.kill()
         coordinator.wait()
+
+
+def test_the_eldest_stranger_gives_way_unless_all_just_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def words(host: str, port: int) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
+        """What a stranger hears, if anything."""
+        reader, writer = await asyncio.open_connection(host, port)
+        return await reader.read(4096), reader, writer
+
+    async def run() -> None:
+        coordinator = Coordinator()
+        coordinator._most_strangers = 4
+        address = await coordinator.start("127.0.0.1", 0)
+        async with asyncio.timeout(4):  # before any of them is late with its hello
+            monkeypatch.setattr(service, "GRACE_S", 60.0)
+            silent = [await words(*address) for _ in range(4)]
+            assert all(b"challenge" in heard for heard, *_ in silent)
+            assert (await words(*address))[0] == b"", "all have just come"
+            monkeypatch.setattr(service, "GRACE_S", 0.0)
+            newcomer = await words(*address)
+            assert b"challenge" in newcomer[0]
+            with contextlib.suppress(ConnectionResetError):
+                assert await silent[0][1].read() == b""
+            assert len(coordinator._strangers) == 4
+        for _, _, writer in [*silent, newcomer]:
+            writer.close()
+        await coordinator.stop()
+
+    asyncio.run(run())

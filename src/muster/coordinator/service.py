@@ -29,6 +29,7 @@ from muster.types.world import RunId, Settings
 log = logging.getLogger("muster.coordinator")
 
 HELLO_TIMEOUT_S = 5.0
+GRACE_S = 0.1
 MOST_STRANGERS = 1024  # who have not said hello, and no more than an eighth of the files that the process may open
 BEAT_S = 0.25
 HELD_S = 0.5  # that ranks wait at most until nothing is told any more of the mesh of the round before
@@ -56,6 +57,7 @@ class _Stranger(NamedTuple):
     nonce: str
     timer: asyncio.TimerHandle
     whose: str
+    since: float
 
 
 class Coordinator:
@@ -169,19 +171,28 @@ class Coordinator:
         return Channel(self._stranger_says, self._ended, self._challenge)
 
     def _admit(self, taken: socket.socket, _: str) -> None:
+        if len(self._strangers) + len(self._arriving) >= self._most_strangers and not self._make_room():
+            taken.close()
+            return
         arrival = listening.arrive(taken, self._channel)
         self._arriving.add(arrival)
         arrival.add_done_callback(self._arriving.discard)
 
+    def _make_room(self) -> bool:
+        """Let a stranger go for one who comes; False if all just came, for each has a moment to say who it is."""
+        now = asyncio.get_running_loop().time()
+        if not self._strangers or now - next(iter(self._strangers.values())).since < GRACE_S:
+            return False
+        eldest = crowding.eldest_of_greediest((one, known.whose) for one, known in self._strangers.items())
+        self._strangers.pop(eldest).timer.cancel()
+        eldest.abort("too many have not said who they are")
+        return True
+
     def _challenge(self, channel: Channel) -> None:
-        if len(self._strangers) >= self._most_strangers:
-            eldest = crowding.eldest_of_greediest((one, known.whose) for one, known in self._strangers.items())
-            self._strangers.pop(eldest).timer.cancel()
-            eldest.abort("too many have not said who they are")
         nonce = secrets.token_hex(16)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(HELLO_TIMEOUT_S, channel.refuse, "timeout", "no hello in time")
-        self._strangers[channel] = _Stranger(nonce, timer, listening.whose(channel.peer_host))
+        self._strangers[channel] = _Stranger(nonce, timer, listening.whose(channel.peer_host), loop.time())
         span = {"low": wire.show((wire.VERSION[0], 0)), "high": wire.show(wire.VERSION)}
         channel.send({"v": wire.show(wire.VERSION), "type": "challenge", "nonce": nonce, **span})
 
@@ -203,7 +214,7 @@ class Coordinator:
             channel.refuse("garbage", f"a frame could not be understood: {error}")
 
     def _hello(self, channel: Channel, frame: Frame) -> None:
-        nonce, timer, _ = self._strangers[channel]
+        nonce, timer, *_ = self._strangers[channel]
         if frame["type"] != "hello":
             raise wire.WireError("garbage", f"expected a hello, not {frame['type']!r}")
         wire.agree(frame.get("low", frame.get("v")), frame.get("high", frame.get("v")))

@@ -15,6 +15,8 @@ from muster.listening import Door, arrive
 from muster.server.guests import HEAD_TIMEOUT_S, MOST, Guest, Guests
 from muster.server.protocol import Protocol
 
+BACKLOG = 256  # who waits behind more than that waits too long for an answer; the kernel lets it try again
+
 
 class Server(uvicorn.Server):
     @contextlib.contextmanager
@@ -25,7 +27,7 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         self.guests = Guests(descriptors.share(4, MOST))
         self._tending = asyncio.create_task(self.guests.tend())
-        doors = [Door(one, self._admit, name="the API") for one in sockets or []]
+        doors = [Door(one, self._admit, name="the API", backlog=BACKLOG) for one in sockets or []]
         self.servers = cast(Any, doors)
         self.started = True
 
