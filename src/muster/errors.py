@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from muster.types.training import RankExit
 
 
+def how_to_install(extra: str) -> str:
+    """For hints about something that is not there. muster is on no index: whoever uses it has a clone."""
+    return f"pip install '.[{extra}]' in the clone of muster"
+
+
 class MusterError(Exception):
     """The root: one `except` catches all."""
 

@@ -98,7 +98,7 @@ def test_without_matplotlib_the_command_that_installs_it_is_named(
     said = muster("events", "demo", "-o", "png")
 
     assert (said.code, said.out) == (1, "")
-    assert said.err == "muster: pictures need matplotlib\nhint: pip install 'muster-train[plot]'\n"
+    assert said.err == "muster: pictures need matplotlib\nhint: pip install '.[plot]' in the clone of muster\n"
 
 
 def test_a_file_without_a_picture_is_refused(muster: Muster, control: StandIn) -> None:

@@ -263,3 +263,8 @@ def test_the_calls_of_the_api_page_are_answered_as_it_says(plane: Plane) -> None
     assert '"kind":"Training"' in answers[0]
     assert '"code": "world_size_out_of_bounds"' in answers[1]
     plane.client.get("web").cancel()
+
+
+def test_nobody_is_told_to_install_a_name_that_stands_on_no_index() -> None:
+    places = [*PAGES, *(ROOT / "src/muster").rglob("*.py")]
+    assert [str(path) for path in places if re.search(r"install ['\"]?muster-train", path.read_text())] == []

@@ -336,7 +336,7 @@ def test_without_the_client_the_error_says_what_to_install() -> None:
     script = f"{_WITHOUT} sys.exit(call(['kube', 'install']))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""
-    assert "pip install 'muster-train[kube]'" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install '.[kube]' in the clone" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_without_a_cluster_the_error_says_where_it_looked(

@@ -21,6 +21,7 @@ import typer
 
 from muster.cli import exits, home
 from muster.cli.output import Report, write_data
+from muster.errors import how_to_install
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -71,11 +72,11 @@ def _python() -> Iterator[Check]:
 def _packages() -> Iterator[Check]:
     torch = _version("torch")
     message = torch or "not installed: scripts that need it will fail"
-    yield Check("torch", "ok" if torch else "warn", message, "pip install 'muster-train[torch]'")
+    yield Check("torch", "ok" if torch else "warn", message, how_to_install("torch"))
     for name in ("fastapi", "uvicorn", "httptools"):
         version = _version(name)
         message = version or "not installed: this machine cannot run a control plane"
-        yield Check(name, "ok" if version else "warn", message, "pip install 'muster-train[server]'")
+        yield Check(name, "ok" if version else "warn", message, how_to_install("server"))
 
 
 def _gpus() -> Iterator[Check]:

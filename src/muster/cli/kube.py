@@ -12,7 +12,7 @@ import typer
 
 from muster.cli import exits, output
 from muster.cli.output import Report
-from muster.errors import Forbidden, MusterError, Unavailable
+from muster.errors import Forbidden, MusterError, Unavailable, how_to_install
 from muster.types.training import DNS_LABEL
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def _apply(rendered: list[Manifest], context: str | None, *, shown: bool) 
         from muster.kube.client import KubeApi
         from muster.kube.install import apply
     except ModuleNotFoundError as error:
-        hint = "pip install 'muster-train[kube]', or muster kube install --dry-run | kubectl apply -f -"
+        hint = f"{how_to_install('kube')}, or muster kube install --dry-run | kubectl apply -f -"
         raise MusterError(f"talking to Kubernetes needs {error.name}", hint=hint) from error
     api = KubeApi.connect(context=context)
     done = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from muster.cli import exits, output, pools
+from muster.errors import how_to_install
 
 if TYPE_CHECKING:
     from muster.sim.sharing import policies
@@ -61,7 +62,7 @@ def demo(
     from muster.sharing import demo as played
 
     if importlib.util.find_spec("torch") is None:
-        raise exits.Misused("the demo trains with torch", hint="pip install 'muster-train[torch]'")
+        raise exits.Misused("the demo trains with torch", hint=how_to_install("torch"))
     raise typer.Exit(played.run(rollouts, seed))
 
 

@@ -391,7 +391,7 @@ def run(options: Options) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every request
     if missing := [name for name in ("fastapi", "uvicorn", "httptools") if importlib.util.find_spec(name) is None]:
-        return _refuse(f"{', '.join(missing)} is not installed: pip install 'muster-train[server]'")
+        return _refuse(f"{', '.join(missing)} is not installed: {errors.how_to_install('server')}")
     try:
         told.check(options)
         options.home.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from muster.errors import GrantTimeout, InvalidRequest, SchedulerStopped, Unavailable, how_to_install
+
 try:
     import ray
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("muster.sharing.ray needs Ray: pip install 'muster-train[ray]'") from error
+    raise ModuleNotFoundError(f"muster.sharing.ray needs Ray: {how_to_install('ray')}") from error
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from muster.errors import GrantTimeout, InvalidRequest, SchedulerStopped, Unavailable
 from muster.sharing import ray_desk, ray_notes
 from muster.sharing.ray_desk import Answer, SchedulerActor
 from muster.sharing.ray_notes import Seat, Settings

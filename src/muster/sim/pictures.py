@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from muster.errors import MusterError
+from muster.errors import MusterError, how_to_install
 from muster.types.codec import Invalid, Problem
 
 DOTS_PER_INCH = 110
@@ -17,7 +17,7 @@ class PlottingMissing(MusterError):
     code = "missing_extra"
 
     def __init__(self) -> None:
-        super().__init__("pictures need matplotlib", hint="pip install 'muster-train[plot]'")
+        super().__init__("pictures need matplotlib", hint=how_to_install("plot"))
 
 
 def figure(width_inches: float, height_inches: float) -> Any:

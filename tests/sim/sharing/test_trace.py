@@ -78,4 +78,4 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(pictures.PlottingMissing) as caught:
         trace.draw([("one", a_recording())], tmp_path / "gpus.png")
-    assert caught.value.hint == "pip install 'muster-train[plot]'"
+    assert caught.value.hint == "pip install '.[plot]' in the clone of muster"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from muster.errors import MusterError
+from muster.errors import MusterError, how_to_install
 from muster.sharing import Pool, Scheduler
 from muster.sharing.demo import tasks
 from muster.sharing.demo.crew import Crew, WorkerDied
@@ -47,7 +47,7 @@ def run(settings: Settings, out: TextIO) -> int:
         print("the demo needs at least two rollouts: rewards rise from the first to the last", file=out)
         return USAGE
     if importlib.util.find_spec("torch") is None:
-        print("the demo needs torch: pip install 'muster-train[torch]'", file=out)
+        print(f"the demo needs torch: {how_to_install('torch')}", file=out)
         return ERROR
     try:
         return asyncio.run(_until_terminated(_play(settings, out)))
