@@ -1,4 +1,4 @@
-"""`make demo`: two workers train, a third stands by. One is killed, the world grows to three, and all succeed.
+"""`make demo`: two workers train, a third stands by. One loses its agent, the world grows to three, and all succeed.
 
 Everything is real: the control plane, separate processes, torch, gloo, SIGKILL. The timeline at the end is read from
 the training's own journal. A home of its own is used and removed, so nothing of yours is touched and nothing stays.
@@ -49,7 +49,7 @@ def demo(folder: str) -> int:
 
     victim = next(rank.worker for rank in training.ranks if rank.rank == 1)
     pid = pid_of(victim)
-    say(f"kill -9 {pid}   ({victim}, which has rank 1)")
+    say(f"kill -9 {pid}   (the agent of {victim}, which has rank 1)")
     os.kill(pid, signal.SIGKILL)
     until_step(training, 60, after_round=0)
     heir = next(rank.worker for rank in training.ranks if rank.rank == 1)
@@ -86,7 +86,7 @@ def until_step(training: DistributedTraining, step: int, after_round: int = -1) 
 
 
 def pid_of(worker: str) -> int:
-    """The worker's process, as `pgrep -f` would find it."""
+    """The worker's agent, as `pgrep -f` would find it. Its guard, which lives on, ends the ranks."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:

@@ -1,4 +1,4 @@
-"""A worker is killed with SIGKILL; a spare takes its rank and the training goes on from its checkpoint.
+"""A worker's agent is killed with SIGKILL; a spare takes its rank and the training goes on from its checkpoint.
 
 It runs under your own control plane (`muster ps` shows it), and removes the training at the end.
 
@@ -45,7 +45,7 @@ def survive(client: muster.Client, training: DistributedTraining) -> None:
     training.refresh()
     victim = holder_of(training, rank=1)
     pid = pid_of(victim, training)
-    print(f"kill -9 {pid}: {victim}, which has rank 1")
+    print(f"kill -9 {pid}: the agent of {victim}, which has rank 1")
     os.kill(pid, signal.SIGKILL)
     until(client, training, lambda: len(training.ranks) == 2 and training.ranks[0].round > 0)
     print(f"{holder_of(training, rank=1)} has rank 1 now; restarts spent: {training.training.status.restarts}")

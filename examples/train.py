@@ -1,6 +1,6 @@
 """A small DDP training on gloo that survives anything: it saves every step and continues from what it finds.
 
-usage: train.py CHECKPOINT [--steps N]
+It runs under muster, under torchrun, and alone: python examples/train.py CHECKPOINT [--steps N]
 """
 
 import argparse
@@ -19,6 +19,9 @@ parser.add_argument("checkpoint", type=Path)
 parser.add_argument("--steps", type=int, default=200)
 given = parser.parse_args()
 
+if "RANK" not in os.environ:  # nobody launched it: a world of one
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+attempt = os.environ.get("MUSTER_ROUND") or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
@@ -27,7 +30,7 @@ if given.checkpoint.exists():
     saved = torch.load(given.checkpoint)
     model.load_state_dict(saved["model"])
     step = saved["step"]
-print(f"round {os.environ['MUSTER_ROUND']}: rank {rank} of {dist.get_world_size()} starts at step {step}")
+print(f"round {attempt}: rank {rank} of {dist.get_world_size()} starts at step {step}\n", end="")  # lines do not mix
 trained = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
 while step < given.steps:

@@ -41,10 +41,10 @@ def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIE
 class Process:
     """A child whose output is read as it comes."""
 
-    def __init__(self, command: list[str], env: dict[str, str], cwd: Path) -> None:
+    def __init__(self, command: list[str], env: dict[str, str], cwd: Path, stdin: int = subprocess.DEVNULL) -> None:
         self.command = command
         self.proc = subprocess.Popen(
-            command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command, env=env, cwd=cwd, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         self._lines: list[str] = []
         self.ended_at = 0.0

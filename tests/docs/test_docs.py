@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 import subprocess
@@ -31,7 +32,7 @@ PAGES = sorted(
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IN_TEXT = re.compile(r"`(muster [^`\n]+)`")
-_AT_PROMPT = re.compile(r"^(?:\$ )?(muster [^\n#;|>]+)", re.MULTILINE)
+_AT_PROMPT = re.compile(r"^(?:\$ )?(muster .+)", re.MULTILINE)
 _HERE = re.compile(r"/work\b|/root\b|docs-home|/tmp/docs")
 
 
@@ -83,7 +84,14 @@ def commands_in(text: str) -> list[list[str]]:
     """Every command line that starts with muster, as words."""
     fenced = "\n".join(body for _, body in _FENCE.findall(text)).replace("\\\n", " ")
     found = [*_IN_TEXT.findall(re.sub(_FENCE, "", text)), *_AT_PROMPT.findall(fenced)]
-    return [shlex.split(line.replace("…", " ")) for line in found]
+    return [words_of(line.replace("…", " ")) for line in found]
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a command up to whatever the shell does with it."""
+    reading = shlex.shlex(line, posix=True, punctuation_chars=";|>&")
+    reading.whitespace_split = True
+    return list(itertools.takewhile(lambda word: word.strip(";|>&"), reading))
 
 
 KNOWN = {path: text for path, _, text in cli_page.commands()}
@@ -122,6 +130,7 @@ def test_a_command_or_option_that_does_not_exist_would_be_found() -> None:
         ["muster", "ps", "--colour"],
         ["muster", "pss", "-o", "json"],
     ]
+    assert commands_in("```\nmuster ps -n 'a;b' | head > x  # all\n```") == [["muster", "ps", "-n", "a;b"]]
     assert problem_with(["muster", "pss"]) == "there is no command 'pss'"
     assert problem_with(["muster", "ps", "--colour"]) == "muster ps has no option --colour"
     assert problem_with(["muster", "server", "strat"]) == "muster server has no 'strat'"

@@ -1,0 +1,99 @@
+"""What does a page print, and does an answer agree with it? Blocks are read from the Markdown, so they cannot drift."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GAP = "…"  # alone: lines that are left out; inside a line: words that are
+INTERRUPT = "^C"
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
+
+# What is another one in each run. All other numbers count: ranks, rounds, sizes, exit codes.
+_VARYING = (
+    (re.compile(r"\b(\d+(\.\d+)?(ms|[smhd])\b ?)+"), "TIME "),
+    (re.compile(r"^ *\d+\.\d{3}(?=  )"), "TIME"),
+    (re.compile(r"loss \d+\.\d+"), "loss X"),
+    (re.compile(r"starts at step [1-9]\d*"), "starts at step N"),
+    (re.compile(r"(?<=-[01] )from \S+$"), "from HOST"),
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is typed, and the lines that are said to answer it; None where the page shows no answer."""
+
+    text: str
+    said: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    kind: str
+    body: str
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """The page and the first line: enough to speak of it."""
+        return self.page, self.body.partition("\n")[0]
+
+
+def blocks(page: str) -> list[Block]:
+    place = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    return [Block(page, kind, body) for kind, body in _FENCE.findall(place.read_text())]
+
+
+def commands(block: Block) -> list[Command]:
+    """Of a block for the shell. With prompts it is a transcript, without them only commands."""
+    whole = re.sub(r"\\\n *", "", block.body)
+    if not whole.startswith("$ "):
+        return [Command(line) for line in whole.splitlines()]
+    return list(_transcript(whole))
+
+
+def _transcript(text: str) -> Iterator[Command]:
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *said = [line for line in part.splitlines() if line]
+        yield Command(command, tuple(said) or None)
+
+
+def printed(body: str) -> tuple[str, ...]:
+    """What a Python example says that its lines print."""
+    return (*_PRINTED.findall(body), GAP)
+
+
+def likeness(line: str) -> str:
+    """What stays the same from one run to the next, whatever the widths of columns."""
+    for pattern, name in _VARYING:
+        line = pattern.sub(name, line)
+    return " ".join(line.split())
+
+
+def differences(said: tuple[str, ...], came: list[str]) -> list[str]:
+    """Lines that were promised and did not come; and, where nothing is left out, lines that came unpromised.
+
+    In any order: ranks, workers and the control plane speak at the same time.
+    """
+    left = [likeness(line) for line in came if line.strip()]
+    missing = []
+    for line in said:
+        if line.strip() in (GAP, INTERRUPT):
+            continue
+        pattern = ".*".join(re.escape(part) for part in likeness(line).split(GAP))
+        found = next((one for one in left if re.fullmatch(pattern, one)), None)
+        if found is None:
+            missing.append(f"- {line}")
+        else:
+            left.remove(found)
+    whole = all(line.strip() != GAP for line in said)
+    return missing + [f"+ {line}" for line in left if whole]
+
+
+def may_fail(command: Command) -> bool:
+    """Whether the page itself shows an error as the answer."""
+    return any(line.startswith(("muster: ", "muster world: ")) for line in command.said or ())
