@@ -189,7 +189,7 @@ def test_one_that_somebody_deletes_is_told_as_that(muster: Muster, control: Stan
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(muster: Muster, control: StandIn) -> None:
     control.history, control.interrupts = history("demo")[:3], True
-    said = muster("run", "train.py", "--name", "demo", "-n", "research", "--rm")
+    said = muster("run", "train.py", "--name", "demo", "-n", "research")
 
     assert said.code == 130
     assert said.err.splitlines()[-4:] == [
@@ -198,6 +198,15 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(muster: Muster, control: Stan
         "  muster wait demo -n research",
         "  muster cancel demo -n research",
     ]
+    assert [order[0] for order in control.orders] == ["train", "logs"]
+
+
+def test_whoever_leaves_before_the_end_is_told_that_it_will_not_be_deleted(muster: Muster, control: StandIn) -> None:
+    control.history, control.interrupts = history("demo")[:3], True
+    said = muster("run", "train.py", "--name", "demo", "--rm")
+
+    assert said.code == 130
+    assert said.err.splitlines()[-2:] == ["--rm ends here; when it has ended:", "  muster delete demo"]
     assert [order[0] for order in control.orders] == ["train", "logs"]
 
 

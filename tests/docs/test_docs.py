@@ -240,17 +240,6 @@ def test_every_python_example_compiles() -> None:
         compile(body, "example", "exec")
 
 
-def test_the_decorated_function_of_the_sdk_page_runs_as_written(plane: Plane) -> None:
-    bodies = [body for kind, body in _FENCE.findall(text_of("docs/sdk.md")) if kind == "python"]
-    (body,) = [body for body in bodies if "@muster.distributed" in body]
-    script = plane.folder / "decorated.py"
-    script.write_text(body)
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(plane.folder), "MUSTER_HOME": str(plane.home)}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "[0] rank 0 trains with 0.0003 for 20 steps" in done.stdout
-
-
 def test_the_pipeline_of_the_sharing_page_runs_as_written(tmp_path: Path) -> None:
     bodies = [body for kind, body in _FENCE.findall(text_of("docs/sharing.md")) if kind == "python"]
     script = tmp_path / "pipeline.py"

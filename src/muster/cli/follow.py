@@ -196,13 +196,13 @@ def _pump(handle: DistributedTraining, show: Show) -> None:
         return  # nobody reads any more; the training goes on
 
 
-def come_back(name: str, namespace: str) -> str:
-    """What to type after having left."""
+def come_back(name: str, namespace: str, *, removing: bool = False) -> str:
+    """What to type after having left. Who was to remove it at its end has left, too."""
     where = "" if namespace == "default" else f" -n {namespace}"
     return (
         f"detached; {name} goes on. To come back:\n"
         f"  muster logs -f {name}{where}\n  muster wait {name}{where}\n  muster cancel {name}{where}"
-    )
+    ) + (f"\n--rm ends here; when it has ended:\n  muster delete {name}{where}" if removing else "")
 
 
 def exit_code(training: Training) -> int:

@@ -113,7 +113,7 @@ def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remo
             ended = follow.follow(handle, lambda: session.changes(client, handle), show)
     except KeyboardInterrupt:
         sys.stdout.flush()
-        typer.echo(follow.come_back(handle.name, namespace), err=True)
+        typer.echo(follow.come_back(handle.name, namespace, removing=remove), err=True)
         raise typer.Exit(exits.INTERRUPT) from None
     typer.echo(follow.ending(ended) if ended.is_terminal else f"{handle.name} was deleted by someone else", err=True)
     if remove and ended.is_terminal:
