@@ -19,6 +19,8 @@ class Figure:
     ok: bool
     peers: dict[str, Any] = field(default_factory=dict)
     note: str = ""
+    samples: int | None = None  # how many the value is the median of, where it is one
+    worst: float | None = None  # of them; with few samples there is no p99
 
 
 def below(name: str, value: float | None, limit: float, unit: str, **more: Any) -> Figure:
@@ -33,6 +35,11 @@ def p50(samples: Sequence[float]) -> float:
 def p99(samples: Sequence[float]) -> float:
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+
+def spread(samples: Sequence[float], scale: float = 1.0) -> dict[str, Any]:
+    """What stands beside a median."""
+    return {"samples": len(samples), "worst": round(max(samples) * scale, 4) if samples else None}
 
 
 def run(title: str, parts: Mapping[str, Callable[[argparse.Namespace], Iterable[Figure]]], options: Any = None) -> int:
@@ -59,14 +66,18 @@ def run(title: str, parts: Mapping[str, Callable[[argparse.Namespace], Iterable[
 
 def _line(figure: Figure) -> str:
     mark = "ok  " if figure.ok else "MISS"
-    value = "-" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
+    value = "-" if figure.value is None else f"{_show(figure.value)} {figure.unit}"
     peers = "  ".join(f"{name} {_show(value)}" for name, value in figure.peers.items())
-    note = f"  ({figure.note})" if figure.note else ""
-    return f"{mark} {figure.name:<66} {value:>12}  goal {figure.goal:<18} {peers}{note}"
+    counted = f"{figure.samples} samples" if figure.samples else ""
+    worst = f"worst {_show(figure.worst)}" if figure.worst is not None else ""
+    notes = ", ".join(part for part in (counted, worst, figure.note) if part)
+    return f"{mark} {figure.name:<78} {value:>12}  goal {figure.goal:<18} {peers}" + (f"  ({notes})" if notes else "")
 
 
 def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _round(value: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Many simulated agents in one process against a real coordinator: joins, a loss, and the cost of doing nothing.
+"""Many simulated agents in one process against a real coordinator: joins, losses, and the cost of doing nothing.
 
 A simulated agent says hello, renews its lease, confirms recalls at once, and parses as little as it can: what is
 measured is the coordinator, on the same two cores.
@@ -20,7 +20,8 @@ LEASE_S = 2.0
 @dataclass
 class Seen:
     form_s: float = 0.0
-    reform_s: float = 0.0
+    closed_s: float = 0.0  # some are killed: the kernel closes their connections, nobody says anything
+    silent_s: float = 0.0  # some are cut off: their connections stay open, nothing comes any more
     idle_up: float = 0.0
     idle_down: float = 0.0
 
@@ -41,6 +42,7 @@ class _Bee(asyncio.Protocol):
         self._buffer = bytearray()
         self._round = -1
         self.transport: asyncio.Transport | None = None
+        self.cut_off = False
         self._renew = wire.encode({"v": "1.0", "type": "renew", "epoch": 1, "round": None, "steps": []})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,7 +61,8 @@ class _Bee(asyncio.Protocol):
             head = bytes(self._buffer[4 : 4 + min(length, 120)])
             del self._buffer[: 4 + length]
             self._swarm.received += 1
-            self._take(head)
+            if not self.cut_off:
+                self._take(head)
 
     def _take(self, head: bytes) -> None:
         if b'"type":"challenge"' in head:
@@ -81,7 +84,7 @@ class _Bee(asyncio.Protocol):
             self.transport.write(wire.encode(frame))
 
     def renew(self) -> None:
-        if self.transport is not None:
+        if self.transport is not None and not self.cut_off:
             self._swarm.sent += 1
             self.transport.write(self._renew)
 
@@ -112,18 +115,26 @@ async def _run(host: str, port: int, members: int, target: int, spares: int, los
     await asyncio.sleep(idle_s)
     seen.idle_up = (swarm.sent - sent) / idle_s / members
     seen.idle_down = (swarm.received - received) / idle_s / members
-    active = sorted(swarm.rounds)
-    begun = time.monotonic()
-    for index in active[:: len(active) // lose][:lose]:
-        swarm.rounds.pop(index)
-        guard_says_gone = bees[index]
-        assert guard_says_gone.transport is not None
-        guard_says_gone._send({"v": "1.0", "type": "stopped", "epoch": 1, "round": 0, "store_port": 1})
-        guard_says_gone.transport.close()
-    await _released(swarm, 1, target)
-    seen.reform_s = time.monotonic() - begun
+    seen.closed_s = await _lose(swarm, bees, lose, target, round_after=1, silently=False)
+    seen.silent_s = await _lose(swarm, bees, lose, target, round_after=2, silently=True)
     renewing.cancel()
     return seen
+
+
+async def _lose(swarm: _Swarm, bees: list[_Bee], count: int, target: int, *, round_after: int, silently: bool) -> float:
+    """Take some of the active away; seconds until all of the next round are released."""
+    active = sorted(swarm.rounds)
+    begun = time.monotonic()
+    for index in active[:: len(active) // count][:count]:
+        swarm.rounds.pop(index)
+        transport = bees[index].transport
+        assert transport is not None
+        if silently:
+            bees[index].cut_off = True
+        else:
+            transport.abort()
+    await _released(swarm, round_after, target)
+    return time.monotonic() - begun
 
 
 async def _released(swarm: _Swarm, number: int, count: int) -> None:

@@ -1,6 +1,6 @@
 """How fast does the world form, heal and end? With torchrun (c10d) and, where installed, ft_launcher beside us.
 
-python -m bench.world [--json] [--only PART] [--repeat N] [--kills N]
+python -m bench.world [--json] [--only PART] [--repeat N] [--repeat-torch N] [--repeat-peers N] [--kills N]
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from bench import programs, report, swarm
-from bench.report import Figure, below, p50, p99
-from tests.fleet import Fleet, Process, eventually, free_port
+from bench.report import Figure, below, p50, p99, spread
+from muster.types.world import Settings
+from tests.fleet import Fleet, Process, eventually, free_port, gone
 from tests.node.kills import random_kills
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PEERS = Path(sys.executable).parents[1] / "peers"
 FT_LAUNCHER = (sys.executable, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", "--ignore-missing-fault-tol-cfg")
+WAITED_S = 60.0  # for a job that may never recover
 NOOP = ("--no-python", "sleep", "100000")
 KEEP_ALIVE = "read_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2"
 
@@ -68,13 +71,18 @@ def sixty_four(given: argparse.Namespace) -> Iterator[Figure]:
             story = fleet.until("it is told", lambda v: v["round"] > number)["story"]  # noqa: B023
             released.append(next(line["at"] for line in story[::-1] if line["kind"] == "release") - struck)
             nodes[f"n{turn}"] = fleet.node(f"n{turn}", *options, program=NOOP)
-    yield below("agent SIGKILL → every survivor told, 64 agents, p99", p99(told) * 1000, 100, "ms")
+    note = f"p50 {p50(told) * 1000:.3g}"
+    told_all = spread(told, 1000)
     yield below(
-        "loss of one active, one spare → new round released, 64, p50",
+        "64 workers, one agent is killed → a survivor is told, p99", p99(told) * 1000, 100, "ms", note=note, **told_all
+    )
+    yield below(
+        "64 workers, one agent is killed, one spare → new round released, p50",
         p50(released) * 1000,
         50,
         "ms",
         note=f"the last agent has it after {p50(everyone) * 1000:.0f} ms",
+        **spread(released, 1000),
     )
 
 
@@ -91,13 +99,22 @@ def _count(trace: Path, kind: str, number: int) -> int:
 
 
 def thousand(given: argparse.Namespace) -> Iterator[Figure]:
-    with a_fleet() as fleet:
-        fleet.coordinator()
-        seen = swarm.run(fleet.host, fleet.port, members=1010, target=1000, spares=10, lose=10, idle_s=4.0)
-    yield below("1,000 simulated agents form", seen.form_s, 1.0, "s")
-    yield below("1,000 simulated agents: lose 1 %, re-form", seen.reform_s, 1.0, "s")
-    worst = max(seen.idle_up, seen.idle_down)
-    yield Figure("idle messages per second and agent, each way", worst, "/s", "<= 2 /s", worst <= 2.0)
+    seen = []
+    for _ in range(given.repeat_swarm):
+        with a_fleet() as fleet:
+            fleet.coordinator()
+            seen.append(swarm.run(fleet.host, fleet.port, members=1020, target=1000, spares=20, lose=10, idle_s=4.0))
+    form, closed, silent = [one.form_s for one in seen], [one.closed_s for one in seen], [one.silent_s for one in seen]
+    lease = f"of which a lease of {swarm.LEASE_S:g} s and its margin are waiting"
+    limit = swarm.LEASE_S + Settings().kill_margin_s + 1.0
+    yield below("1,000 simulated agents form, p50", p50(form), 1.0, "s", **spread(form))
+    name = "1,000 simulated agents, 1 % is killed with its guards: connections close → re-formed"
+    yield below(f"{name}, p50", p50(closed), limit, "s", note=lease, **spread(closed))
+    name = "1,000 simulated agents, 1 % falls silent: connections stay open → re-formed"
+    yield below(f"{name}, p50", p50(silent), limit, "s", note=lease, **spread(silent))
+    worst = max(max(one.idle_up, one.idle_down) for one in seen)
+    name = "idle messages per second and agent, each way, worst"
+    yield Figure(name, worst, "/s", "<= 2 /s", worst <= 2.0, samples=len(seen))
 
 
 # Two ranks that crash ----------------------------------------------------------------------------
@@ -105,21 +122,13 @@ def thousand(given: argparse.Namespace) -> Iterator[Figure]:
 
 def crash(given: argparse.Namespace) -> Iterator[Figure]:
     ours = [_crash(_muster_single) for _ in range(given.repeat_torch)]
-    tries = 0
-    torchrun = None
-    while torchrun is None and tries < 3:
-        tries += 1
-        torchrun = _crash(_torchrun_single)
-    peers = {"torchrun": torchrun or f"hung or ended, {tries} times", "ft_launcher": _if_installed(_crash)}
-    mine = p50([value for value in ours if value is not None])
-    ratio = mine / torchrun if torchrun else None
-    name = "rank crash → same rank back, 2-rank gloo group ready"
-    note = f"ratio {ratio:.3f}, torchrun at its try {tries}" if ratio else "torchrun gave no time to compare with"
-    yield Figure(name, mine, "s", "<= 0.15 x torchrun", ratio is not None and ratio <= 0.15, peers, note)
+    peers = {name: [_crash(launch) for _ in range(given.repeat_peers)] for name, launch in _singles()}
+    name = "a rank is killed → same rank back, 2-rank gloo group ready, p50"
+    yield _beside(name, ours, peers, "s", _at_most(0.15))
 
 
-def _crash(launch: Callable[[Fleet, str], Process]) -> float | None:
-    """Seconds from a rank's SIGKILL of itself to both ranks having all-reduced again; None if that never came."""
+def _crash(launch: Callable[[Fleet, str], Process]) -> Sample:
+    """Seconds from a rank's SIGKILL of itself to both ranks having all-reduced again."""
     with a_fleet() as fleet:
         script = programs.write(fleet.folder)["group"]
         process = launch(fleet, f"{script} {fleet.notes} 1")
@@ -128,10 +137,10 @@ def _crash(launch: Callable[[Fleet, str], Process]) -> float | None:
                 lambda: len(programs.marks(fleet.notes, "ready")) >= 4 or process.proc.poll() is not None, "again", 90
             )
         except AssertionError:
-            return None
+            return "never (waited 90 s)"
         ready = programs.marks(fleet.notes, "ready")
         if len(ready) < 4:
-            return None
+            return "the job ends"
         return ready[-1][0] - programs.marks(fleet.notes, "crash")[0][0]
 
 
@@ -151,30 +160,76 @@ def _ft_single(fleet: Fleet, program: str) -> Process:
     return fleet.start(*FT_LAUNCHER, *options, *program.split(), PYTHONPATH=str(PEERS))
 
 
-def _if_installed(measure: Callable[[Callable[[Fleet, str], Process]], float | None]) -> float | str:
-    if not PEERS.exists():
-        return "not installed"
-    value = measure(_ft_single)
-    return value if value is not None else "hung or ended"
+def _singles() -> list[tuple[str, Callable[[Fleet, str], Process]]]:
+    return [("torchrun", _torchrun_single), *([("ft_launcher", _ft_single)] if PEERS.exists() else [])]
+
+
+# Beside peers ------------------------------------------------------------------------------------
+
+Sample = float | str  # seconds, or what came instead
+
+
+Judge = Callable[[float, float | None], bool]  # our value and its ratio to torchrun's
+
+
+def _at_most(share: float) -> tuple[str, Judge]:
+    return f"<= {share:g} x torchrun", lambda _, ratio: ratio is not None and ratio <= share
+
+
+def _under(limit: float, unit: str) -> tuple[str, Judge]:
+    return f"< {limit:g} {unit}", lambda value, _: value < limit
+
+
+GOES_ON: tuple[str, Judge] = ("the job goes on", lambda value, ratio: True)
+
+
+def _beside(
+    name: str, ours: list[Sample], peers: dict[str, list[Sample]], unit: str, goal: tuple[str, Judge]
+) -> Figure:
+    """Our median beside theirs. One sample without a time is a miss, and is said."""
+    scale = 1000.0 if unit == "ms" else 1.0
+    times = _times_of(ours)
+    value = p50(times) * scale if len(times) == len(ours) else None
+    shown = {who: _median_or_story(samples, scale) for who, samples in peers.items()}
+    theirs = shown.get("torchrun")
+    ratio = value / theirs if value is not None and isinstance(theirs, float) else None
+    ok = value is not None and goal[1](value, ratio)
+    notes = [_stories(ours)] if value is None else [f"ratio {ratio:.3f}"] if ratio is not None else []
+    notes += [f"{who} {_peer_note(samples, scale)}" for who, samples in peers.items()]
+    counted = spread(times, scale) | {"samples": len(ours)}
+    return Figure(name, value, unit, goal[0], ok, shown, "; ".join(notes), **counted)
+
+
+def _times_of(samples: list[Sample]) -> list[float]:
+    return [sample for sample in samples if isinstance(sample, float)]
+
+
+def _median_or_story(samples: list[Sample], scale: float) -> Sample:
+    """A median only where every sample has a time."""
+    times = _times_of(samples)
+    return p50(times) * scale if len(times) == len(samples) else _stories(samples)
+
+
+def _stories(samples: list[Sample]) -> str:
+    told = Counter(sample for sample in samples if isinstance(sample, str))
+    return ", ".join(f"{story} ({count} of {len(samples)})" for story, count in told.items())
+
+
+def _peer_note(samples: list[Sample], scale: float) -> str:
+    times = _times_of(samples)
+    return f"{len(samples)} samples" + (f", worst {max(times) * scale:.0f}" if times else "")
 
 
 # First start -------------------------------------------------------------------------------------
 
 
 def start(given: argparse.Namespace) -> Iterator[Figure]:
-    ours: list[float] = []
-    torchrun: list[float] = []
-    for _ in range(given.repeat_torch):
-        for times, launch in ((ours, _muster_single), (torchrun, _torchrun_single)):
-            if (value := _first_start(launch)) is not None:
-                times.append(value)
-    peers: dict[str, float | str] = {"torchrun": p50(torchrun), "ft_launcher": _if_installed(_first_start)}
-    ratio = p50(ours) / p50(torchrun)
-    name = "first start, 2 ranks to group ready"
-    yield Figure(name, p50(ours), "s", "<= 0.6 x torchrun", ratio <= 0.6, peers, f"ratio {ratio:.3f}")
+    ours = [_first_start(_muster_single) for _ in range(given.repeat_torch)]
+    peers = {name: [_first_start(launch) for _ in range(given.repeat_peers)] for name, launch in _singles()}
+    yield _beside("first start, 2 ranks to group ready, p50", ours, peers, "s", _at_most(0.6))
 
 
-def _first_start(launch: Callable[[Fleet, str], Process]) -> float | None:
+def _first_start(launch: Callable[[Fleet, str], Process]) -> Sample:
     with a_fleet() as fleet:
         script = programs.write(fleet.folder)["group"]
         begun = time.monotonic()
@@ -182,77 +237,96 @@ def _first_start(launch: Callable[[Fleet, str], Process]) -> float | None:
         try:
             eventually(lambda: len(programs.marks(fleet.notes, "ready")) >= 2, "ready", 90)
         except AssertionError:
-            return None
+            return "never (waited 90 s)"
         return programs.marks(fleet.notes, "ready")[1][0] - begun
 
 
-# A node dies -------------------------------------------------------------------------------------
+# A worker dies -----------------------------------------------------------------------------------
 
 
-def node_loss(given: argparse.Namespace) -> Iterator[Figure]:
-    ours = [_node_loss(_muster_nodes, victim=1) for _ in range(given.repeat_torch)]
-    peers = _peer_losses(victim=1)
-    found = [value for value in ours if value is not None]
-    value = p50(found) * 1000 if len(found) == len(ours) else None
-    name = "2 active + 1 spare, SIGKILL one node → first all-reduce, p50"
-    yield below(name, value, 500, "ms", peers=peers)
-    host = _node_loss(_muster_standalone, victim=0)
-    name = "the same, killing the node that started the coordinator"
-    peers = _peer_losses(victim=0)
-    yield Figure(name, host and host * 1000, "ms", "the job goes on", host is not None, peers)
+def worker_loss(given: argparse.Namespace) -> Iterator[Figure]:
+    """Two active workers and a spare. What is killed is the same for all, and the name says what it is."""
+    every, launcher = "every process of one worker is killed", "only one worker's agent (launcher) is killed"
+    starter = "the worker that started the coordinator"
+    for what, doomed, hosts, goal in (
+        (every, whole_worker, False, _at_most(1.0)),
+        (launcher, launcher_only, False, _under(500, "ms")),
+        (f"{starter}: every process is killed, the coordinator too", whole_worker, True, GOES_ON),
+        (f"{starter}: only its agent (launcher) is killed", launcher_only, True, GOES_ON),
+    ):
+        launch = _muster_standalone if hosts else _muster_nodes
+        ours = [_loss(launch, doomed, hosts=hosts) for _ in range(given.repeat_peers if hosts else given.repeat_torch)]
+        peers = {
+            name: [_loss(partial(_c10d_nodes, launcher=words), doomed, hosts=hosts) for _ in range(given.repeat_peers)]
+            for name, words in (("torchrun", TORCHRUN), *([("ft_launcher", FT_LAUNCHER)] if PEERS.exists() else []))
+        }
+        yield _beside(f"{what} → first all-reduce, p50", ours, peers, "ms", goal)
 
 
-def _peer_losses(victim: int) -> dict[str, float | str]:
-    peers: dict[str, float | str] = {}
-    for name, launcher in (("torchrun", TORCHRUN), ("ft_launcher", FT_LAUNCHER)):
-        if launcher is FT_LAUNCHER and not PEERS.exists():
-            peers[name] = "not installed"
-            continue
-        value = _node_loss(partial(_c10d_nodes, launcher=launcher), victim=victim)
-        peers[name] = value * 1000 if value is not None else "job ended or hung"
-    return peers
+def _loss(launch: Callable[[Fleet, str], list[Process]], doomed: Callable[[int], list[int]], *, hosts: bool) -> Sample:
+    """Kill an active worker, or a part of it; time to the first all-reduce of the next group.
 
-
-def _node_loss(launch: Callable[[Fleet, str], list[Process]], victim: int) -> float | None:
-    """Kill the node of that rank with all that belongs to it; time to the first all-reduce of the next group."""
+    `hosts`: the first one, with which the others meet; else one that it is not.
+    """
     with a_fleet() as fleet:
         script = programs.write(fleet.folder)["group"]
         nodes = launch(fleet, f"{script} {fleet.notes}")
         eventually(lambda: len(programs.marks(fleet.notes, "ready")) >= 2, "ready", 90)
         time.sleep(4.0)  # the spare has warmed up, as it has in any real job
         ready = programs.marks(fleet.notes, "ready")
-        rank_pid = {rank: pid for _, rank, pid in ready}[victim]
-        node = _node_of(rank_pid, nodes)
+        victim = next((node for pid in _pids(ready) if ((node := _node_of(pid, nodes)) is nodes[0]) is hosts), None)
+        if victim is None:
+            return "the first one was the spare"
+        pids = doomed(victim.pid)
         struck = time.monotonic()
-        _kill_node(node, rank_pid)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # ranks of ours die with their parent
+                os.kill(pid, signal.SIGKILL)
+        others = [node for node in nodes if node is not victim]
+
+        def over() -> bool:
+            healed = len(programs.marks(fleet.notes, "ready")) >= len(ready) + 2
+            return healed or all(node.proc.poll() is not None for node in others)
+
         try:
-            eventually(
-                lambda: (
-                    len(programs.marks(fleet.notes, "ready")) >= len(ready) + 2
-                    or all(one.proc.poll() is not None for one in nodes)
-                ),
-                "healed",
-                60,
-            )
+            eventually(over, "healed or ended", WAITED_S)
         except AssertionError:
-            return None
+            left = sum(not gone(pid) for pid in _pids(ready) if pid not in pids)
+            return f"never (waited {WAITED_S:g} s; {left} of the other ranks still there)"
         again = programs.marks(fleet.notes, "ready")[len(ready) :]
-        return min(at for at, _, _ in again) - struck if len(again) >= 2 else None
+        return min(at for at, _, _ in again) - struck if len(again) >= 2 else "the job ends"
+
+
+def _pids(marks: list[tuple[float, int, int]]) -> list[int]:
+    return [pid for _, _, pid in marks]
+
+
+def whole_worker(pid: int) -> list[int]:
+    """All that a launcher has started and what they have started, whatever their sessions; the launcher first."""
+    parents = {int(entry): _parent(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
+    found = [pid]
+    for one in found:  # grows as it is read
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def launcher_only(pid: int) -> list[int]:
+    return [pid]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # it has just ended
 
 
 def _node_of(pid: int, nodes: list[Process]) -> Process:
     ours = {node.pid: node for node in nodes}
     while pid not in ours:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = _parent(pid)
+        assert pid > 1, "a rank of nobody"
     return ours[pid]
-
-
-def _kill_node(node: Process, rank_pid: int) -> None:
-    """A node that loses power: its launcher and its ranks at once. muster's guard is left to show its work."""
-    node.kill()
-    if "muster.node.cli" not in node.command:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank_pid, signal.SIGKILL)
 
 
 def _muster_nodes(fleet: Fleet, program: str) -> list[Process]:
@@ -309,7 +383,7 @@ def ending(given: argparse.Namespace) -> Iterator[Figure]:
                 node.wait()
             done = max(at for at, _, _ in programs.marks(fleet.notes, "done"))
             gaps.append(max(node.ended_at for node in nodes) - done)
-    yield below("last active done → last spare exited, p50", p50(gaps) * 1000, 100, "ms")
+    yield below("last active done → last spare exited, p50", p50(gaps) * 1000, 100, "ms", **spread(gaps, 1000))
 
 
 def kills(given: argparse.Namespace) -> Iterator[Figure]:
@@ -324,6 +398,8 @@ def kills(given: argparse.Namespace) -> Iterator[Figure]:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=10, help="samples of the quick parts")
     parser.add_argument("--repeat-torch", type=int, default=5, help="samples of parts with torch")
+    parser.add_argument("--repeat-peers", type=int, default=3, help="samples of each peer")
+    parser.add_argument("--repeat-swarm", type=int, default=3, help="samples of the simulated agents")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
 
@@ -332,7 +408,7 @@ PARTS = {
     "sixty-four": sixty_four,
     "thousand": thousand,
     "crash": crash,
-    "node-loss": node_loss,
+    "worker-loss": worker_loss,
     "start": start,
     "ending": ending,
     "kills": kills,
