@@ -291,8 +291,8 @@ def _loss(launch: Callable[[Fleet, str], list[Process]], doomed: Callable[[int],
         try:
             eventually(over, "healed or ended", WAITED_S)
         except AssertionError:
-            left = sum(not gone(pid) for pid in _pids(ready) if pid not in pids)
-            return f"never (waited {WAITED_S:g} s; {left} of the other ranks still there)"
+            left = sum(not gone(pid) for pid in _pids(ready))
+            return f"no new group (waited {WAITED_S:g} s, {left} of {len(ready)} ranks go on)"
         again = programs.marks(fleet.notes, "ready")[len(ready) :]
         return min(at for at, _, _ in again) - struck if len(again) >= 2 else "the job ends"
 
