@@ -66,15 +66,15 @@ def run(title: str, parts: Mapping[str, Callable[[argparse.Namespace], Iterable[
 
 def _line(figure: Figure) -> str:
     mark = "ok  " if figure.ok else "MISS"
-    value = "-" if figure.value is None else f"{_show(figure.value)} {figure.unit}"
-    peers = "  ".join(f"{name} {_show(value)}" for name, value in figure.peers.items())
+    value = "-" if figure.value is None else f"{show(figure.value)} {figure.unit}"
+    peers = "  ".join(f"{name} {show(value)}" for name, value in figure.peers.items())
     counted = f"{figure.samples} samples" if figure.samples else ""
-    worst = f"worst {_show(figure.worst)}" if figure.worst is not None else ""
+    worst = f"worst {show(figure.worst)}" if figure.worst is not None else ""
     notes = ", ".join(part for part in (counted, worst, figure.note) if part)
     return f"{mark} {figure.name:<78} {value:>12}  goal {figure.goal:<18} {peers}" + (f"  ({notes})" if notes else "")
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -191,8 +191,8 @@ def _beside(
     times = _times_of(ours)
     value = p50(times) * scale if len(times) == len(ours) else None
     shown = {who: _median_or_story(samples, scale) for who, samples in peers.items()}
-    theirs = shown.get("torchrun")
-    ratio = value / theirs if value is not None and isinstance(theirs, float) else None
+    theirs = _times_of(peers.get("torchrun", []))
+    ratio = value / (p50(theirs) * scale) if value is not None and theirs else None
     ok = value is not None and goal[1](value, ratio)
     notes = [_stories(ours)] if value is None else [f"ratio {ratio:.3f}"] if ratio is not None else []
     notes += [f"{who} {_peer_note(samples, scale)}" for who, samples in peers.items()]
@@ -205,9 +205,11 @@ def _times_of(samples: list[Sample]) -> list[float]:
 
 
 def _median_or_story(samples: list[Sample], scale: float) -> Sample:
-    """A median only where every sample has a time."""
+    """A median; where not every sample has a time, what the others have."""
     times = _times_of(samples)
-    return p50(times) * scale if len(times) == len(samples) else _stories(samples)
+    if len(times) == len(samples):
+        return p50(times) * scale
+    return ", or ".join([*([report.show(p50(times) * scale)] if times else []), _stories(samples)])
 
 
 def _stories(samples: list[Sample]) -> str:
@@ -217,7 +219,7 @@ def _stories(samples: list[Sample]) -> str:
 
 def _peer_note(samples: list[Sample], scale: float) -> str:
     times = _times_of(samples)
-    return f"{len(samples)} samples" + (f", worst {max(times) * scale:.0f}" if times else "")
+    return f"{len(samples)} samples" + (f", worst {report.show(max(times) * scale)}" if times else "")
 
 
 # First start -------------------------------------------------------------------------------------

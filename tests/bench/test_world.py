@@ -42,7 +42,7 @@ def test_a_median_stands_beside_its_worst_sample_and_what_the_peers_did() -> Non
     peers: dict[str, list[world.Sample]] = {"torchrun": [1.0], "ft_launcher": ["the job ends", 3.0]}
     figure = world._beside("loss", [0.3, 0.1, 0.2], peers, "s", world._at_most(0.15))
     assert (figure.value, figure.worst, figure.samples, figure.ok) == (0.2, 0.3, 3, False)
-    assert figure.peers == {"torchrun": 1.0, "ft_launcher": "the job ends (1 of 2)"}
+    assert figure.peers == {"torchrun": 1.0, "ft_launcher": "3, or the job ends (1 of 2)"}
 
 
 def test_simulated_agents_that_are_lost_say_nothing_so_that_a_lease_is_waited_for(fleet: Fleet) -> None:
