@@ -7,12 +7,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from muster.core.keeping import WORKER
 from muster.ports import Record, Store
 from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.training import Key, Uid
 from muster.types.worker import Worker
 
-KIND = "worker"
+KIND = WORKER
 LAST_WORDS = 2000
 SHORTAGE = 71  # it could not be started now (files, memory, disk, quota): trying again may help
 

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from muster import errors
 from muster.control.observe import Observer
 from muster.control.publish import Publisher
-from muster.core import lifecycle, reconcile
+from muster.core import keeping, lifecycle, reconcile
 from muster.core.admission import backend_of
 from muster.core.edits import marks
 from muster.core.reconcile import Plan
@@ -32,9 +32,9 @@ LONGEST_RETRY_S = 30.0
 STEP_WRITES_PER_S = 200.0  # steps alone are written at most this often, over all trainings
 ALIVE_EVERY_S = 5.0  # how exactly the end of a worker is known that died while nobody looked
 SCAN_CHUNK = 200  # ended trainings that are looked at before others get a turn, at the start
-TOKEN_KIND = "token"
-ALIVE_KIND, ALIVE_KEY = "control", "alive"
-RUN_KIND = "run"  # the coordinator's record of a run
+TOKEN_KIND = keeping.TOKEN
+ALIVE_KIND, ALIVE_KEY = keeping.CONTROL, "alive"
+RUN_KIND = keeping.RUN
 _EVERYTHING = Filter()
 
 

@@ -12,12 +12,13 @@ import logging
 from collections.abc import Collection, Mapping
 
 from muster import errors
+from muster.core.keeping import MESH
 from muster.ports import Keys, Record, Store, Write, insist
 from muster.types.training import Key
 
 log = logging.getLogger("muster.mesh")
 
-KIND = "mesh"
+KIND = MESH
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 AT_ONCE = 16
 

@@ -60,6 +60,9 @@ AT_HOME: tuple[Grant, ...] = (
     _may("coordination.k8s.io", "leases", "get update", "take the Lease, renew it, give it up", "muster"),
     _may("", "endpoints", "get update", "put the leader's address behind the Service", "muster"),
     _may(
-        "", "secrets", "get list delete", "read the journal and the API token, which are Secrets here; tidy the journal"
+        "",
+        "secrets",
+        "get list delete",
+        "read the journal, its key and the API token, which are Secrets here; tidy the journal",
     ),
 )

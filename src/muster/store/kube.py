@@ -17,7 +17,6 @@ import secrets
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Literal, Self
 
 from muster import errors
@@ -25,19 +24,17 @@ from muster.core.edits import first_status
 from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror, passes
 from muster.kube.events import Announcer
 from muster.ports import Change, Clock, Filter, Stored, Version, Write
+from muster.store.kube_key import read_key
+from muster.store.kube_leftovers import Leftovers
 from muster.store.kube_log import GONE, KEEP_EVENTS, KubeLog
 from muster.store.kube_objects import (
     FINALIZER,
-    OUTBOX,
     Extras,
-    Outbox,
+    born,
     collection,
     is_as_asked,
     key_of,
     object_of,
-    outbox_of,
-    outboxes,
-    packed,
     path_of,
     status_of,
     training_of,
@@ -45,6 +42,7 @@ from muster.store.kube_objects import (
     version_of,
     with_note,
 )
+from muster.store.kube_outbox import OUTBOX, Outbox, Owner, Seal
 from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, WallClock, check_expectation, closed, pack
 from muster.types.codec import Invalid
 from muster.types.event import Event
@@ -78,11 +76,13 @@ class _Tries:
 
 
 class KubeStore(LedgerStore):
-    def __init__(self, api: KubeApi, ledger: Ledger, journal: KubeLog, clock: Clock | None) -> None:
+    def __init__(self, api: KubeApi, ledger: Ledger, journal: KubeLog, seal: Seal, clock: Clock | None) -> None:
         """Use `open`."""
         super().__init__(ledger)
         self._api = api
         self._log = journal
+        self._seal = seal
+        self._leftovers = Leftovers(api, journal, self, self._journal)
         self._clock = clock or WallClock()
         self._mirror = Mirror(api, ALL, self)
         self._announcer = Announcer(api)
@@ -92,7 +92,6 @@ class KubeStore(LedgerStore):
         self._waiting: dict[Key, list[tuple[Version, asyncio.Future[None]]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._opened = False
-        self._outboxes: list[tuple[Key, str, Write]] = []
 
     @classmethod
     async def open(
@@ -108,23 +107,16 @@ class KubeStore(LedgerStore):
         """Read everything and begin to watch. The log is kept in that namespace."""
         ledger = Ledger(keep=keep_changes, clock=clock)
         journal = KubeLog(api, namespace, identity, commit=ledger.commit, value=ledger.record, keep=keep_events)
-        store = cls(api, ledger, journal, clock)
+        store = cls(api, ledger, journal, Seal(await read_key(api, namespace)), clock)
         records, last_event = await journal.open()
         ledger.load((), records, 0, last_event)
         await store._mirror.start()
         journal.start()
-        await store._catch_up_journal()
+        await store._leftovers.settle()
         store._keep(store._mirror.run())
+        store._keep(store._leftovers.wipe())
         store._keep(store._announcer.run())
         return store
-
-    async def _catch_up_journal(self) -> None:
-        """Write what a control plane before us did not come to write."""
-        left, self._outboxes = self._outboxes, []
-        for key, mark, write in left:
-            stored = self.get(key)
-            if stored is not None and not self._log.knows(mark) and not self._log.is_older(write.events):
-                await self._journal(write, stored, mark)
 
     async def until_fenced(self) -> str:
         """Until another control plane has taken over; says how that was noticed."""
@@ -176,7 +168,7 @@ class KubeStore(LedgerStore):
             assert put is not None
             mark, now = secrets.token_hex(8), self._clock.now()
             write = replace(write, events=tuple(replace(one, at=one.at or now) for one in write.events))
-            stored = await self._put(put, write.expect, outbox_of(write, mark) if write.events else None)
+            stored = await self._put(put, write.expect, Outbox(mark, write) if write.events else None)
             noted = self._journal(write, stored, mark)
         await noted
         return stored
@@ -229,15 +221,18 @@ class KubeStore(LedgerStore):
         raise errors.Unavailable(f"training {key} changes too fast to be written")
 
     async def _create(self, training: Training, outbox: Outbox | None) -> Stored:
-        body = object_of(training, Extras(finalizers=(FINALIZER,)), outbox)
+        carried = self._seal.close(outbox, Owner(training.key, request=training.uid))
+        body = object_of(training, Extras(finalizers=(FINALIZER,)), carried)
         made = await self._api.request("POST", collection(training.key), body=body)
         if training.status in (Status(), first_status(training.spec)):
             return await self._seen(training.key, made)
-        return await self._write_status(training.key, version_of(made), training.status, outbox)
+        carried = self._seal.close(outbox, Owner(training.key, made["metadata"]["uid"]))
+        return await self._write_status(training.key, version_of(made), training.status, carried)
 
     async def _replace(self, training: Training, before: Stored, outbox: Outbox | None) -> Stored:
         """Ask for what differs: spec, labels and annotations; removal; status."""
         old, version = before.training, before.version
+        carried = self._seal.close(outbox, Owner(before.key, before.uid))
         extras = self._extras.get(training.key, Extras())
         asked, had = training.metadata, old.metadata
         stored: Stored | None = None
@@ -247,7 +242,7 @@ class KubeStore(LedgerStore):
                     f"{training.key} cannot be read: {wrong}", hint="correct it with kubectl edit"
                 )
             made = await self._api.request(
-                "PUT", path_of(training.key), body=object_of(training, extras, outbox, version)
+                "PUT", path_of(training.key), body=object_of(training, extras, carried, version)
             )
             version = version_of(made)
             stored = await self._seen(training.key, made)
@@ -256,11 +251,11 @@ class KubeStore(LedgerStore):
                 version = version_of(await self._claim(training.key, version, extras))
             stored = await self._mark(training.key, version)
         elif training.status != old.status:
-            stored = await self._write_status(training.key, version, training.status, outbox)
+            stored = await self._write_status(training.key, version, training.status, carried)
         return stored or before
 
-    async def _write_status(self, key: Key, version: Version, status: Status, outbox: Outbox | None) -> Stored:
-        body = status_of(key, version, status, outbox)
+    async def _write_status(self, key: Key, version: Version, status: Status, carried: str) -> Stored:
+        body = status_of(key, version, status, carried)
         return await self._seen(key, await self._api.request("PUT", path_of(key) + "/status", body=body))
 
     async def _mark(self, key: Key, version: Version) -> Stored:
@@ -268,11 +263,11 @@ class KubeStore(LedgerStore):
         only = {"preconditions": {"resourceVersion": str(version)}}
         return await self._seen(key, await self._api.request("DELETE", path_of(key), body=only))
 
-    async def _claim(self, key: Key, version: Version, extras: Extras, outbox: Outbox | None = None) -> Json:
+    async def _claim(self, key: Key, version: Version, extras: Extras, carried: str = "") -> Json:
         """Put our finalizer on it."""
         about: Json = {"resourceVersion": str(version), "finalizers": [*extras.finalizers, FINALIZER]}
-        if outbox is not None:
-            about["annotations"] = packed(outbox, OUTBOX)
+        if carried:
+            about["annotations"] = {OUTBOX: carried}
         return await self._api.request("PATCH", path_of(key), body={"metadata": about}, content_type=MERGE_PATCH)
 
     async def _remove(self, key: Key, expect: Version | None) -> Stored:
@@ -380,7 +375,7 @@ class KubeStore(LedgerStore):
         seen = {key_of(item): item for item in items}
         if first:
             stored = [one for item in items if (one := self._read(item)) is not None]
-            self._outboxes = [(key_of(item), *left) for item in items for left in outboxes(item)]
+            self._leftovers.find(items, self._seal)
             self._ledger.load_objects(stored, int(version))
         else:
             self._catch_up_with(seen, int(version))
@@ -461,10 +456,11 @@ class KubeStore(LedgerStore):
 
     async def _take_over(self, key: Key, item: Json) -> None:
         extras, tries = self._extras.get(key, Extras()), _Tries()
-        born, mark = _born(item), secrets.token_hex(8)
+        told, mark = born(item), secrets.token_hex(8)
+        carried = self._seal.close(Outbox(mark, told), Owner(key, item["metadata"]["uid"]))
         while not (tries.in_doubt and self._extras.get(key, Extras()).is_ours):
             try:
-                await self._claim(key, version_of(item), extras, outbox_of(born, mark))
+                await self._claim(key, version_of(item), extras, carried)
                 break
             except errors.Conflict:
                 if not tries.in_doubt:
@@ -475,7 +471,7 @@ class KubeStore(LedgerStore):
             except errors.Unavailable as error:
                 await tries.pause(error)
         if (about := self.get(key)) is not None:
-            await self._journal(born, about, mark)
+            await self._journal(told, about, mark)
 
     async def _try(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Until it is done, or not needed any more: a newer version comes here as well."""
@@ -490,11 +486,3 @@ class KubeStore(LedgerStore):
                 if not passes(error):
                     return
             await asyncio.sleep(SEEN_S)
-
-
-def _born(item: Json) -> Write:
-    """What the journal says of a training that was applied around our API."""
-    size, created = item["spec"].get("worldSize") or {}, item["metadata"].get("creationTimestamp")
-    message = f"applied to the cluster, for {size.get('target', 1)} workers"
-    at = datetime.fromisoformat(created) if created else None
-    return Write(events=(Event("Created", message, actor="kubectl", at=at),))

@@ -27,8 +27,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from muster import errors
+from muster.core import keeping
 from muster.kube.client import Json, KubeApi, passes
 from muster.ports import Record
+from muster.store.kube_outbox import ASIDE, USAGE, Outbox
 from muster.store.ledger import Entry, Kept
 from muster.types import codec
 from muster.types.event import Event
@@ -38,6 +40,7 @@ log = logging.getLogger("muster.store")
 LABEL = "muster.dev/log"
 KEEP_EVENTS = 100_000
 GONE = "gone-"  # how the mark of a removal begins
+MADE_UP = f"{ASIDE}journal"  # the mark of the entry that tells what of the journal itself was set aside
 TIDY_EVERY_S = 1.0
 MERGE_AT = 64  # small batches that are put together
 FULL = 400_000  # bytes that a batch may have before it is compressed; the server takes a million
@@ -90,7 +93,7 @@ class Batch:
             events = {int(event["id"]): event for event in held["events"]}
             number = int(about["name"].rpartition("-")[2])
             return cls(number, list(events.values()), records, held["by"], about["resourceVersion"], len(plain))
-        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
             raise errors.InternalError(
                 f"the Secret {about['name']} holds no part of the journal that can be read: {error!r}",
                 hint=f"put it back from a backup, or delete it: what it held is lost then ({LABEL} marks the others)",
@@ -110,6 +113,22 @@ class _Line(NamedTuple):
 def _line(event: Json) -> _Line:
     namespace, training, uid = (sys.intern(str(event.get(name) or "")) for name in ("namespace", "training", "uid"))
     return _Line(int(event["id"]), namespace, training, uid, msgspec.json.encode(event))
+
+
+def _is_made_up(event: Json) -> bool:
+    """Usage is written together with its worker. With a mark it came in an object, which up to 0.1.0 was believed."""
+    return bool(event.get("mark")) and event.get("reason") in USAGE
+
+
+def _doubt(which: tuple[str, str], value: Any, before: Any) -> str:
+    """Why a record is not to be believed; then what it was before stands. A token is made once: workers have it."""
+    kind, key = which
+    if value is None:
+        return ""
+    if why := keeping.problem_with(kind, key, value):
+        return why
+    replaced = kind == keeping.TOKEN and before is not None and before["token"] != value["token"]
+    return "is another one than the workers of that training were given" if replaced else ""
 
 
 @dataclass(frozen=True)
@@ -133,6 +152,7 @@ class KubeLog:
         """`commit` is told what has become durable, in order, before anyone who waits for it goes on; `value` says
         what a record is now."""
         self._api = api
+        self.namespace = namespace
         self._path = f"/api/v1/namespaces/{namespace}/secrets"
         self._identity = identity
         self._commit = commit
@@ -145,6 +165,8 @@ class KubeLog:
         self._where: dict[tuple[str, str], int] = {}  # which batch holds the current value of a record
         self._events: list[_Line] = []
         self._marks: set[str] = set()
+        self.refused: dict[tuple[str, str], str] = {}  # records that cannot be believed, and why
+        self.made_up: list[int] = []  # entries that cannot be ours, and of which nobody was told yet
         self._queue: list[_Job] = []
         self._under_way: list[_Job] = []
         self._singly = 0  # how many jobs have to go each in a batch of its own
@@ -181,6 +203,8 @@ class KubeLog:
         for (kind, key), value in values.items():
             if value is not None:
                 records.setdefault(kind, {})[key] = value
+        told = max((number for number, event in events.items() if event.get("mark") == MADE_UP), default=0)
+        self.made_up = [number for number in self.made_up if number > told]
         return records, self._events[-1].id if self._events else 0
 
     async def _read(self) -> list[Batch]:
@@ -191,10 +215,19 @@ class KubeLog:
 
     def _know(self, batch: Batch, values: dict[tuple[str, str], Any], events: dict[int, Json]) -> None:
         self._last = batch.number
-        batch.events = [event for event in batch.events if event["id"] not in events]  # a merge that was cut short
+        self.made_up += [event["id"] for event in batch.events if _is_made_up(event)]
+        batch.events = [
+            event
+            for event in batch.events
+            if event["id"] not in events and not _is_made_up(event)  # a merge may have been cut short
+        ]
         for event in batch.events:
             events[event["id"]] = event
-        values.update(batch.records)
+        for which, value in batch.records.items():
+            if why := _doubt(which, value, values.get(which)):
+                self.refused[which] = why
+            else:
+                values[which] = value
         self._note(batch)
 
     def _note(self, batch: Batch) -> None:
@@ -240,12 +273,13 @@ class KubeLog:
         """Whether entries with that mark were here when it was opened; of removals, whether they are here now."""
         return mark in self._marks
 
-    def is_older(self, events: Sequence[Event]) -> bool:
-        """Whether they are of a time that the journal no longer tells of."""
-        if not self._events:
-            return False
+    def has(self, outbox: Outbox) -> bool:
+        """Whether it was here when it was opened, or is of a time that the journal no longer tells of."""
+        if self.knows(outbox.mark) or not self._events:
+            return self.knows(outbox.mark)
         first = codec.from_wire(Event, msgspec.json.decode(self._events[0].raw), strict=False)
-        return any(event.at is not None and first.at is not None and event.at < first.at for event in events)
+        times = (event.at for event in outbox.write.events)
+        return any(at is not None and first.at is not None and at < first.at for at in times)
 
     def append(self, entry: Entry, mark: str = "") -> asyncio.Future[None]:
         """`mark` tells later that these entries are here."""

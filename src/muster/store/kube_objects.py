@@ -1,34 +1,24 @@
 """What is an object of the Kubernetes API as a training, and a training as such an object? Pure.
 
-With each change of an object travels what the journal is to say of it, its *outbox*: in an annotation with the spec, in
-a field with the status. A control plane that dies before it has written the journal leaves it there for the next one.
+What an object carries for the journal is the business of `kube_outbox`.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import datetime
 
 from muster.core.edits import first_status
 from muster.kube.client import Json
-from muster.ports import Record, Version, Write
-from muster.types.codec import Invalid, from_wire, to_wire
+from muster.ports import Version, Write
+from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX
+from muster.types.codec import Invalid, to_wire
 from muster.types.event import Event
 from muster.types.training import API_VERSION, KIND, REQUEST, UNREADABLE, Key, Spec, Status, Training
 
-log = logging.getLogger("muster.store")
-
 FINALIZER = "muster.dev/training"
-OUTBOX = "muster.dev/journal"  # annotation
-STATUS_OUTBOX = "journal"  # field of the status
 _LONGEST_NOTE = 1000
-_LARGEST_OUTBOX = 65_536
-
-Outbox = Mapping[str, Any]  # mark, events, records
 
 
 @dataclass(frozen=True)
@@ -82,11 +72,11 @@ def with_note(item: Json, error: Invalid, spec: Spec | None) -> Training:
     return training_of({**item, "metadata": noted, "spec": left if spec is None else to_wire(spec)})
 
 
-def object_of(training: Training, extras: Extras, outbox: Outbox | None, version: Version | None = None) -> Json:
+def object_of(training: Training, extras: Extras, carried: str, version: Version | None = None) -> Json:
     """What is created, or put in the place of that version; the status is written apart."""
     about = training.metadata
     metadata: Json = {"name": about.name, "namespace": about.namespace, "labels": dict(about.labels)}
-    metadata["annotations"] = {**about.annotations, **packed(outbox, OUTBOX)}
+    metadata["annotations"] = {**about.annotations, **({OUTBOX: carried} if carried else {})}
     metadata["finalizers"] = list(extras.finalizers)
     if version is None and training.uid:
         metadata["annotations"][REQUEST] = training.uid
@@ -97,41 +87,18 @@ def object_of(training: Training, extras: Extras, outbox: Outbox | None, version
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": to_wire(training.spec)}
 
 
-def status_of(key: Key, version: Version, status: Status, outbox: Outbox | None) -> Json:
+def status_of(key: Key, version: Version, status: Status, carried: str) -> Json:
     metadata = {"name": key.name, "namespace": key.namespace, "resourceVersion": str(version)}
-    shown = {**to_wire(status), **packed(outbox, STATUS_OUTBOX)}
+    shown = {**to_wire(status), **({STATUS_OUTBOX: carried} if carried else {})}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": shown}
 
 
-# The outbox --------------------------------------------------------------------------------------
-
-
-def outbox_of(write: Write, mark: str) -> Outbox:
-    records = [[one.kind, one.key, None if one.value is None else dict(one.value)] for one in write.records]
-    return {"mark": mark, "events": [to_wire(event) for event in write.events], "records": records}
-
-
-def packed(outbox: Outbox | None, name: str) -> dict[str, str]:
-    """Under that name, if there is one and it is of a size that an object can carry."""
-    if outbox is None:
-        return {}
-    text = json.dumps(outbox, separators=(",", ":"))
-    return {name: text} if len(text) <= _LARGEST_OUTBOX else {}
-
-
-def outboxes(item: Json) -> Iterator[tuple[str, Write]]:
-    """What the journal is to say of an object: its mark, and the entries. What cannot be read is nobody's loss."""
-    annotations, status = item["metadata"].get("annotations") or {}, item.get("status") or {}
-    for text in (annotations.get(OUTBOX), status.get(STATUS_OUTBOX)):
-        if not text:
-            continue
-        try:
-            held = json.loads(text)
-            events = tuple(from_wire(Event, event, strict=False) for event in held["events"])
-            records = tuple(Record(kind, key, value) for kind, key, value in held["records"])
-            yield str(held["mark"]), Write(events=events, records=records)
-        except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s: what it says for the journal cannot be read: %r", key_of(item), error)
+def born(item: Json) -> Write:
+    """What the journal says of a training that was applied around our API."""
+    size, created = item["spec"].get("worldSize") or {}, item["metadata"].get("creationTimestamp")
+    message = f"applied to the cluster, for {size.get('target', 1)} workers"
+    at = datetime.fromisoformat(created) if created else None
+    return Write(events=(Event("Created", message, actor="kubectl", at=at),))
 
 
 # Where it is -------------------------------------------------------------------------------------

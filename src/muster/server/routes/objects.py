@@ -15,6 +15,7 @@ from starlette.responses import Response
 from muster.core import edits
 from muster.core.admission import backend_of
 from muster.core.edits import Edit
+from muster.core.keeping import IDEMPOTENCY
 from muster.errors import AlreadyExists, Conflict, Unavailable
 from muster.ports import Filter, Record, Stored, Write
 from muster.server.answers import as_json, as_object
@@ -25,7 +26,6 @@ from muster.types.training import API_VERSION, Key, Phase, Training, Uid
 
 TRAININGS = "/v1/namespaces/{namespace}/trainings"
 TRAINING = TRAININGS + "/{name}"
-IDEMPOTENCY = "idempotency"
 _MOST_TRIES = 20
 _KEY = re.compile(r"[!-~]{1,255}")
 _CLAUSE = r"[A-Za-z0-9][-A-Za-z0-9_./]{0,252}==?[-A-Za-z0-9_.]{0,63}"

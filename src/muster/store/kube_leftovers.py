@@ -1,0 +1,123 @@
+"""What did others leave, in objects and in the journal, when this control plane opened? What is ours is written down.
+
+The rest is set aside: nothing follows from it, an entry of the journal says so once, and what stands in an object goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from muster import errors
+from muster.kube.client import MERGE_PATCH, Json, KubeApi
+from muster.ports import Record, Store, Stored, Write
+from muster.store.kube_log import MADE_UP, KubeLog
+from muster.store.kube_objects import key_of, path_of, status_of, version_of
+from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX, Found, Seal, outboxes
+from muster.types.event import Event
+from muster.types.training import Key
+
+log = logging.getLogger("muster.store")
+
+SET_ASIDE = "JournalSetAside"
+HOME = "muster"  # the name under which is told what belongs to no training
+_AT_ONCE = 500  # records that one write puts right
+_MOST_NAMED = 5
+
+Journal = Callable[[Write, Stored | None, str], "asyncio.Future[None]"]
+
+
+@dataclass(frozen=True)
+class _Left:
+    key: Key
+    found: Found
+
+
+class Leftovers:
+    def __init__(self, api: KubeApi, journal: KubeLog, store: Store, write: Journal) -> None:
+        """`write` notes entries about an object, under a mark."""
+        self._api = api
+        self._log = journal
+        self._write = write
+        self._get, self._record = store.get, store.record
+        self._left: list[_Left] = []
+        self._strangers: list[_Left] = []
+
+    def find(self, items: Sequence[Json], seal: Seal) -> None:
+        self._left = [_Left(key_of(item), found) for item in items for found in outboxes(item, seal)]
+
+    async def settle(self) -> None:
+        """Write what a control plane before us did not come to write, and tell what is set aside."""
+        left, self._left = self._left, []
+        taken: set[str] = set()
+        written = [*self._refusals()]
+        for one in left:
+            outbox, stored = one.found.outbox, self._get(one.key)
+            if stored is None or (outbox is not None and (outbox.mark in taken or self._log.has(outbox))):
+                continue
+            if one.found.wrong:
+                written += self._set_aside(one, stored)
+            else:
+                assert outbox is not None
+                taken.add(outbox.mark)
+                written.append(self._write(outbox.write, stored, outbox.mark))
+        for done in await asyncio.gather(*written, return_exceptions=True):
+            if isinstance(done, errors.InvalidRequest | errors.TooLarge):
+                log.warning("what was left for the journal cannot be written: %s", done)
+            elif done is not None:
+                raise done
+
+    def _set_aside(self, one: _Left, stored: Stored) -> Sequence[asyncio.Future[None]]:
+        self._strangers.append(one)
+        if self._log.knows(one.found.mark):
+            return ()
+        where = f"the annotation {OUTBOX}" if one.found.place == OUTBOX else f"status.{STATUS_OUTBOX}"
+        message = f"nothing is taken from {where} for the journal: {one.found.wrong}"
+        log.warning("%s: %s", one.key, message)
+        return (self._write(Write(events=(Event(SET_ASIDE, message, "Warning"),)), stored, one.found.mark),)
+
+    def _refusals(self) -> Sequence[asyncio.Future[None]]:
+        """What the journal itself holds that muster would not have written: it is told, and its records put right."""
+        records, events = list(self._log.refused.items()), self._log.made_up
+        if not records and not events:
+            return ()
+        named = [f"{kind} {str(key)[:80]!r} ({why})" for (kind, key), why in records[:_MOST_NAMED]]
+        more = [f"{len(records) - len(named)} more"] if len(records) > len(named) else []
+        usage = [f"{len(events)} entries about usage that came with an object"] if events else []
+        message = (
+            f"the journal held what muster has not written, and it is set aside: {'; '.join([*named, *more, *usage])}"
+        )
+        log.warning("%s", message)
+        right = [Record(kind, key, self._record(kind, key)) for (kind, key), _ in records]
+        parts = [Write(records=right[at : at + _AT_ONCE]) for at in range(0, len(right), _AT_ONCE)]
+        event = Event(SET_ASIDE, message, "Warning", namespace=self._log.namespace, training=HOME)
+        told = Write(events=(event,), records=parts.pop(0).records if parts else ())
+        return [self._write(told, None, MADE_UP), *(self._write(part, None, "") for part in parts)]
+
+    async def wipe(self) -> None:
+        """Nobody waits for it, and whoever has written since is not disturbed: it is known by its mark as well."""
+        strangers, self._strangers = self._strangers, []
+        places: dict[Key, set[str]] = {}
+        for one in strangers:
+            places.setdefault(one.key, set()).add(one.found.place)
+        for key, where in places.items():
+            if (stored := self._get(key)) is None:
+                continue
+            try:
+                await self._wipe(stored, where)
+            except (errors.Conflict, errors.NotFound):
+                pass
+            except errors.MusterError as error:
+                log.warning("%s: what was set aside stays where it is: %s", key, error)
+
+    async def _wipe(self, stored: Stored, where: set[str]) -> None:
+        version, path = stored.version, path_of(stored.key)
+        if OUTBOX in where:
+            about = {"uid": stored.uid, "resourceVersion": str(version), "annotations": {OUTBOX: None}}
+            made = await self._api.request("PATCH", path, body={"metadata": about}, content_type=MERGE_PATCH)
+            version = version_of(made)
+        if STATUS_OUTBOX in where:
+            body = status_of(stored.key, version, stored.training.status, "")
+            await self._api.request("PUT", f"{path}/status", body=body)

@@ -1,0 +1,146 @@
+"""What travels with an object for the journal, and which of what is found there is taken? Pure.
+
+With each change of an object travels what the journal is to say of it, its *outbox*: in an annotation with the spec, in
+a field with the status. A control plane that dies before it has written the journal leaves it there for the next one.
+
+Whoever may write a training may write that annotation too, so nothing in it is believed for standing there: it carries
+a seal that only muster can make, for one object. What has none, or somebody else's, is input that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from muster.core import keeping
+from muster.kube.client import Json
+from muster.ports import Record, Write
+from muster.types.codec import from_wire, to_wire
+from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.training import REQUEST, Key
+
+OUTBOX = "muster.dev/journal"  # annotation
+STATUS_OUTBOX = "journal"  # field of the status
+LARGEST = 65_536  # characters
+ASIDE = "aside-"  # how the mark begins of an entry that tells what was not taken
+_SEAL = 64  # characters, and a dot after them
+USAGE = (WORKER_STARTED, WORKER_EXITED)  # is written together with its worker, and never travels
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The object that an outbox belongs to. When it is created it has no uid yet, only what its request asked for."""
+
+    key: Key
+    uid: str = ""
+    request: str = ""
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """`mark` tells later whether the journal has it."""
+
+    mark: str
+    write: Write
+
+
+class Seal:
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def close(self, outbox: Outbox | None, owner: Owner) -> str:
+        """What an object carries; nothing where there is nothing, or more than an object should carry."""
+        if outbox is None or not (owner.uid or owner.request):
+            return ""
+        write = outbox.write
+        records = [
+            [one.kind, one.key, one.value and dict(one.value)] for one in write.records if is_own(one, owner.key)
+        ]
+        told = {"mark": outbox.mark, "events": [to_wire(event) for event in write.events], "records": records}
+        text = json.dumps(told, separators=(",", ":"))
+        return f"{self._mac(text, owner)}.{text}" if len(text) <= LARGEST else ""
+
+    def is_on(self, carried: str, owner: Owner) -> bool:
+        given, dot, text = carried[:_SEAL], carried[_SEAL : _SEAL + 1], carried[_SEAL + 1 :]
+        if dot != "." or not given.isascii() or not (owner.uid or owner.request):
+            return False
+        return hmac.compare_digest(given, self._mac(text, owner))
+
+    def _mac(self, text: str, owner: Owner) -> str:
+        said = json.dumps([owner.key.namespace, owner.key.name, owner.uid, owner.request, text])
+        return hmac.new(self._key, said.encode(), hashlib.sha256).hexdigest()
+
+
+# What was found ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """`wrong` says why it is not taken; `outbox` is what it says, as far as that can be read, whoever wrote it."""
+
+    place: str
+    mark: str  # for the entry that says that it was not taken
+    outbox: Outbox | None
+    wrong: str = ""
+
+
+def outboxes(item: Json, seal: Seal) -> Iterator[Found]:
+    about = item["metadata"]
+    notes, status = about.get("annotations") or {}, item.get("status") or {}
+    key, uid = Key(about["namespace"], about["name"]), about["uid"]
+    owners = [Owner(key, uid), Owner(key, request=notes.get(REQUEST, ""))]
+    for place, carried in ((OUTBOX, notes.get(OUTBOX)), (STATUS_OUTBOX, status.get(STATUS_OUTBOX))):
+        if carried:
+            digest = hashlib.sha256(f"{uid} {carried}".encode("utf-8", "replace")).hexdigest()
+            yield _judged(place, f"{ASIDE}{digest[:16]}", carried, owners, seal)
+
+
+def _judged(place: str, mark: str, carried: str, owners: list[Owner], seal: Seal) -> Found:
+    if len(carried) > LARGEST + _SEAL + 1:
+        return Found(place, mark, None, f"it has {len(carried)} characters, more than muster writes")
+    sealed = any(seal.is_on(carried, owner) for owner in owners)
+    outbox = _read(carried[_SEAL + 1 :] if carried[_SEAL : _SEAL + 1] == "." else carried)
+    if not sealed:
+        return Found(place, mark, outbox, "it does not carry this control plane's seal")
+    if outbox is None:
+        return Found(place, mark, None, "it cannot be read")
+    return Found(place, mark, outbox, strange(outbox.write, owners[0]))
+
+
+def _read(text: str) -> Outbox | None:
+    """Anything may stand there."""
+    try:
+        held: Any = json.loads(text)
+        events = tuple(from_wire(Event, event, strict=False) for event in held["events"])
+        records = tuple(Record(kind, key, value) for kind, key, value in held["records"])
+        return Outbox(str(held["mark"]), Write(events=events, records=records))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+# What may travel ---------------------------------------------------------------------------------
+
+
+def strange(write: Write, owner: Owner) -> str:
+    """Why entries cannot be those of that object's own changes; empty if they can."""
+    for event in write.events:
+        about = (event.namespace or owner.key.namespace, event.training or owner.key.name, event.uid or owner.uid)
+        if about != (owner.key.namespace, owner.key.name, owner.uid):
+            return "it speaks of another training"
+        if event.reason in USAGE:
+            return "it speaks of usage, which never travels"
+    for record in write.records:
+        if not is_own(record, owner.key):
+            return "it holds a record that never travels"
+        if record.value is not None and keeping.problem_with(record.kind, record.key, record.value):
+            return "it holds a record that cannot be read"
+    return ""
+
+
+def is_own(record: Record, key: Key) -> bool:
+    """All else is written on its own, or is found out again: only the key of the request that made it goes with it."""
+    return record.kind == keeping.IDEMPOTENCY and str(record.key).startswith(f"{key.namespace}/")
