@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+from lightkube import KubeConfig
 
 from muster import errors
 from muster.ports import Record, Write
 from muster.store.kube import KubeStore
 from muster.store.kube_key import NAME as KEY_SECRET
+from muster.store.kube_key import read_key
 from muster.types.event import Event
 from muster.types.training import Key, WorldSize
 from tests.kube.api import MERGE, Json
@@ -37,15 +39,16 @@ class House:
         self._open: list[KubeStore] = []
         self._apis: list[FaultyApi] = []
 
-    async def open(self) -> tuple[KubeStore, FaultyApi]:
-        from lightkube import KubeConfig
-
+    def api(self) -> FaultyApi:
         config = KubeConfig.from_file(self.cluster.kubeconfig()).get()
         assert config is not None
-        api = FaultyApi(config)
+        self._apis.append(FaultyApi(config))
+        return self._apis[-1]
+
+    async def open(self) -> tuple[KubeStore, FaultyApi]:
+        api = self.api()
         store = await KubeStore.open(api, self.namespace, f"one/{len(self._open)}")
         self._open.append(store)
-        self._apis.append(api)
         return store, api
 
     async def dead(self, name: str, *events: Event) -> None:
@@ -83,6 +86,9 @@ class House:
             await store.close()
         for api in self._apis:
             await api.close()
+        path = self.training("").rstrip("/")
+        for item in (await self.ask("GET", path))["items"]:  # nobody is left to let them go
+            await self.ask("PATCH", f"{path}/{item['metadata']['name']}", {"metadata": {"finalizers": None}})
 
 
 Scenario = Callable[[House], Awaitable[None]]
@@ -215,11 +221,12 @@ def test_a_key_that_is_lost_costs_what_was_left_with_objects_and_says_so_once(cl
 
 def test_all_replicas_have_one_key_and_one_that_is_none_is_refused(cluster: Cluster, namespace: str) -> None:
     async def scenario(house: House) -> None:
-        await asyncio.gather(house.open(), house.open())
-        first = (await house.ask("GET", house.key))["data"]["key"]
-        assert len(base64.b64decode(first)) == 32
+        apis = [house.api() for _ in range(4)]
+        keys = await asyncio.gather(*(read_key(api, namespace) for api in apis))
+        assert set(keys) == {base64.b64decode((await house.ask("GET", house.key))["data"]["key"])}
+        assert len(keys[0]) == 32
         await house.open()
-        assert (await house.ask("GET", house.key))["data"]["key"] == first
+        assert await read_key(apis[0], namespace) == keys[0]
         for wrong in ({"key": base64.b64encode(b"short").decode()}, {}):
             await house.ask("DELETE", house.key)
             body = {"metadata": {"name": KEY_SECRET}, "data": wrong}

@@ -37,6 +37,7 @@ SILENCE_S = 90.0  # bookmarks come every minute: a watch that says nothing for l
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 5.0
 AGAIN_S = (0.05, 0.2, 1.0)
 MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 

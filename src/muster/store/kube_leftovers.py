@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from muster import errors
-from muster.kube.client import MERGE_PATCH, Json, KubeApi
+from muster.kube.client import JSON_PATCH, Json, KubeApi
 from muster.ports import Record, Store, Stored, Write
 from muster.store.kube_log import MADE_UP, KubeLog
-from muster.store.kube_objects import key_of, path_of, status_of, version_of
+from muster.store.kube_objects import key_of, path_of, status_of
 from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX, Found, Seal, outboxes
 from muster.types.event import Event
 from muster.types.training import Key
@@ -97,27 +97,24 @@ class Leftovers:
         return [self._write(told, None, MADE_UP), *(self._write(part, None, "") for part in parts)]
 
     async def wipe(self) -> None:
-        """Nobody waits for it, and whoever has written since is not disturbed: it is known by its mark as well."""
+        """Nobody waits for it, and what was written since is left alone: it is known by its mark as well."""
         strangers, self._strangers = self._strangers, []
-        places: dict[Key, set[str]] = {}
         for one in strangers:
-            places.setdefault(one.key, set()).add(one.found.place)
-        for key, where in places.items():
-            if (stored := self._get(key)) is None:
+            if (stored := self._get(one.key)) is None:
                 continue
             try:
-                await self._wipe(stored, where)
-            except (errors.Conflict, errors.NotFound):
+                await self._wipe(one.found, stored)
+            except (errors.Conflict, errors.NotFound, errors.InvalidRequest):
                 pass
             except errors.MusterError as error:
-                log.warning("%s: what was set aside stays where it is: %s", key, error)
+                log.warning("%s: what was set aside stays where it is: %s", one.key, error)
 
-    async def _wipe(self, stored: Stored, where: set[str]) -> None:
-        version, path = stored.version, path_of(stored.key)
-        if OUTBOX in where:
-            about = {"uid": stored.uid, "resourceVersion": str(version), "annotations": {OUTBOX: None}}
-            made = await self._api.request("PATCH", path, body={"metadata": about}, content_type=MERGE_PATCH)
-            version = version_of(made)
-        if STATUS_OUTBOX in where:
-            body = status_of(stored.key, version, stored.training.status, "")
+    async def _wipe(self, found: Found, stored: Stored) -> None:
+        path = path_of(stored.key)
+        if found.place == OUTBOX:
+            place = f"/metadata/annotations/{OUTBOX.replace('/', '~1')}"
+            steps = [{"op": "test", "path": place, "value": found.carried}, {"op": "remove", "path": place}]
+            await self._api.request("PATCH", path, body=steps, content_type=JSON_PATCH)
+        else:  # a status that the control loop has written since has no place for it any more
+            body = status_of(stored.key, stored.version, stored.training.status, "")
             await self._api.request("PUT", f"{path}/status", body=body)

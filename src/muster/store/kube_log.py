@@ -203,9 +203,10 @@ class KubeLog:
         for (kind, key), value in values.items():
             if value is not None:
                 records.setdefault(kind, {})[key] = value
+        last = max([*self.made_up, *events], default=0)  # a number is given once, whoever got it
         told = max((number for number, event in events.items() if event.get("mark") == MADE_UP), default=0)
         self.made_up = [number for number in self.made_up if number > told]
-        return records, self._events[-1].id if self._events else 0
+        return records, last
 
     async def _read(self) -> list[Batch]:
         batches = []
@@ -228,6 +229,7 @@ class KubeLog:
                 self.refused[which] = why
             else:
                 values[which] = value
+                self.refused.pop(which, None)  # it was put right
         self._note(batch)
 
     def _note(self, batch: Batch) -> None:

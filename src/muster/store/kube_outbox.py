@@ -83,6 +83,7 @@ class Found:
     """`wrong` says why it is not taken; `outbox` is what it says, as far as that can be read, whoever wrote it."""
 
     place: str
+    carried: str
     mark: str  # for the entry that says that it was not taken
     outbox: Outbox | None
     wrong: str = ""
@@ -101,14 +102,14 @@ def outboxes(item: Json, seal: Seal) -> Iterator[Found]:
 
 def _judged(place: str, mark: str, carried: str, owners: list[Owner], seal: Seal) -> Found:
     if len(carried) > LARGEST + _SEAL + 1:
-        return Found(place, mark, None, f"it has {len(carried)} characters, more than muster writes")
+        return Found(place, carried, mark, None, f"it has {len(carried)} characters, more than muster writes")
     sealed = any(seal.is_on(carried, owner) for owner in owners)
     outbox = _read(carried[_SEAL + 1 :] if carried[_SEAL : _SEAL + 1] == "." else carried)
     if not sealed:
-        return Found(place, mark, outbox, "it does not carry this control plane's seal")
+        return Found(place, carried, mark, outbox, "it does not carry this control plane's seal")
     if outbox is None:
-        return Found(place, mark, None, "it cannot be read")
-    return Found(place, mark, outbox, strange(outbox.write, owners[0]))
+        return Found(place, carried, mark, None, "it cannot be read")
+    return Found(place, carried, mark, outbox, strange(outbox.write, owners[0]))
 
 
 def _read(text: str) -> Outbox | None:
