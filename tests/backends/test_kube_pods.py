@@ -211,3 +211,27 @@ def test_lines_belong_to_the_round_that_the_agent_named_and_come_once() -> None:
     more = text + b"\nmuster-node[demo-0] round 4: rank 0 of 2; why\nTraceback of the agent\n[0] b\n"
     pieces = [more[at : at + 7] for at in range(0, len(more), 7)]
     assert [line for piece in pieces for line in reader.take(piece)] == [Line(4, 0, b"b")]
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpus"),
+    [
+        ("8", 8),
+        ("0", 0),
+        ("1k", 1000),
+        ("1e2", 100),
+        ("1Ki", 1024),
+        ("0.5k", 500),
+        ("1E", 1024),
+        ("9e99", 1024),
+        ("9223372036854775807", 1024),
+        ("-1", 0),
+        ("lots", 0),
+        ("", 0),
+        (None, 0),
+    ],
+)
+def test_a_pods_gpus_are_counted_however_the_cluster_writes_their_number(shown: str | None, gpus: int) -> None:
+    pod = a_pod()
+    pod["spec"]["containers"] = [{"resources": {"limits": {"nvidia.com/gpu": shown}}}]
+    assert pods.read(pod).gpus == gpus

@@ -192,6 +192,21 @@ def test_a_backend_that_is_not_here_keeps_it_waiting_until_it_is_corrected(kube_
     plane.phase("succeeded")
 
 
+def test_as_many_gpus_as_a_spec_takes_are_waited_for_also_after_a_restart(kube_plane: KubePlane) -> None:
+    """The cluster writes a thousand as 1k."""
+    plane = kube_plane
+    send(plane, "many", {"resources": {"gpus": 1000}})
+    (pod,) = eventually(lambda: list(plane.pods("many").values()), "its Pod is there", 20)
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1k"
+    plane.crash()
+    plane.serve()
+    send(plane, "demo", {})
+    plane.phase("succeeded")
+    assert "with 1000 GPUs" in plane.said("events", "many")
+    plane.kubectl("delete", "training", "many", "--wait=false")
+    plane.gone("many")
+
+
 def test_words_reach_the_program_as_they_were_written(kube_plane: KubePlane, tmp_path: Path) -> None:
     plane = kube_plane
     echo = tmp_path / "echo.py"

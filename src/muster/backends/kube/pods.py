@@ -5,13 +5,15 @@ Of each Pod only a digest is kept: a cluster has thousands, and little of each c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from muster.backends import records
-from muster.backends.kube.render import CONTAINER, TRAINING, UID
+from muster.backends.kube.render import CONTAINER, GPU, TRAINING, UID
 from muster.core.reconcile import USAGE_ERROR
 from muster.types.training import KIND, Uid
 from muster.types.worker import Worker
@@ -35,6 +37,10 @@ _CAUSES = {
     "TerminationByKubelet": "Evicted",
     "DeletionByPodGC": "NodeLost",
 }
+MOST_GPUS = 1024  # as a training can ask for
+_AMOUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(?:[eE]([0-9]{1,2})|([kMGTPE]|[KMGTPE]i))?")
+_UNITS = {"": 1, "k": 10**3} | {unit: 10 ** (3 * at) for at, unit in enumerate("MGTPE", 2)}
+_UNITS |= {f"{unit}i": 1024**at for at, unit in enumerate("KMGTPE", 1)}
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 
 
@@ -158,7 +164,12 @@ def _resources(spec: Mapping[str, Any]) -> Json:
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    return int((_resources(spec).get("limits") or {}).get("nvidia.com/gpu") or 0)
+    """How many; a thousand is shown as 1k. A Pod that others made may ask for more than a training can."""
+    shown = _AMOUNT.fullmatch(str((_resources(spec).get("limits") or {}).get(GPU) or 0))
+    if shown is None:
+        return 0
+    number, exponent, unit = shown.groups()
+    return min(MOST_GPUS, int(Decimal(number) * (10 ** int(exponent or 0)) * _UNITS[unit or ""]))
 
 
 def time_of(text: str) -> datetime:
