@@ -62,6 +62,7 @@ def mallory(kube_plane: KubePlane) -> Iterator[Mallory]:
     path = f"/apis/muster.dev/v1alpha1/namespaces/{namespace}/trainings"
     for item in cluster.api("GET", path)["items"]:
         cluster.patch(f"{path}/{item['metadata']['name']}", {"metadata": {"finalizers": None}})
+    cluster.api("DELETE", path)
     cluster.drop_namespace(namespace)
 
 
