@@ -222,7 +222,10 @@ class Fleet:
 
     def assert_nothing_left_but(self, count: int, timeout_s: float = 5.0) -> None:
         """For tests whose coordinator goes on."""
-        eventually(lambda: len(self.left_over()) <= count, f"{count} left; there are {self.left_over()}", timeout_s)
+        try:
+            eventually(lambda: len(self.left_over()) <= count, f"only {count} left", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; there are {self.left_over()}") from None
 
     def close(self) -> None:
         for process in self.processes:
@@ -251,7 +254,7 @@ def gone(pid: int) -> bool:
     return state == "Z"
 
 
-def below(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """That process and everything that it started, directly or not; zombies do not count."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():

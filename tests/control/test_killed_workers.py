@@ -7,7 +7,7 @@ import signal
 import time
 
 from muster.core.reconcile import LEASE
-from tests.fleet import below, eventually, kill_all
+from tests.fleet import eventually, family, kill_all
 from tests.plane import Plane
 
 LEASE_S = LEASE.total_seconds()
@@ -22,7 +22,7 @@ def test_a_worker_whose_every_process_is_killed_is_replaced_at_once(plane: Plane
     training = plane.train(world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=60)
     plane.started(0, 2)
-    pids = below(plane.worker_pids()["demo-1"])
+    pids = family(plane.worker_pids()["demo-1"])
     assert len(pids) >= 4, "agent, guard, warm parent, rank"
     began = time.monotonic()
     kill_all(pids)
@@ -37,7 +37,7 @@ def test_an_agent_alone_is_no_proof_while_its_ranks_may_live(plane: Plane) -> No
     training = plane.train(world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=60)
     plane.started(0, 2)
-    agent, *rest = below(plane.worker_pids()["demo-1"])
+    agent, *rest = family(plane.worker_pids()["demo-1"])
     kill_all(rest, signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
     eventually(lambda: "WorkerExited" in {event.reason for event in training.events()}, "its end is told")
@@ -56,7 +56,7 @@ def test_a_worker_that_was_killed_while_the_control_plane_was_away_is_not_waited
     training = plane.train(world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=60)
     plane.started(0, 2)
-    pids = below(plane.worker_pids()["demo-1"])
+    pids = family(plane.worker_pids()["demo-1"])
     plane.crash()
     kill_all(pids)
     began = time.monotonic()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet import PROGRAMS, Fleet, below, eventually, kill_all
+from tests.fleet import PROGRAMS, Fleet, eventually, family, kill_all
 
 LAST_SAVE = str(PROGRAMS / "last_save.py")
 
@@ -22,11 +22,11 @@ def test_sigterm_to_every_process_leaves_ranks_their_grace(fleet: Fleet, warm: s
     options = ("--nnodes", "1", "--nproc", "2", "--warm", warm, "--stop-grace-s", "60")
     node = fleet.node("a", *options, program=(LAST_SAVE, str(fleet.notes)))
     there(fleet, "runs-0", "runs-1")
-    every = below(node.pid)
+    every = family(node.pid)
     assert len(every) == 5, "agent, guard, warm parent, two ranks"
     kill_all(every, signal.SIGTERM)
     there(fleet, "asked-0", "asked-1")
-    assert set(below(node.pid)) == set(every), "guard and warm parent stay for as long as ranks save"
+    assert set(family(node.pid)) == set(every), "guard and warm parent stay for as long as ranks save"
     fleet.go()
     assert node.wait() == 143
     assert (fleet.notes / "saved-0").exists() and (fleet.notes / "saved-1").exists()
@@ -39,11 +39,11 @@ def test_the_store_of_a_round_stays_while_ranks_use_their_grace(fleet: Fleet) ->
     script.write_text(Path(LAST_SAVE).read_text().replace("signal.signal(", f"{asks}\nsignal.signal(", 1))
     node = fleet.node("a", "--nnodes", "1", "--stop-grace-s", "60", program=(str(script), str(fleet.notes)))
     there(fleet, "runs-0")
-    every = below(node.pid)
+    every = family(node.pid)
     assert len(every) == 5, "agent, guard, warm parent, store, rank"
     kill_all(every, signal.SIGTERM)
     there(fleet, "asked-0")
-    assert set(below(node.pid)) == set(every)
+    assert set(family(node.pid)) == set(every)
     fleet.go()
     assert node.wait() == 143
 
@@ -52,9 +52,9 @@ def test_a_signal_while_guard_and_warm_parent_start_does_not_end_them(fleet: Fle
     fleet.coordinator()
     node = fleet.node("a", "--nnodes", "1")
     for count in (2, 3):
-        eventually(lambda: len(below(node.pid)) >= count, "another one is started")  # noqa: B023
-        kill_all(below(node.pid)[1:], signal.SIGTERM)
-        kill_all(below(node.pid)[1:], signal.SIGINT)
+        eventually(lambda: len(family(node.pid)) >= count, "another one is started")  # noqa: B023
+        kill_all(family(node.pid)[1:], signal.SIGTERM)
+        kill_all(family(node.pid)[1:], signal.SIGINT)
     fleet.started(0, 1)
     fleet.go()
     assert node.wait() == 0
@@ -66,10 +66,10 @@ def test_a_guard_that_is_killed_takes_the_ranks_with_it(fleet: Fleet) -> None:
     fleet.coordinator()
     node = fleet.node("a", "--nnodes", "1", "--max-restarts", "1")
     fleet.started(0, 1)
-    guard, warm, rank = below(node.pid)[1:4]
+    guard, warm, rank = family(node.pid)[1:4]
     kill_all([warm], signal.SIGTERM)
     kill_all([guard])
-    eventually(lambda: not {warm, rank} & set(below(node.pid)), "they are gone")
+    eventually(lambda: not {warm, rank} & set(family(node.pid)), "they are gone")
     fleet.started(1, 1)
     fleet.go()
     assert node.wait() == 0

@@ -19,10 +19,9 @@ def main() -> int:
     system.adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     system.die_with_parent(parent, signal.SIGTERM)
-    command = subprocess.Popen(sys.argv[2:])
     try:
-        code = command.wait()
-    finally:
+        code = subprocess.Popen(sys.argv[2:]).wait()
+    finally:  # also if it was told while the command was being started
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told once is enough
         while system.reap()[1]:
             system.kill_children()
