@@ -23,7 +23,7 @@ from pathlib import Path
 
 import muster
 from bench import load, programs, report
-from bench.report import Figure, below, p50, p99
+from bench.report import Figure, below, p50, p99, spread
 from muster import WorldSize
 from muster.control.loop import Loop
 from muster.ports import Filter, Write
@@ -31,8 +31,8 @@ from muster.sim.control import SimulatedBackend, SimulatedWorlds
 from muster.store.ledger import WallClock
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Metadata, Outcome, Spec, Status, Training, Uid
-from tests.fleet import eventually
-from tests.plane import Plane
+from tests.fleet import eventually, family, kill_all
+from tests.plane import Plane, fresh
 
 PEERS = Path(sys.executable).parents[1] / "peers"
 WATCHERS = 200
@@ -241,6 +241,29 @@ def _recoveries(training: muster.DistributedTraining) -> int:
     return sum(event.reason == "RoundRecovered" and "goes on" in event.message for event in training.events())
 
 
+# Losing a worker ---------------------------------------------------------------------------------
+
+
+def loss(given: argparse.Namespace) -> Iterator[Figure]:
+    """SIGKILL to all of a worker, or to its agent alone, and the time until both ranks of the next round run."""
+    for what, doomed in (("every process of one worker", family), ("only one worker's agent", lambda pid: [pid])):
+        took: list[float] = []
+        with a_plane() as plane:
+            training = plane.train("demo", world=(2, 2, 2), spares=1)
+            for turn in range(given.repeat_losses):
+                training.wait_until_target_world(timeout=60)
+                plane.started(turn, 2)
+                eventually(lambda: fresh(training).training.status.spares.ready == 1, "a spare stands by")  # noqa: B023
+                victim = max(training.ranks, key=lambda rank: rank.rank).worker
+                pids = doomed(plane.worker_pids()[victim])
+                begun = time.monotonic()
+                kill_all(pids)
+                plane.started(turn + 1, 2)
+                took.append(time.monotonic() - begun)
+        name = f"2 workers, 1 spare; killed: {what} → ranks of the next round run, p50"
+        yield below(name, p50(took), 1.0, "s", **spread(took))
+
+
 # Size --------------------------------------------------------------------------------------------
 
 
@@ -337,6 +360,7 @@ def _kubeflow_job(script: Path) -> object:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=10, help="samples of the quick parts")
+    parser.add_argument("--repeat-losses", type=int, default=20, help="workers that are killed")
     parser.add_argument("--repeat-torch", type=int, default=3, help="samples of parts with torch")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each load lasts")
 
@@ -347,6 +371,7 @@ PARTS = {
     "throughput": throughput,
     "many": many,
     "comeback": comeback,
+    "loss": loss,
     "size": size,
     "job": job,
 }

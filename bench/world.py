@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -21,7 +19,7 @@ from pathlib import Path
 from bench import programs, report, swarm
 from bench.report import Figure, below, p50, p99, spread
 from muster.types.world import Settings
-from tests.fleet import Fleet, Process, eventually, free_port, gone
+from tests.fleet import Fleet, Process, eventually, family, free_port, gone, kill_all
 from tests.node.kills import random_kills
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -251,9 +249,9 @@ def worker_loss(given: argparse.Namespace) -> Iterator[Figure]:
     every, launcher = "every process of one worker is killed", "only one worker's agent (launcher) is killed"
     starter = "the worker that started the coordinator"
     for what, doomed, hosts, goal in (
-        (every, whole_worker, False, _at_most(1.0)),
+        (every, family, False, _at_most(1.0)),
         (launcher, launcher_only, False, _under(500, "ms")),
-        (f"{starter}: every process is killed, the coordinator too", whole_worker, True, GOES_ON),
+        (f"{starter}: every process is killed, the coordinator too", family, True, GOES_ON),
         (f"{starter}: only its agent (launcher) is killed", launcher_only, True, GOES_ON),
     ):
         launch = _muster_standalone if hosts else _muster_nodes
@@ -281,9 +279,7 @@ def _loss(launch: Callable[[Fleet, str], list[Process]], doomed: Callable[[int],
             return "the first one was the spare"
         pids = doomed(victim.pid)
         struck = time.monotonic()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):  # ranks of ours die with their parent
-                os.kill(pid, signal.SIGKILL)
+        kill_all(pids)
         others = [node for node in nodes if node is not victim]
 
         def over() -> bool:
@@ -301,15 +297,6 @@ def _loss(launch: Callable[[Fleet, str], list[Process]], doomed: Callable[[int],
 
 def _pids(marks: list[tuple[float, int, int]]) -> list[int]:
     return [pid for _, _, pid in marks]
-
-
-def whole_worker(pid: int) -> list[int]:
-    """All that a launcher has started and what they have started, whatever their sessions; the launcher first."""
-    parents = {int(entry): _parent(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
-    found = [pid]
-    for one in found:  # grows as it is read
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
 
 
 def launcher_only(pid: int) -> list[int]:

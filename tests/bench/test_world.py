@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from bench import swarm, world
-from tests.fleet import Fleet, eventually, free_port, gone
+from tests.fleet import Fleet, eventually, family, free_port, gone
 
 
 def words(pid: int) -> str:
@@ -19,7 +19,7 @@ def test_a_whole_worker_is_its_agent_guard_warm_parent_ranks_and_the_coordinator
     place = ("--standalone", "--listen", fleet.address, "--run-id", fleet.run_id)
     node = fleet.node("a", *place, "--nproc", "2", program=fleet.probe("wait"), join=False)
     ranks = [int(note["pid"]) for note in fleet.started(0, 2)]
-    pids = world.whole_worker(node.pid)
+    pids = family(node.pid)
     assert pids[0] == node.pid and set(ranks) < set(pids)
     assert [pid for pid in pids if "muster.coordinator" in words(pid)], "in a session of its own"
     assert {int(line.partition(":")[0]) for line in fleet.left_over()} <= set(pids), "nothing else runs for it"
