@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from muster.types.training import WorldStatus as WorldStatus
     from muster.types.usage import Usage as Usage
 
-__version__ = "0.1.0"
+__version__ = "0.1.1"
 
 _PLACES = {
     "muster.errors": (

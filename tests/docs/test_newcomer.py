@@ -30,7 +30,7 @@ MACHINES = {"scaling.md": {"MUSTER_GPUS": "2"}}  # it speaks of a machine with t
 
 # Page and first line of a block → why it is not run here.
 NOT_RUN = {
-    ("README.md", "$ muster kube install --image registry.example.com/muster:0.1.0"): (
+    ("README.md", "$ muster kube install --image registry.example.com/muster:0.1.1"): (
         "needs a cluster and kubectl: tests/kube does the same on a real API server, make test-kube"
     ),
     ("README.md", "    8.654  WorkerLost       demo-1: its connection closed"): (

@@ -45,7 +45,7 @@ def kube() -> None:
     """Keeps `install` a verb of its own while it is the only one."""
 
 
-@app.command(epilog="Example: muster kube install --image registry.example.com/muster:0.1.0")
+@app.command(epilog="Example: muster kube install --image registry.example.com/muster:0.1.1")
 def install(
     namespace: str = typer.Option("muster", "-n", "--namespace", metavar="NS", help="Where the control plane runs."),
     image: str | None = typer.Option(None, metavar="IMAGE", help="Its image, with muster; muster:VERSION."),
@@ -134,5 +134,5 @@ def _name(option: str, text: str, form: str = DNS_LABEL, longest: int = 63) -> s
 
 def _image(option: str, text: str | None) -> str | None:
     if text is not None and not re.fullmatch(_IMAGE, text):
-        raise exits.Misused(f"{option}: {text[:80]!r} is not an image", hint="like registry.example.com/muster:0.1.0")
+        raise exits.Misused(f"{option}: {text[:80]!r} is not an image", hint="like registry.example.com/muster:0.1.1")
     return text
