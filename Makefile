@@ -42,7 +42,7 @@ $(VENV)/.debian: | $(STAMP)
 	@! { command -v etcd && command -v chromium; } >/dev/null || touch $@
 
 test: venv $(VENV)/.debian
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 # A real API server; its programs are built once where there are none, which takes about ten minutes.
 test-kube: venv
