@@ -360,7 +360,7 @@ def _kubeflow_job(script: Path) -> object:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=10, help="samples of the quick parts")
-    parser.add_argument("--repeat-losses", type=int, default=20, help="workers that are killed")
+    parser.add_argument("--repeat-losses", type=int, default=10, help="workers that are killed")
     parser.add_argument("--repeat-torch", type=int, default=3, help="samples of parts with torch")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each load lasts")
 
