@@ -392,8 +392,7 @@ class Agent:
 
         async with self._save_lock:
             if grace_s > 0 and current.running and not current.stopping:
-                with await self._saves.over(lambda: self._ranks(current), patience, tell):
-                    pass
+                await self._saves.over(lambda: self._ranks(current), patience, tell)
         return max(grace_s - (time.monotonic() - began), min(grace_s, settings.restart_grace_s))
 
     def _ranks(self, current: _InRound) -> list[saves.Rank]:

@@ -111,10 +111,8 @@ class Saves:
         name = (rest or [first])[-1]
         return name.endswith(_LOGS) or "tfevents" in name or (bool(rest) and first.startswith("."))
 
-    async def over(
-        self, ranks: Callable[[], Sequence[Rank]], patience: Patience, tell: Callable[[Busy], None]
-    ) -> contextlib.AbstractContextManager[object]:
-        """Until none of them saves, or patience ends. While the result is open, no save begins."""
+    async def over(self, ranks: Callable[[], Sequence[Rank]], patience: Patience, tell: Callable[[Busy], None]) -> None:
+        """Until none of them saves, or patience ends. For a moment after that no save begins."""
         self._roots = roots_of(self._cwd, self._words)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -125,14 +123,15 @@ class Saves:
             busy = self._busy(ranks(), now)
             quiet_from = now + SETTLE_S if busy.writing else quiet_from
             if now >= began + patience.of(busy) and (busy or now >= quiet_from):
-                return self._shut
+                loop.call_later(SHUT_S, self._shut.close)
+                return
             self._shut.close()
             if busy:
                 tell(busy)
             await asyncio.sleep(LOOK_S)
 
 
-class _Shut(contextlib.AbstractContextManager[object]):
+class _Shut:
     """Locks that keep ranks from beginning a save."""
 
     def __init__(self) -> None:
@@ -156,9 +155,6 @@ class _Shut(contextlib.AbstractContextManager[object]):
         for fd in self._held:
             os.close(fd)
         self._held.clear()
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.get_running_loop().call_later(SHUT_S, self.close)
 
 
 def _family(pid: int) -> list[int]:
