@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from muster import DistributedTraining
 from muster.core.reconcile import LEASE
 from tests.fleet import eventually, family, kill_all
 from tests.plane import Plane
@@ -14,14 +15,19 @@ LEASE_S = LEASE.total_seconds()
 SOON_S = LEASE_S / 2  # so much less than a lease that a busy machine does not hide the difference
 
 
+def two_and_a_spare(plane: Plane) -> DistributedTraining:
+    training = plane.train(world=(2, 2, 2), spares=1)
+    training.wait_until_target_world(timeout=60)
+    plane.started(0, 2)
+    return training
+
+
 def round_of(plane: Plane, name: str) -> int:
     return plane.client.get(name).training.status.round or 0
 
 
 def test_a_worker_whose_every_process_is_killed_is_replaced_at_once(plane: Plane) -> None:
-    training = plane.train(world=(2, 2, 2), spares=1)
-    training.wait_until_target_world(timeout=60)
-    plane.started(0, 2)
+    training = two_and_a_spare(plane)
     pids = family(plane.worker_pids()["demo-1"])
     assert len(pids) >= 4, "agent, guard, warm parent, rank"
     began = time.monotonic()
@@ -34,9 +40,7 @@ def test_a_worker_whose_every_process_is_killed_is_replaced_at_once(plane: Plane
 
 def test_an_agent_alone_is_no_proof_while_its_ranks_may_live(plane: Plane) -> None:
     """Guard, warm parent and rank stand still: nobody can say that the rank will not write again."""
-    training = plane.train(world=(2, 2, 2), spares=1)
-    training.wait_until_target_world(timeout=60)
-    plane.started(0, 2)
+    training = two_and_a_spare(plane)
     agent, *rest = family(plane.worker_pids()["demo-1"])
     kill_all(rest, signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)
@@ -53,9 +57,7 @@ def test_an_agent_alone_is_no_proof_while_its_ranks_may_live(plane: Plane) -> No
 
 
 def test_a_worker_that_was_killed_while_the_control_plane_was_away_is_not_waited_for(plane: Plane) -> None:
-    training = plane.train(world=(2, 2, 2), spares=1)
-    training.wait_until_target_world(timeout=60)
-    plane.started(0, 2)
+    training = two_and_a_spare(plane)
     pids = family(plane.worker_pids()["demo-1"])
     plane.crash()
     kill_all(pids)
@@ -65,6 +67,15 @@ def test_a_worker_that_was_killed_while_the_control_plane_was_away_is_not_waited
     assert time.monotonic() - began < SOON_S
     plane.go()
     training.result(timeout=60)
+
+
+def test_a_worker_starts_also_where_no_pipe_can_be_made(plane: Plane) -> None:
+    """A full disk, a file system without pipes: then its lease tells."""
+    (plane.home / "held").touch()
+    training = plane.train("bare", "exit=0", world=(1, 1, 1))
+    training.result(timeout=60)
+    assert plane.daemon is not None
+    plane.daemon.expect("bare-0: that nothing of it is left will be known by its lease only")
 
 
 def test_what_a_worker_held_is_forgotten_with_its_training(plane: Plane) -> None:
