@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from enum import StrEnum
+from typing import Any, NewType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.types.codec import Invalid, Problem, from_wire, schema_of, show_time, to_wire
+from muster.types.codec import Invalid, Problem, as_list, from_wire, plain, schema_of, show_time, to_wire
 from muster.types.event import Event
 from muster.types.training import Spec, Training
 from tests.training_builders import a_rank_exit, a_status, a_training
@@ -181,3 +183,73 @@ def test_a_problem_is_a_place_and_a_sentence() -> None:
     with pytest.raises(Invalid) as raised:
         from_wire(Spec, {"worldSize": {"min": 0}}, at="spec")
     assert raised.value.problems == (Problem("spec.worldSize.min", "must be at least 1, not 0"),)
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+Name = NewType("Name", str)
+
+
+@as_list
+@dataclass(frozen=True)
+class Point:
+    across: int
+    down: int
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One field for each form that a value can have."""
+
+    first_point: Point
+    points: Mapping[Name, Point | None]
+    by_number: Mapping[int, Colour]
+    pair: tuple[str, int]
+    colours: frozenset[Colour] = frozenset()
+
+
+DRAWING = Drawing(
+    Point(1, 2), {Name("a"): Point(3, 4, "b"), Name("c"): None}, {7: Colour.RED}, ("x", 1), frozenset({Colour.RED})
+)
+
+
+def test_every_form_of_value_travels_under_either_spelling() -> None:
+    shown = to_wire(DRAWING, names=plain)
+    assert shown == {
+        "first_point": [1, 2, None],
+        "points": {"a": [3, 4, "b"], "c": None},
+        "by_number": {"7": "red"},
+        "pair": ["x", 1],
+        "colours": ["red"],
+    }
+    assert from_wire(Drawing, json.loads(json.dumps(shown)), names=plain) == DRAWING
+    assert from_wire(Drawing, to_wire(DRAWING)) == DRAWING
+    assert to_wire(DRAWING)["firstPoint"] == [1, 2, None]
+
+
+def test_a_list_of_values_may_be_shorter_or_come_from_a_newer_version() -> None:
+    assert from_wire(Point, [1, 2]) == Point(1, 2)
+    assert from_wire(Point, [1, 2, "x", True], strict=False) == Point(1, 2, "x")
+    with pytest.raises(Invalid):
+        from_wire(Point, [1, 2, "x", True])
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("first_point", {"across": 1}),
+        ("first_point", [1]),
+        ("points", {"a": [1, "x"]}),
+        ("by_number", {"seven": "red"}),
+        ("by_number", {"7": "blue"}),
+        ("pair", ["x"]),
+        ("colours", "red"),
+    ],
+)
+def test_what_is_wrong_inside_a_value_is_named(field: str, wrong: object) -> None:
+    with pytest.raises(Invalid) as raised:
+        from_wire(Drawing, {**to_wire(DRAWING, names=plain), field: wrong}, names=plain)
+    assert all(name.startswith(field) for name in fields_of(raised))

@@ -1,8 +1,11 @@
-"""How records travel: camelCase JSON on the wire, frozen dataclasses in Python, one JSON schema for both.
+"""How records travel: JSON on the wire, frozen dataclasses in Python, one JSON schema for both.
 
 A record's fields, their types and their limits (`limited`) are the only description that there is; reading,
 writing and the published schema all follow from it. Reading collects every problem before it gives up.
 None means absent; an empty list is present and empty.
+
+The API spells names in camelCase. Frames between agents and coordinators, and what coordinators keep, spell them as
+Python does (`names=plain`). A record that is marked with `as_list` travels as the list of its values.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Names = Callable[[str], str]  # how a field's name is spelled on the wire
 
 _MOST_GUESSES = 20
 
@@ -45,17 +50,32 @@ def limited(default: Any = MISSING, *, factory: Any = MISSING, **limits: Any) ->
     return field(default=default, default_factory=factory, metadata={"limits": limits})
 
 
-def to_wire(record: Any) -> dict[str, Any]:
+def camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def plain(name: str) -> str:
+    return name
+
+
+def as_list(cls: type[T]) -> type[T]:
+    """Of a dataclass: it travels as a list, in the order of its fields. New fields come last, with a default."""
+    cls.__travels_as_list__ = True  # type: ignore[attr-defined]
+    return cls
+
+
+def to_wire(record: Any, *, names: Names = camel) -> dict[str, Any]:
     """A record as JSON-ready values."""
     kind: Any = type(record)
-    return typing.cast(dict[str, Any], _encoder(kind)(record))
+    return typing.cast(dict[str, Any], _encoder(kind, names)(record))
 
 
-def from_wire(cls: type[T], data: object, *, strict: bool = True, at: str = "") -> T:
+def from_wire(cls: type[T], data: object, *, strict: bool = True, at: str = "", names: Names = camel) -> T:
     """A record from JSON values; Invalid lists every problem. Not strict: fields of a newer version are dropped."""
     problems: list[Problem] = []
     kind: Any = cls
-    value = _decoder(kind)(data, at, problems, strict)
+    value = _decoder(kind, names)(data, at, problems, strict)
     if problems:
         raise Invalid(problems)
     return typing.cast(T, value)
@@ -66,11 +86,6 @@ def schema_of(cls: type) -> dict[str, Any]:
     return _schema(cls, {})
 
 
-def camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
 def show_time(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -79,29 +94,46 @@ def show_time(at: datetime) -> str:
 
 
 @functools.cache
-def _encoder(kind: Any) -> Callable[[Any], Any]:
-    kind = _without_none(kind)
-    origin = typing.get_origin(kind)
+def _encoder(kind: Any, names: Names) -> Callable[[Any], Any]:
+    kind = _bare(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        parts = [(name, camel(name), _encoder(hint)) for name, hint in _hints(typing.cast(type, kind)).items()]
-
-        def encode(record: Any) -> dict[str, Any]:
-            shown = {}
-            for name, wire, write in parts:
-                value = getattr(record, name)
-                if value is not None:
-                    shown[wire] = write(value)
-            return shown
-
-        return encode
-    if origin is tuple:
-        item = _encoder(typing.get_args(kind)[0])
+        return _record_encoder(typing.cast(type, kind), names)
+    if origin in (tuple, frozenset):
+        if origin is tuple and args[-1] is not Ellipsis:
+            parts = [_encoder(part, names) for part in args]
+            return lambda values: [write(value) for write, value in zip(parts, values, strict=True)]
+        item = _encoder(args[0], names)
+        if origin is frozenset:
+            return lambda values: sorted(item(value) for value in values)
         return lambda values: [item(value) for value in values]
     if kind is datetime:
         return show_time
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return dict
+        inner = _encoder(args[1], names)
+        return lambda values: {str(key): None if value is None else inner(value) for key, value in values.items()}
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return str
     return lambda value: value
+
+
+def _record_encoder(cls: type, names: Names) -> Callable[[Any], Any]:
+    parts = [(name, names(name), _encoder(hint, names)) for name, hint in _hints(cls).items()]
+    if _is_list(cls):
+        values = [(name, write) for name, _, write in parts]
+        return lambda record: [
+            None if (value := getattr(record, name)) is None else write(value) for name, write in values
+        ]
+
+    def encode(record: Any) -> dict[str, Any]:
+        shown = {}
+        for name, wire, write in parts:
+            value = getattr(record, name)
+            if value is not None:
+                shown[wire] = write(value)
+        return shown
+
+    return encode
 
 
 # Reading -----------------------------------------------------------------------------------------
@@ -110,17 +142,22 @@ _Read = Callable[[object, str, list[Problem], bool], Any]
 
 
 @functools.cache
-def _decoder(kind: Any) -> _Read:
-    kind = _without_none(kind)
-    origin = typing.get_origin(kind)
+def _decoder(kind: Any, names: Names) -> _Read:
+    kind = _bare(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _record_decoder(typing.cast(type, kind))
-    if origin is tuple:
-        return _list_decoder(typing.get_args(kind)[0])
+        cls = typing.cast(type, kind)
+        return _positional_decoder(cls, names) if _is_list(cls) else _record_decoder(cls, names)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return _fixed_decoder([_decoder(part, names) for part in args])
+    if origin in (tuple, frozenset):
+        return _list_decoder(_decoder(args[0], names), origin)
     if origin is typing.Literal:
-        return _choice_decoder(typing.get_args(kind))
+        return _choice_decoder(args)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping_decoder(typing.get_args(kind)[1])
+        return _mapping_decoder(_bare(args[0]), _decoder(args[1], names), _optional(args[1]))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _enum_decoder(kind)
     if kind is datetime:
         return _read_time
     if kind is Any or kind is object:
@@ -128,17 +165,14 @@ def _decoder(kind: Any) -> _Read:
     return _scalar_decoder(kind)
 
 
-def _record_decoder(cls: type) -> _Read:
+def _record_decoder(cls: type, names: Names) -> _Read:
     hints = _hints(cls)
     fields = {item.name: item for item in dataclasses.fields(cls)}
     readers = {
-        camel(name): (name, _decoder(hint), _limits(fields[name]), _optional(hint)) for name, hint in hints.items()
+        names(name): (name, _decoder(hint, names), _limits(fields[name]), _optional(hint))
+        for name, hint in hints.items()
     }
-    required = [
-        camel(item.name)
-        for item in fields.values()
-        if item.init and item.default is MISSING and item.default_factory is MISSING
-    ]
+    required = [names(item.name) for item in fields.values() if item.init and not _has_default(item)]
 
     def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
         if not isinstance(data, dict):
@@ -171,26 +205,66 @@ def _record_decoder(cls: type) -> _Read:
     return read
 
 
-def _list_decoder(item: Any) -> _Read:
-    reader = _decoder(item)
+def _positional_decoder(cls: type, names: Names) -> _Read:
+    order = [names(item.name) for item in dataclasses.fields(cls)]
+    inner = _record_decoder(cls, names)
 
     def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
-        if not isinstance(data, list):
-            problems.append(Problem(at, f"must be a list, not {_kind_of(data)}"))
-            return ()
-        return tuple(reader(value, f"{at}[{index}]", problems, strict) for index, value in enumerate(data))
+        if not isinstance(data, list) or (strict and len(data) > len(order)):
+            problems.append(Problem(at, f"must be a list of at most {len(order)} values, not {_kind_of(data)}"))
+            return None
+        told = {name: value for name, value in zip(order, data, strict=False) if value is not None}
+        return inner(told, at, problems, strict)
 
     return read
 
 
-def _mapping_decoder(item: Any) -> _Read:
-    reader = _decoder(item)
+def _list_decoder(reader: _Read, made: Callable[[Iterable[Any]], Any]) -> _Read:
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if not isinstance(data, list):
+            problems.append(Problem(at, f"must be a list, not {_kind_of(data)}"))
+            return ()
+        return made([reader(value, f"{at}[{index}]", problems, strict) for index, value in enumerate(data)])
 
+    return read
+
+
+def _fixed_decoder(readers: list[_Read]) -> _Read:
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if not isinstance(data, list) or len(data) != len(readers):
+            problems.append(Problem(at, f"must be a list of {len(readers)} values, not {_kind_of(data)}"))
+            return ()
+        pairs = enumerate(zip(readers, data, strict=True))
+        return tuple(reader(value, f"{at}[{index}]", problems, strict) for index, (reader, value) in pairs)
+
+    return read
+
+
+def _mapping_decoder(key_kind: Any, reader: _Read, optional: bool) -> _Read:
     def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
         if not isinstance(data, dict):
             problems.append(Problem(at, f"must be an object, not {_kind_of(data)}"))
             return {}
-        return {str(key): reader(value, f"{at}.{key}", problems, strict) for key, value in data.items()}
+        values = {}
+        for key, value in data.items():
+            if key_kind is int and not str(key).lstrip("-").isdecimal():
+                problems.append(Problem(f"{at}.{key}", "must have a whole number as its name"))
+                continue
+            told = None if value is None and optional else reader(value, f"{at}.{key}", problems, strict)
+            values[key_kind(key)] = told
+        return values
+
+    return read
+
+
+def _enum_decoder(kind: type[StrEnum]) -> _Read:
+    choices = [str(one) for one in kind]
+
+    def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if data in choices:
+            return kind(data)
+        problems.append(Problem(at, f"must be one of {', '.join(choices)}, not {data!r}"))
+        return None
 
     return read
 
@@ -279,7 +353,7 @@ def _nearest(name: object, known: Mapping[str, object]) -> str:
 
 
 def _schema(kind: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
-    kind = _without_none(kind)
+    kind = _bare(kind)
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return _record_schema(typing.cast(type, kind))
@@ -310,7 +384,7 @@ def _record_schema(cls: type) -> dict[str, Any]:
     for item in dataclasses.fields(cls):
         shown_as = _schema(hints[item.name], _limits(item))
         properties[camel(item.name)] = shown_as | ({"nullable": True} if _optional(hints[item.name]) else {})
-        if item.default is MISSING and item.default_factory is MISSING:
+        if not _has_default(item):
             required.append(camel(item.name))
     shown: dict[str, Any] = {"type": "object", "properties": properties}
     return shown | ({"required": required} if required else {})
@@ -334,9 +408,20 @@ def _optional(kind: Any) -> bool:
     return typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(kind)
 
 
-def _without_none(kind: Any) -> Any:
-    if not _optional(kind):
-        return kind
-    left = [part for part in typing.get_args(kind) if part is not type(None)]
-    assert len(left) == 1, f"{kind} cannot travel"
-    return left[0]
+def _bare(kind: Any) -> Any:
+    """A hint without `| None`, and without the name that a NewType gives it."""
+    if _optional(kind):
+        left = [part for part in typing.get_args(kind) if part is not type(None)]
+        assert len(left) == 1, f"{kind} cannot travel"
+        kind = left[0]
+    while isinstance(kind, typing.NewType):
+        kind = kind.__supertype__
+    return kind
+
+
+def _has_default(item: dataclasses.Field[Any]) -> bool:
+    return item.default is not MISSING or item.default_factory is not MISSING
+
+
+def _is_list(cls: type) -> bool:
+    return bool(getattr(cls, "__travels_as_list__", False))
