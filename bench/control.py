@@ -221,7 +221,7 @@ async def _reconcile_all(path: Path) -> float:
 
 
 def comeback(given: argparse.Namespace) -> Iterator[Figure]:
-    """SIGKILL, start again, and the time until every worker is back on the roll and a request is answered."""
+    """SIGKILL, start again, and the time until every worker is back on the run and a request is answered."""
     took: list[float] = []
     with a_plane() as plane:
         training = plane.train("demo", world=(4, 4, 4), spares=0)

@@ -27,11 +27,11 @@ from pathlib import Path
 import muster
 from bench import report
 from bench.report import Figure, below, p50, p99
-from muster.coordinator.membership import Identity, Membership
-from muster.coordinator.service import Coordinator
-from muster.coordinator.wire import Frame
 from muster.mesh.probe import Prober, Row
 from muster.types.world import MemberId, RunId
+from muster.world.membership import Identity, Membership
+from muster.world.service import Coordinator
+from muster.world.wire import Frame
 from tests.mesh import servers
 from tests.mesh.hostile import BEHAVIOURS, hostile
 from tests.mesh.servers import Server, ask

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
-from muster.coordinator import wire
+from muster.world import wire
 
 LEASE_S = 2.0
 

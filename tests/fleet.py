@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from muster.coordinator.client import Refused, ask
 from muster.types.world import RunId
+from muster.world.connection import Refused, ask
 
 PROGRAMS = Path(__file__).parent / "programs"
 PROBE = str(PROGRAMS / "probe.py")

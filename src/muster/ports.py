@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from muster import errors
-from muster.core.roll import Roll
+from muster.core.world.run import Run
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
@@ -210,10 +210,10 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunView:
     """What the coordinator knows of a training's world."""
 
-    roll: Roll
+    run: Run
     reason: str
     confirmed: bool  # its members were told the outcome
 
@@ -221,7 +221,7 @@ class Run:
 class Worlds(Protocol):
     """The coordinator, as whoever directs its runs sees it. A run is named by its training's uid."""
 
-    def look(self, uid: Uid) -> Run | None: ...
+    def look(self, uid: Uid) -> RunView | None: ...
 
     def open(self, uid: Uid, settings: Settings, target: int) -> None:
         """Open a run, or give one that is open other settings."""
@@ -229,7 +229,7 @@ class Worlds(Protocol):
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
         """Order an outcome. It is proposed back through `look` and counts when it is confirmed."""
 
-    def bury(self, uid: Uid, names: Sequence[str]) -> None:
+    def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         """These workers are dead, and so are their ranks: a run that waits for them need not."""
 
     def confirm(self, uid: Uid, outcome: Outcome) -> None:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from muster.coordinator import wire
 from muster.server.auth import Tokens
+from muster.world import wire
 from tests.control.test_found import high_water_kib
 from tests.fleet import eventually
 from tests.plane import Plane, reasons

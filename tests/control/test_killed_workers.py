@@ -7,7 +7,7 @@ import signal
 import time
 
 from muster import DistributedTraining
-from muster.core.reconcile import LEASE
+from muster.core.training.reconcile import LEASE
 from tests.fleet import eventually, family, kill_all
 from tests.plane import Plane
 

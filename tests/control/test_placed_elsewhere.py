@@ -13,7 +13,7 @@ import pytest
 from muster import errors
 from muster.control import loop as loops
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, TOKEN_KIND, Loop
-from muster.core.reconcile import LEAVE
+from muster.core.training.reconcile import LEAVE
 from muster.ports import Store, Write
 from muster.sim.control import SimulatedBackend, SimulatedWorlds
 from muster.store.memory import MemoryStore

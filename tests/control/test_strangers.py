@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from muster.coordinator import wire
-from muster.coordinator.client import Refused, ask
 from muster.types.world import RunId
+from muster.world import wire
+from muster.world.connection import Refused, ask
 from tests.plane import Plane
 
 

@@ -1,4 +1,4 @@
-"""Builders for the pure code: members, rounds and rolls that read as a sentence."""
+"""Builders for the pure code: members, rounds and runs that read as a sentence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from muster.core import register, roll, stages
-from muster.core.roll import Decision, Roll
+from muster.core.world import decisions, run, transitions
+from muster.core.world.run import Decision, Run
 from muster.types.world import (
     Cause,
     Member,
@@ -58,8 +58,8 @@ def an_exit(rank: int, code: int = 1, worker: str = "", **known: Any) -> RankExi
     return RankExit(rank=rank, exit_code=code, worker=worker, **known)
 
 
-def a_roll(active: str = "", waiting: str = "", *, last: Round | None = None, **settings: Any) -> Roll:
-    """A roll whose round has the active members in order of rank, unless `last` says otherwise; the rest are spares."""
+def a_run(active: str = "", waiting: str = "", *, last: Round | None = None, **settings: Any) -> Run:
+    """A run whose round has the active members in order of rank, unless `last` says otherwise; the rest are spares."""
     known = Settings(**{"min": 1, "max": 8, **settings})
     seated = [
         replace(member, role=Role.ACTIVE, rank=rank, ranks_state=RanksState.RUNNING)
@@ -67,7 +67,7 @@ def a_roll(active: str = "", waiting: str = "", *, last: Round | None = None, **
     ]
     people = {member.member_id: member for member in [*seated, *members(waiting)]}
     current = last if last is not None else (a_round(active) if active else None)
-    return Roll(
+    return Run(
         settings=known,
         target=known.first_target,
         members=people,
@@ -76,43 +76,43 @@ def a_roll(active: str = "", waiting: str = "", *, last: Round | None = None, **
     )
 
 
-def with_members(given: Roll, *people: Member) -> Roll:
+def with_members(given: Run, *people: Member) -> Run:
     return replace(given, members={**given.members, **{member.member_id: member for member in people}})
 
 
-def without(given: Roll, *names: str) -> Roll:
+def without(given: Run, *names: str) -> Run:
     gone = {an_id(name) for name in names}
     return replace(given, members={key: member for key, member in given.members.items() if key not in gone})
 
 
-def recalled(given: Roll, cause: Cause = Cause.LOSS, at: float = NOW, *, gone: str = "", **known: Any) -> Roll:
+def recalled(given: Run, cause: Cause = Cause.LOSS, at: float = NOW, *, gone: str = "", **known: Any) -> Run:
     """The round called back, with those named confirmed gone."""
     assert given.round is not None
     ids = frozenset(an_id(name) for name in gone.split())
     return replace(given, round=replace(given.round, recall=a_recall(cause, at, **known), gone=ids))
 
 
-def all_gone(given: Roll) -> Roll:
+def all_gone(given: Run) -> Run:
     assert given.round is not None
     return replace(given, round=replace(given.round, gone=frozenset(seat.member_id for seat in given.round.seats)))
 
 
-def settle(given: Roll, now: float, most: int = 30) -> tuple[Roll, list[Decision]]:
-    """Decide and carry out until there is only waiting left, as the desk does; with all decisions on the way."""
-    decisions: list[Decision] = []
+def settle(given: Run, now: float, most: int = 30) -> tuple[Run, list[Decision]]:
+    """Decide and carry out until there is only waiting left, as the protocol does; with all decisions."""
+    made: list[Decision] = []
     while True:
-        given = register.tell_time(given, now)
-        decision = stages.decide(given, now)
-        decisions.append(decision)
-        if isinstance(decision.action, roll.Wait):
-            return given, decisions
-        given = stages.carry_out(given, decision.action, now)
-        assert len(decisions) < most, f"decisions do not end: {[one.reason for one in decisions[-4:]]}"
+        given = transitions.tell_time(given, now)
+        decision = decisions.decide(given, now)
+        made.append(decision)
+        if isinstance(decision.action, run.Wait):
+            return given, made
+        given = decisions.carry_out(given, decision.action, now)
+        assert len(made) < most, f"decisions do not end: {[one.reason for one in made[-4:]]}"
 
 
 def names(people: Iterable[Member]) -> list[str]:
     return [member.name for member in people]
 
 
-def seated(given: Roll) -> list[str]:
+def seated(given: Run) -> list[str]:
     return [seat.name for seat in given.round.seats] if given.round else []

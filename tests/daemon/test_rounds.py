@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from muster.control.loop import TOKEN_KIND
-from muster.core.roll import Roll
+from muster.core.world.run import Run
 from muster.daemon.rounds import TrainingRounds
-from muster.ports import Record, Run, Write
+from muster.ports import Record, RunView, Write
 from muster.store.memory import MemoryStore
 from muster.types.training import Key
-from tests.core.builders import a_roll, a_round, all_gone, recalled
+from tests.core.builders import a_round, a_run, all_gone, recalled
 from tests.training_builders import a_training
 
 UID = "uid-of-it"
 
 
 def asked(
-    number: int, *, phase: str | None = "ready", roll: Roll | None = None, alive: bool = False, known: bool = True
+    number: int, *, phase: str | None = "ready", run: Run | None = None, alive: bool = False, known: bool = True
 ) -> str:
     """What is said of a round of a training in that phase (None: there is none), with or without living workers."""
 
@@ -29,7 +29,7 @@ def asked(
         store = MemoryStore()
         if phase is not None:
             await store.write(Write(put=a_training("rl", uid=UID, phase=phase), expect=0))
-        worlds: Any = SimpleNamespace(look=lambda uid: None if roll is None else Run(roll, "", confirmed=False))
+        worlds: Any = SimpleNamespace(look=lambda uid: None if run is None else RunView(run, "", confirmed=False))
         backend: Any = SimpleNamespace(workers=lambda uid: [SimpleNamespace(alive=alive)])
         key = Key("default", "rl") if known else None
         return TrainingRounds(store, worlds, {"local": backend}, lambda uid: key).over(UID, number)
@@ -38,14 +38,14 @@ def asked(
 
 
 def test_a_round_that_the_coordinator_knows_to_be_over_is_over_while_workers_go_on() -> None:
-    followed, told = a_roll("a", last=a_round("a", number=4)), "round 3 of its training is over"
-    assert asked(3, roll=followed, alive=True) == told, "and nothing of why: whoever reads this may not read that"
-    assert asked(0, roll=all_gone(recalled(a_roll("a b"))), alive=True) == "round 0 of its training is over"
+    followed, told = a_run("a", last=a_round("a", number=4)), "round 3 of its training is over"
+    assert asked(3, run=followed, alive=True) == told, "and nothing of why: whoever reads this may not read that"
+    assert asked(0, run=all_gone(recalled(a_run("a b"))), alive=True) == "round 0 of its training is over"
 
 
 def test_a_round_that_runs_or_is_being_stopped_is_not_over() -> None:
-    assert asked(0, roll=a_roll("a b"), alive=True) == ""
-    assert asked(0, roll=recalled(a_roll("a b"), gone="a"), alive=True) == ""
+    assert asked(0, run=a_run("a b"), alive=True) == ""
+    assert asked(0, run=recalled(a_run("a b"), gone="a"), alive=True) == ""
 
 
 @pytest.mark.parametrize("known", [True, False])

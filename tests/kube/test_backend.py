@@ -14,7 +14,7 @@ import pytest
 from muster import errors
 from muster.backends.kube import backend as backends
 from muster.backends.records import SHORTAGE, removals
-from muster.core.reconcile import USAGE_ERROR
+from muster.core.training.reconcile import USAGE_ERROR
 from muster.ports import LogQuery, Write
 from muster.types.training import Resources
 from tests.kube.api import MERGE

@@ -15,9 +15,9 @@ from pathlib import Path
 from socket import create_connection
 from typing import Any
 
-from muster.coordinator.client import Refused, ask
-from muster.coordinator.wire import parse_address
 from muster.types.world import RunId
+from muster.world.connection import Refused, ask
+from muster.world.wire import parse_address
 from tests.plane import Plane
 
 

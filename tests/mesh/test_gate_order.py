@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from muster.coordinator import service
-from muster.coordinator.desk import Desk
-from muster.coordinator.service import Coordinator
 from muster.types.world import RunId, Settings
+from muster.world import service
+from muster.world.protocol import RunProtocol
+from muster.world.service import Coordinator
 
 RUN = RunId("run")
 
@@ -48,13 +48,13 @@ class Director:
         return asyncio.get_running_loop().create_task(self._work()) if self._work is not None else None
 
 
-def opened(director: Director, **settings: Any) -> tuple[Coordinator, Desk, Line]:
+def opened(director: Director, **settings: Any) -> tuple[Coordinator, RunProtocol, Line]:
     """A run of one, which has just joined: its round is about to be released."""
     coordinator, line = Coordinator(director=director), Line()
-    desk = coordinator.open_run(RUN, Settings(min=1, max=1, **settings))
+    protocol = coordinator.open_run(RUN, Settings(min=1, max=1, **settings))
     member = {"member_id": "a", "name": "a", "addr": "127.0.0.1", "procs": 1, "store_port": 1}
-    desk.greet(line, {"type": "hello", "kind": "agent", "member": member}, asyncio.get_running_loop().time())
-    return coordinator, desk, line
+    protocol.greet(line, {"type": "hello", "kind": "agent", "member": member}, asyncio.get_running_loop().time())
+    return coordinator, protocol, line
 
 
 async def until(there: Callable[[], bool]) -> float:
@@ -72,8 +72,8 @@ def test_ranks_start_when_the_old_keys_are_gone() -> None:
         async def clean() -> None:
             await gone.wait()
 
-        _, desk, line = opened(Director(clean), gate_timeout_s=60.0)
-        await until(lambda: desk.roll is not None and desk.roll.running is not None)
+        _, protocol, line = opened(Director(clean), gate_timeout_s=60.0)
+        await until(lambda: protocol.run is not None and protocol.run.running is not None)
         await asyncio.sleep(0)
         assert b'"release"' not in line.said
         gone.set()
@@ -85,8 +85,8 @@ def test_ranks_start_when_the_old_keys_are_gone() -> None:
 
 def test_keys_that_cannot_be_removed_hold_ranks_for_a_moment_only() -> None:
     async def play() -> None:
-        _, desk, line = opened(Director(asyncio.Event().wait), gate_timeout_s=60.0)  # type: ignore[arg-type]
-        await until(lambda: desk.roll is not None and desk.roll.running is not None)
+        _, protocol, line = opened(Director(asyncio.Event().wait), gate_timeout_s=60.0)  # type: ignore[arg-type]
+        await until(lambda: protocol.run is not None and protocol.run.running is not None)
         assert await until(lambda: b'"release"' in line.said) == pytest.approx(service.HELD_S, abs=0.3)
 
     asyncio.run(play())
@@ -96,8 +96,8 @@ def test_keys_that_cannot_be_removed_hold_ranks_for_a_moment_only() -> None:
 def test_nobody_waits_where_there_is_nothing_to_remove(settings: dict[str, float], asked: int) -> None:
     async def play() -> None:
         director = Director(None)
-        _, desk, line = opened(director, **settings)
-        await until(lambda: desk.roll is not None and desk.roll.running is not None)
+        _, protocol, line = opened(director, **settings)
+        await until(lambda: protocol.run is not None and protocol.run.running is not None)
         assert b'"release"' in line.said and director.asked == asked
 
     asyncio.run(play())

@@ -115,7 +115,7 @@ def test_a_killed_guard_or_warm_parent_costs_a_restart_and_no_more(fleet: Fleet)
     fleet.coordinator()
     node = fleet.node("a", program=fleet.probe("fork", "wait"))
     first = fleet.started(0, 1)[0]
-    os.kill(below(node.pid, "muster.node.post"), signal.SIGKILL)
+    os.kill(below(node.pid, "muster.node.bootstrap"), signal.SIGKILL)
     second = fleet.started(1, 1)[0]
     assert gone(first["pid"]) and gone(first["child"]), "what the dead guard left is ended by the agent"
     os.kill(below(node.pid, "muster.node.warm"), signal.SIGKILL)
@@ -199,7 +199,7 @@ def test_agent_and_guard_killed_together_leave_nothing(fleet: Fleet) -> None:
     fleet.coordinator()
     node = fleet.node("a", program=fleet.probe("fork", "sleep"))
     fleet.started(0, 1)
-    for pid in (below(node.pid, "muster.node.post"), node.pid):
+    for pid in (below(node.pid, "muster.node.bootstrap"), node.pid):
         os.kill(pid, signal.SIGKILL)
     fleet.assert_nothing_left_but(1)
 

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from muster.node import warm
-from muster.node.crew import Program
+from muster.node.rank_processes import Program
 from muster.types.world import RankExit
 from tests.fleet import Fleet, eventually, gone
 

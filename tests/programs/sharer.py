@@ -1,4 +1,4 @@
-"""A pipeline in a process of its own: rolls out and trains through a remote scheduler, and says what it does.
+"""A pipeline in a process of its own: runs out and trains through a remote scheduler, and says what it does.
 
 sharer.py URL NAME TRAIN_GPU,… ROLLOUTS
 """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core.waits import Goal, Receipt
+from muster.core.training.waits import Goal, Receipt
 from muster.errors import MusterError, Unavailable, WaitTimeout
 from muster.sdk import flows
 from muster.sdk.effects import Flow, Locate, Lost, Now, Pause, Request, Response
@@ -19,9 +19,9 @@ from muster.sdk.flows import Handle
 from muster.types.training import Phase, Training
 from tests.sdk.scripted import a_training, ended, scaled, settled
 
-Happening = Callable[[Training], Training]
+RunEvent = Callable[[Training], Training]
 
-HAPPENINGS: dict[str, Happening] = {
+HAPPENINGS: dict[str, RunEvent] = {
     "nothing": lambda one: one,
     "settles": settled,
     "loses one": lambda one: settled(one, one.spec.world_size.target - 1),

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from muster.core import register
+from muster.core.world import transitions
 from muster.sim import histories
 from muster.sim.clock import Clock
-from muster.sim.house import House
+from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.invariants import Broken, Checker
 from muster.sim.machine import Census, Machine, Rank
 from muster.types.world import MemberId, OutcomeState
@@ -56,7 +56,7 @@ class _Nobody:
 
 def test_the_checker_notices_two_rounds_at_once() -> None:
     clock, census = Clock(), Census()
-    checker = Checker(clock, census, House(clock))
+    checker = Checker(clock, census, SimulatedCoordinator(clock))
     machine = Machine("here", clock, census, _Nobody())
     machine.start(Rank(0, 0, MemberId("m0"), machine, 0.0))
     with pytest.raises(Broken, match="a rank of round 1 starts while round 0 trains"):
@@ -65,7 +65,7 @@ def test_the_checker_notices_two_rounds_at_once() -> None:
 
 def test_the_checker_notices_a_number_that_is_used_again() -> None:
     clock, census = Clock(), Census()
-    checker = Checker(clock, census, House(clock))
+    checker = Checker(clock, census, SimulatedCoordinator(clock))
     machine = Machine("here", clock, census, _Nobody())
     checker.rank_started(Rank(0, 0, MemberId("m0"), machine, 0.0))
     with pytest.raises(Broken, match="started on two members"):
@@ -76,7 +76,7 @@ def test_the_checker_notices_a_guard_that_lies() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     victim = fleet.agent("b")
     fleet.cut(victim)
-    fleet.house.desk.roll = register.guard_cleared(fleet.roll, victim.member_id, 0, fleet.clock.now)
-    fleet.house.ask("show")
+    fleet.coordinator.protocol.run = transitions.guard_cleared(fleet.run, victim.member_id, 0, fleet.clock.now)
+    fleet.coordinator.ask("show")
     with pytest.raises(Broken, match="starts while round 0 trains"):
         fleet.until("round 1", lambda: fleet.trains(1))

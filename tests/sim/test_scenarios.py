@@ -19,8 +19,8 @@ def test_the_first_round_forms_at_once_when_target_and_spares_are_here() -> None
 
 def test_the_first_round_waits_the_last_call_after_min_was_reached() -> None:
     fleet = a_world("a", min=2, max=4)
-    fleet.run(5.0)
-    assert "1 of at least 2 workers: 1 missing" in fleet.house.desk.reason
+    fleet.advance(5.0)
+    assert "1 of at least 2 workers: 1 missing" in fleet.coordinator.protocol.reason
     fleet.join("b", settings={"min": 2, "max": 4})
     assert fleet.until("training", lambda: fleet.trains(0, 2)) == pytest.approx(2.0, abs=0.1)
 
@@ -28,8 +28,8 @@ def test_the_first_round_waits_the_last_call_after_min_was_reached() -> None:
 def test_below_min_the_reason_says_how_many_are_missing_and_who_left() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.agent("b").kill()
-    fleet.run(5.0)
-    assert fleet.house.desk.reason == "1 of at least 2 workers: 1 missing; left: b"
+    fleet.advance(5.0)
+    assert fleet.coordinator.protocol.reason == "1 of at least 2 workers: 1 missing; left: b"
 
 
 def test_below_min_for_too_long_is_a_failure() -> None:
@@ -45,9 +45,9 @@ def test_those_that_come_back_above_min_get_a_new_last_call() -> None:
     fleet = a_training("a b c", size=3, min=2, max=3)
     for name in ("a", "b", "c"):
         fleet.agent(name).kill()
-    fleet.run(10.0)
+    fleet.advance(10.0)
     fleet.join_all("d", "e", settings={"min": 2, "max": 3})
-    fleet.run(1.0)
+    fleet.advance(1.0)
     fleet.join("f", settings={"min": 2, "max": 3})
     fleet.until("training", lambda: fleet.trains(1))
     assert len(fleet.seats) == 3, "one round of three, not one of two and then another"
@@ -73,9 +73,9 @@ def test_the_first_round_is_ordered_by_natural_name_otherwise() -> None:
 def test_a_duplicate_infra_rank_is_refused_and_names_both() -> None:
     fleet = Fleet(1)
     fleet.join("a", settings={"min": 2, "max": 2}, infra_rank=4)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     second = fleet.join("b", settings={"min": 2, "max": 2}, infra_rank=4)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     assert second.code == 1
     assert "infra rank 4 is claimed by a (a, pid 1) and b (b, pid 1)" in second.refusal
 
@@ -83,7 +83,7 @@ def test_a_duplicate_infra_rank_is_refused_and_names_both() -> None:
 def test_the_same_name_is_refused_while_the_old_bearer_renews() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     twin = fleet.join("a", settings={"min": 2, "max": 2}, machine="elsewhere")
-    fleet.run(2.5)
+    fleet.advance(2.5)
     assert twin.code == 1 and "the name 'a' is taken" in twin.refusal
     assert fleet.trains(0, 2), "the one that was here is not disturbed"
 
@@ -92,7 +92,7 @@ def test_the_same_name_waits_out_the_lease_of_one_that_lost_its_power() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.agent("b").power_off()
     again = fleet.join("b", settings={"min": 2, "max": 2})
-    fleet.run(0.5)
+    fleet.advance(0.5)
     assert again.code is None and not again.link.up, "held"
     fleet.until("training", lambda: fleet.trains(1, 2), within_s=4.0)
     assert fleet.seats == ["a", "b"]
@@ -100,9 +100,9 @@ def test_the_same_name_waits_out_the_lease_of_one_that_lost_its_power() -> None:
 
 def test_other_settings_are_refused_with_both_values_shown() -> None:
     fleet = a_world("a", min=2, max=3)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     odd = fleet.join("b", settings={"min": 2, "max": 3, "max_restarts": 7})
-    fleet.run(0.1)
+    fleet.advance(0.1)
     assert odd.code == 1 and "max_restarts is 3, this member has 7" in odd.refusal
 
 
@@ -120,7 +120,7 @@ def test_a_spare_takes_the_lost_rank_at_once_and_survivors_keep_theirs() -> None
     fleet.agent("b").kill()
     assert fleet.until("round 1", lambda: fleet.trains(1, 3)) < 0.4
     assert fleet.seats == ["a", "d", "c"]
-    assert fleet.roll.restarts_used == 0
+    assert fleet.run.restarts_used == 0
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_which_spare_takes_a_lost_rank(spares: dict[str, tuple[str, int]], chose
 
 def test_of_equal_spares_the_one_that_waited_longest_takes_the_rank() -> None:
     fleet = a_world("a b", min=2, max=2, spares=2)
-    fleet.run(0.5)
+    fleet.advance(0.5)
     fleet.join("z", settings={"min": 2, "max": 2, "spares": 2})
-    fleet.run(0.5)
+    fleet.advance(0.5)
     fleet.join("c", settings={"min": 2, "max": 2, "spares": 2})
     fleet.until("training", lambda: fleet.trains(0, 2))
     fleet.agent("a").kill()
@@ -165,7 +165,7 @@ def test_without_a_spare_the_last_call_ends_and_the_world_shrinks_in_order() -> 
 def test_a_replacement_inside_the_last_call_gets_the_lost_rank() -> None:
     fleet = a_training("a b c", size=3, min=2, max=3)
     fleet.agent("b").kill()
-    fleet.run(1.0)
+    fleet.advance(1.0)
     fleet.join("x", settings={"min": 2, "max": 3})
     assert fleet.until("round 1", lambda: fleet.trains(1, 3)) < 0.1
     assert fleet.seats == ["a", "x", "c"]
@@ -177,17 +177,17 @@ def test_a_replacement_inside_the_last_call_gets_the_lost_rank() -> None:
 def test_a_newcomer_to_a_full_world_is_parked_and_disturbs_nothing() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.join("c", settings={"min": 2, "max": 2})
-    fleet.run(5.0)
+    fleet.advance(5.0)
     assert fleet.trains(0, 2) and by_role(fleet, Role.SPARE) == ["c"] and not told(fleet, "recall")
 
 
 def test_newcomers_below_target_are_gathered_and_one_round_forms() -> None:
     fleet = a_training("a b", size=2, min=2, max=5)
     fleet.join("c", settings={"min": 2, "max": 5})
-    fleet.run(0.3)
+    fleet.advance(0.3)
     fleet.join("d", settings={"min": 2, "max": 5})
     assert fleet.until("round 1", lambda: fleet.trains(1)) == pytest.approx(0.25, abs=0.1)
-    assert fleet.seats == ["a", "b", "c", "d"] and fleet.roll.restarts_used == 0
+    assert fleet.seats == ["a", "b", "c", "d"] and fleet.run.restarts_used == 0
 
 
 def test_gathering_ends_early_when_the_target_is_reached() -> None:
@@ -210,7 +210,7 @@ def test_a_lower_target_sends_the_highest_ranks_home_with_exit_0() -> None:
     fleet = a_training("a b c d", size=4, min=2, max=4)
     fleet.set_target(2)
     fleet.until("round 1", lambda: fleet.trains(1, 2))
-    fleet.run(0.1)
+    fleet.advance(0.1)
     assert fleet.seats == ["a", "b"]
     assert codes(fleet) == {"a": None, "b": None, "c": 0, "d": 0}
     assert fleet.outcome is None, "a leaver's 0 is never success"
@@ -220,7 +220,7 @@ def test_a_lower_target_parks_leavers_while_spares_are_short() -> None:
     fleet = a_training("a b c d", size=3, min=1, max=4, target=3, spares=2, last_call_s=0.5)
     fleet.set_target(1)
     fleet.until("round 1", lambda: fleet.trains(1, 1))
-    fleet.run(0.1)
+    fleet.advance(0.1)
     stayed = by_role(fleet, Role.SPARE)
     assert "d" in stayed and len(stayed) == 2, "the spare stays, one leaver joins it"
     assert sorted(name for name, code in codes(fleet).items() if code == 0) == sorted({"b", "c"} - set(stayed))
@@ -236,10 +236,10 @@ def test_a_lower_target_takes_out_the_names_given() -> None:
 def test_names_given_while_a_round_is_closing_leave_too() -> None:
     fleet = a_training("a b c d", size=4, min=2, max=4)
     fleet.agent("d").kill()
-    fleet.run(0.05)
+    fleet.advance(0.05)
     fleet.set_target(2, "a")
     fleet.until("round 1", lambda: fleet.trains(1, 2))
-    fleet.run(0.1)
+    fleet.advance(0.1)
     assert fleet.seats == ["b", "c"] and codes(fleet)["a"] == 0
 
 
@@ -248,7 +248,7 @@ def test_those_sent_away_stay_when_the_target_is_raised_again_in_time() -> None:
     fleet.set_target(2)
     fleet.set_target(3)
     fleet.until("round 1", lambda: fleet.trains(1, 3))
-    fleet.run(1.0)
+    fleet.advance(1.0)
     assert fleet.seats == ["a", "b", "c"] and len(fleet.present) == 3
 
 
@@ -299,7 +299,7 @@ def test_the_next_whole_segment_takes_the_ranks_of_a_broken_one() -> None:
     fleet = a_segmented_world()
     fleet.set_target(8)
     fleet.join("w13", settings=SEGMENTED, infra_rank=13, domain="C")
-    fleet.run(1.0)
+    fleet.advance(1.0)
     assert fleet.trains(0, 8)
     fleet.agent("w7").kill()
     fleet.until("round 1", lambda: fleet.trains(1, 8))
@@ -310,8 +310,8 @@ def test_the_next_whole_segment_takes_the_ranks_of_a_broken_one() -> None:
 def test_a_broken_segment_without_a_replacement_leaves_the_world_below_min() -> None:
     fleet = a_segmented_world()
     fleet.agent("w7").kill()
-    fleet.run(5.0)
-    assert "4 of at least 8 workers in whole segments of 4: 4 missing" in fleet.house.desk.reason
+    fleet.advance(5.0)
+    assert "4 of at least 8 workers in whole segments of 4: 4 missing" in fleet.coordinator.protocol.reason
     fleet.join("w13", settings=SEGMENTED, infra_rank=13, domain="B")
     fleet.until("round 1", lambda: fleet.trains(1, 8))
     assert fleet.seats == ["w0", "w1", "w2", "w3", "w6", "w13", "w8", "w9"]
@@ -320,7 +320,7 @@ def test_a_broken_segment_without_a_replacement_leaves_the_world_below_min() -> 
 def test_a_member_without_a_domain_is_refused_where_segments_are_asked_for() -> None:
     fleet = Fleet(1)
     odd = fleet.join("a", settings=SEGMENTED)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     assert odd.code == 1 and "has no --domain, and segment=4 needs one" in odd.refusal
 
 
@@ -331,9 +331,9 @@ def test_a_member_that_fails_its_first_health_check_is_parked_with_the_reason() 
     fleet = a_world("a", min=1, max=1, last_call_s=0.5, spares=1)
     sick = fleet.join("b", settings={}, checks_health=True, healthy=False)
     fleet.until("training", lambda: fleet.trains(0, 1))
-    fleet.run(0.5)
-    assert sick.member_id in fleet.roll.members
-    member = fleet.roll.members[sick.member_id]
+    fleet.advance(0.5)
+    assert sick.member_id in fleet.run.members
+    member = fleet.run.members[sick.member_id]
     assert member.role is Role.PARKED and "health check failed" in member.note
 
 
@@ -343,7 +343,7 @@ def test_an_unfit_member_that_got_a_rank_before_it_could_say_so_gives_it_up() ->
     fleet.join("a", settings=settings, checks_health=True, healthy=False)
     fleet.join("b", settings=settings, checks_health=True)
     fleet.until("b trains", lambda: fleet.trains() and fleet.seats == ["b"])
-    assert by_role(fleet, Role.PARKED) == ["a"] and fleet.roll.restarts_used == 0
+    assert by_role(fleet, Role.PARKED) == ["a"] and fleet.run.restarts_used == 0
 
 
 def test_a_spare_shows_that_it_is_well_before_it_is_promoted() -> None:
@@ -351,7 +351,7 @@ def test_a_spare_shows_that_it_is_well_before_it_is_promoted() -> None:
     settings: dict[str, object] = {"min": 2, "max": 2, "spares": 2}
     for name in ("a", "b", "c", "d"):
         fleet.join(name, settings=settings, checks_health=True)
-        fleet.run(0.05)
+        fleet.advance(0.05)
     fleet.until("training", lambda: fleet.trains(0, 2))
     for name in by_role(fleet, Role.ACTIVE)[:1]:
         fleet.agent(name).kill()
@@ -359,8 +359,8 @@ def test_a_spare_shows_that_it_is_well_before_it_is_promoted() -> None:
     first = next(name for name in fleet.seats if name in "cd")
     fleet.agent("d" if first == "c" else "c").healthy = False
     fleet.agent(first).kill()
-    fleet.run(3.0)
-    assert "parked" in fleet.house.desk.reason and "health check failed" in fleet.house.desk.reason
+    fleet.advance(3.0)
+    assert "parked" in fleet.coordinator.protocol.reason and "health check failed" in fleet.coordinator.protocol.reason
 
 
 def test_growth_asks_for_health_before_it_disturbs_the_world() -> None:
@@ -371,7 +371,7 @@ def test_growth_asks_for_health_before_it_disturbs_the_world() -> None:
     fleet.until("training", lambda: fleet.trains(0, 1))
     fleet.agent(by_role(fleet, Role.SPARE)[0]).healthy = False
     fleet.set_target(2)
-    fleet.run(5.0)
+    fleet.advance(5.0)
     assert fleet.trains(0, 1) and not told(fleet, "recall")
 
 

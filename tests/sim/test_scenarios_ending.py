@@ -35,8 +35,8 @@ def test_a_parked_member_leaves_with_0_too() -> None:
 def test_an_early_finisher_runs_again_when_a_peer_fails() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.finish(fleet.agent("a"))
-    fleet.run(1.0)
-    assert "1 done" in fleet.house.desk.reason
+    fleet.advance(1.0)
+    assert "1 done" in fleet.coordinator.protocol.reason
     fleet.fail("b")
     fleet.until("round 1", lambda: fleet.trains(1, 2))
     assert fleet.agent("a").machine.ranks, "its ranks run again"
@@ -45,9 +45,9 @@ def test_an_early_finisher_runs_again_when_a_peer_fails() -> None:
 def test_an_early_finisher_that_dies_is_not_missed() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.finish(fleet.agent("a"))
-    fleet.run(0.1)
+    fleet.advance(0.1)
     fleet.agent("a").kill()
-    fleet.run(3.0)
+    fleet.advance(3.0)
     assert not told(fleet, "recall")
     fleet.finish(fleet.agent("b"))
     everyone_leaves(fleet)
@@ -69,7 +69,7 @@ def test_a_round_that_is_done_when_it_is_called_back_is_a_success() -> None:
 def test_a_leavers_0_is_never_success() -> None:
     fleet = a_training("a b", size=2, min=1, max=2)
     fleet.agent("b").leave()
-    fleet.run(0.001)
+    fleet.advance(0.001)
     fleet.finish(fleet.agent("b"))
     fleet.finish(fleet.agent("a"))
     fleet.until("it goes on", lambda: fleet.trains(1) or fleet.outcome)
@@ -81,7 +81,7 @@ def test_a_late_joiner_learns_the_outcome_and_leaves_with_it() -> None:
     fleet.finish_work()
     everyone_leaves(fleet)
     late = fleet.join("b", settings={"min": 1, "max": 1})
-    fleet.run(0.1)
+    fleet.advance(0.1)
     assert late.code == 0
 
 
@@ -89,7 +89,7 @@ def test_one_that_waits_for_its_name_learns_the_outcome_too() -> None:
     fleet = a_training("a b", size=1, min=1, max=1, spares=1)
     fleet.agent("b").power_off()
     waiting = fleet.join("b", settings={"min": 1, "max": 1, "spares": 1})
-    fleet.run(0.2)
+    fleet.advance(0.2)
     fleet.finish_work()
     fleet.until("it leaves", lambda: waiting.code is not None, within_s=4.0)
     assert waiting.code == 0
@@ -101,7 +101,7 @@ def test_one_that_waits_for_its_name_learns_the_outcome_too() -> None:
 def test_the_outcome_is_kept_before_anyone_is_told() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     kept: list[bool] = []
-    watch = fleet.house.on_saved
+    watch = fleet.coordinator.on_saved
 
     def on_saved(record: dict[str, object]) -> None:
         assert watch is not None
@@ -109,7 +109,7 @@ def test_the_outcome_is_kept_before_anyone_is_told() -> None:
         if record["outcome"] is not None:
             kept.append(all(agent.outcome is None for agent in fleet.agents))
 
-    fleet.house.on_saved = on_saved
+    fleet.coordinator.on_saved = on_saved
     fleet.finish_work()
     everyone_leaves(fleet)
     assert kept == [True]
@@ -121,7 +121,7 @@ def test_agents_stay_until_everyone_has_stopped() -> None:
     fleet.join("b", settings={"min": 2, "max": 2, "farewell_s": 60.0}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 2))
     fleet.cancel()
-    fleet.run(14.0)
+    fleet.advance(14.0)
     assert codes(fleet) == {"a": None, "b": None}, "b has not stopped yet"
     assert everyone_leaves(fleet, 5.0) == pytest.approx(1.0, abs=0.1)
 
@@ -161,7 +161,7 @@ def test_a_sigterm_is_a_leave_and_the_job_goes_on() -> None:
     fleet.agent("a").leave()
     fleet.until("round 1", lambda: fleet.trains(1, 2))
     assert codes(fleet)["a"] == 143 and fleet.seats == ["c", "b"]
-    assert fleet.roll.restarts_used == 0
+    assert fleet.run.restarts_used == 0
 
 
 # A coordinator that dies
@@ -171,10 +171,10 @@ def test_a_sigterm_is_a_leave_and_the_job_goes_on() -> None:
 def test_the_same_round_goes_on_under_the_next_coordinator_and_no_rank_restarts(keep_record: bool) -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     before = [rank for agent in fleet.agents for rank in agent.machine.ranks]
-    epoch = fleet.house.desk.epoch
+    epoch = fleet.coordinator.protocol.epoch
     fleet.crash(keep_record=keep_record, back_after_s=1.0)
-    fleet.run(3.0)
-    assert fleet.trains(0, 2) and fleet.house.desk.epoch == epoch + 1
+    fleet.advance(3.0)
+    assert fleet.trains(0, 2) and fleet.coordinator.protocol.epoch == epoch + 1
     assert [rank for agent in fleet.agents for rank in agent.machine.ranks] == before
     assert by_role(fleet, Role.SPARE) == ["c"]
 
@@ -183,38 +183,38 @@ def test_a_reconnect_to_the_same_coordinator_is_no_new_epoch() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.agent("b").reset(guard=False, half=False)
     fleet.until("round 1", lambda: fleet.trains(1, 2))
-    assert fleet.house.desk.epoch == 1
+    assert fleet.coordinator.protocol.epoch == 1
 
 
 def test_exits_while_there_is_no_coordinator_are_not_lost() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.crash()
-    fleet.run(0.5)
+    fleet.advance(0.5)
     fleet.finish_work()
-    fleet.run(1.0)
+    fleet.advance(1.0)
     fleet.restart()
     everyone_leaves(fleet)
     assert fleet.outcome is not None and fleet.outcome.state is OutcomeState.SUCCEEDED
-    assert fleet.roll.next_round == 1
+    assert fleet.run.next_round == 1
 
 
 def test_a_member_that_does_not_come_back_is_lost_after_the_recovery_time() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1, max_restarts=0)
     fleet.crash()
     fleet.agent("b").power_off()
-    fleet.run(0.5)
+    fleet.advance(0.5)
     rank = fleet.agent("a").machine.ranks[0]
     rank.machine.end(rank, 1)
     fleet.restart()
     assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(5.0, abs=0.1)
-    assert fleet.seats == ["a", "c"] and fleet.roll.restarts_used == 0
+    assert fleet.seats == ["a", "c"] and fleet.run.restarts_used == 0
 
 
 def test_a_guard_tells_the_next_coordinator_at_once_that_its_agent_is_gone() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     fleet.crash()
     fleet.agent("b").kill()
-    fleet.run(0.5)
+    fleet.advance(0.5)
     fleet.restart()
     assert fleet.until("round 1", lambda: fleet.trains(1, 2)) < 1.0
 
@@ -224,20 +224,20 @@ def test_the_target_and_the_restarts_used_outlive_the_coordinator_and_its_record
     fleet.fail("a")
     fleet.until("round 1", lambda: fleet.trains(1, 2))
     fleet.agent("c").kill()
-    fleet.run(0.1)
+    fleet.advance(0.1)
     fleet.set_target(3)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     fleet.crash(keep_record=False, back_after_s=0.2)
-    fleet.run(1.0)
-    assert fleet.trains(1, 2) and (fleet.roll.target, fleet.roll.restarts_used) == (3, 1)
+    fleet.advance(1.0)
+    assert fleet.trains(1, 2) and (fleet.run.target, fleet.run.restarts_used) == (3, 1)
 
 
 def test_a_coordinator_that_told_only_some_of_a_new_round_is_finished_by_the_next() -> None:
     fleet = a_training("a b c d", size=3, min=3, max=3, spares=1)
-    fleet.house.crash_mid_send = 1
+    fleet.coordinator.crash_mid_send = 1
     fleet.agent("b").kill()
-    fleet.until("it dies", lambda: not fleet.house.alive)
-    fleet.run(0.1)
+    fleet.until("it dies", lambda: not fleet.coordinator.alive)
+    fleet.advance(0.1)
     fleet.restart()
     fleet.until("round 1", lambda: fleet.trains(1, 3), within_s=2.0)
     assert fleet.seats == ["a", "d", "c"]
@@ -245,17 +245,17 @@ def test_a_coordinator_that_told_only_some_of_a_new_round_is_finished_by_the_nex
 
 def test_the_highest_round_presented_wins_and_those_who_came_before_hear_of_it() -> None:
     fleet = a_training("a b c d", size=3, min=3, max=3, spares=1)
-    fleet.house.crash_mid_send = 1
+    fleet.coordinator.crash_mid_send = 1
     fleet.agent("b").kill()
-    fleet.until("it dies", lambda: not fleet.house.alive)
-    fleet.run(0.01)
+    fleet.until("it dies", lambda: not fleet.coordinator.alive)
+    fleet.advance(0.01)
     knowing = [agent for agent in fleet.present if agent.record and agent.record["round"] == 1]
     assert len(knowing) == 1, "one member was told of round 1"
     fleet.network.cut(knowing[0].machine.name)
-    fleet.house.saved = None
+    fleet.coordinator.saved = None
     fleet.restart()
-    fleet.run(0.6)
-    assert fleet.roll.round is not None and fleet.roll.round.number == 0
+    fleet.advance(0.6)
+    assert fleet.run.round is not None and fleet.run.round.number == 0
     fleet.network.heal(knowing[0].machine.name)
     fleet.until("round 1", lambda: fleet.trains(1, 3), within_s=4.0)
 
@@ -265,19 +265,19 @@ def test_an_outcome_that_a_member_knows_is_adopted() -> None:
     fleet.join_all("a", "b", settings={"min": 2, "max": 2}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 2))
     fleet.cancel("enough")
-    fleet.run(0.1)
+    fleet.advance(0.1)
     fleet.crash(back_after_s=1.0)
-    fleet.house.saved = None
+    fleet.coordinator.saved = None
     everyone_leaves(fleet, 30.0)
     assert fleet.outcome is not None and fleet.outcome.message == "enough"
 
 
 def test_an_outcome_that_was_kept_but_told_to_nobody_is_told_by_the_next() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
-    fleet.house.crash_mid_send = 0
+    fleet.coordinator.crash_mid_send = 0
     fleet.finish_work()
-    fleet.until("it dies", lambda: not fleet.house.alive)
-    fleet.run(0.5)
+    fleet.until("it dies", lambda: not fleet.coordinator.alive)
+    fleet.advance(0.5)
     fleet.restart()
     everyone_leaves(fleet)
     assert codes(fleet) == dict.fromkeys("abc", 0)
@@ -286,7 +286,7 @@ def test_an_outcome_that_was_kept_but_told_to_nobody_is_told_by_the_next() -> No
 def test_agents_give_up_on_a_coordinator_that_stays_dead() -> None:
     fleet = a_training("a b", size=2, min=2, max=2, orphan_s=20.0)
     fleet.crash()
-    fleet.run(15.0)
+    fleet.advance(15.0)
     assert all(agent.machine.ranks for agent in fleet.agents), "ranks go on meanwhile"
     everyone_leaves(fleet, 10.0)
     assert codes(fleet) == {"a": 75, "b": 75}
@@ -306,7 +306,7 @@ def test_ranks_end_after_one_lease_of_silence_and_the_world_forms_again() -> Non
 def test_a_short_silence_of_the_coordinator_is_nobodys_fault() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     fleet.pause(for_s=1.2)
-    fleet.run(6.0)
+    fleet.advance(6.0)
     assert fleet.trains(0, 2) and not told(fleet, "lost")
 
 
@@ -316,7 +316,7 @@ def test_a_partition_of_the_coordinator_never_trains_twice() -> None:
     for agent in away:
         fleet.cut(agent, for_s=10.0)
     fleet.until("the others go on", lambda: fleet.trains(1, 2), within_s=4.0)
-    fleet.run(10.0)
+    fleet.advance(10.0)
     assert sorted(fleet.seats) == ["c", "d"] and by_role(fleet, Role.SPARE) == ["a", "b"]
     assert not any(agent.machine.ranks for agent in away)
 

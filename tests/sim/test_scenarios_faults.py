@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.coordinator.wire import Frame
 from muster.sim.fleet import Fleet
 from muster.sim.network import DOWN, UP
 from muster.types.world import OutcomeState, Role
+from muster.world.wire import Frame
 from tests.sim.worlds import a_training, by_role, codes, everyone_leaves, told
 
 # Silence and fences
@@ -44,14 +44,14 @@ def test_a_stopped_member_is_out_of_its_round_and_parks_as_a_spare_when_it_conti
     fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=4.0)
     assert fleet.seats == ["a", "c"]
     fleet.until("b is back", lambda: "b" in by_role(fleet, Role.SPARE))
-    fleet.run(1.0)
+    fleet.advance(1.0)
     assert fleet.trains(1, 2), "its return disturbs nothing"
 
 
 def test_a_stop_shorter_than_the_lease_changes_nothing() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.stop(fleet.agent("b"), for_s=1.0)
-    fleet.run(5.0)
+    fleet.advance(5.0)
     assert fleet.trains(0, 2) and not told(fleet, "lost")
 
 
@@ -77,7 +77,7 @@ def test_a_stubborn_leaver_that_is_cut_off_ends_its_ranks_with_its_lease() -> No
     fleet.join_all("a", "b", "c", settings={"min": 1, "max": 3}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 3))
     fleet.set_target(2)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     fleet.cut(fleet.agent("c"))
     assert fleet.until("round 1", lambda: fleet.trains(1, 2)) < 3.0, "not the fifteen seconds of its grace"
 
@@ -85,7 +85,7 @@ def test_a_stubborn_leaver_that_is_cut_off_ends_its_ranks_with_its_lease() -> No
 def test_a_member_that_is_cut_off_and_stopped_ends_its_ranks_with_its_lease_too() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     fleet.cut(fleet.agent("b"))
-    fleet.run(1.2)
+    fleet.advance(1.2)
     fleet.stop(fleet.agent("b"))
     fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=2.0)
 
@@ -93,11 +93,11 @@ def test_a_member_that_is_cut_off_and_stopped_ends_its_ranks_with_its_lease_too(
 def test_a_release_that_is_read_after_the_lease_starts_nothing() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     fleet.fail("a")
-    fleet.until("b confirmed its stop", lambda: fleet.roll.round and len(fleet.roll.round.gone) == 2)
+    fleet.until("b confirmed its stop", lambda: fleet.run.round and len(fleet.run.round.gone) == 2)
     fleet.stop(fleet.agent("b"), for_s=8.0)
-    fleet.until("round 1 is released", lambda: fleet.roll.next_round == 2)
+    fleet.until("round 1 is released", lambda: fleet.run.next_round == 2)
     fleet.until("round 2", lambda: fleet.trains(2, 2), within_s=6.0)
-    fleet.run(8.0)
+    fleet.advance(8.0)
     assert fleet.trains(2, 2) and "b" in by_role(fleet, Role.SPARE)
 
 
@@ -120,7 +120,7 @@ def test_a_connection_that_breaks_on_one_side_costs_a_round_and_no_restart() -> 
 def test_a_guard_connection_may_break_without_harm() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.agent("b").reset(guard=True, half=False)
-    fleet.run(5.0)
+    fleet.advance(5.0)
     assert fleet.trains(0, 2)
 
 
@@ -132,9 +132,9 @@ def test_messages_of_an_older_round_are_answered_with_the_current_one() -> None:
     link = fleet.agent("a").link
     link._on_frame = heard.append
     link.send("finished", round=0)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     assert [(frame["type"], frame["round"]) for frame in heard if frame["type"] == "stale"] == [("stale", 1)]
-    assert fleet.roll.round is not None and not fleet.roll.round.finished
+    assert fleet.run.round is not None and not fleet.run.round.finished
 
 
 # Restarts and blame
@@ -145,16 +145,16 @@ def test_all_failures_of_one_round_are_one_incident() -> None:
     for name in ("b", "a", "c"):
         fleet.fail(name, 3)
     fleet.until("round 1", lambda: fleet.trains(1, 3))
-    assert fleet.roll.restarts_used == 1
+    assert fleet.run.restarts_used == 1
 
 
 def test_the_earliest_failure_is_the_first_even_if_it_is_heard_last() -> None:
     fleet = a_training("a b", size=2, min=2, max=2, max_restarts=0)
     fleet.network.cut(fleet.agent("a").machine.name, frozenset({UP}))
     fleet.fail("a", 5)
-    fleet.run(0.05)
+    fleet.advance(0.05)
     fleet.fail("b", 6)
-    fleet.run(0.05)
+    fleet.advance(0.05)
     fleet.network.heal(fleet.agent("a").machine.name)
     everyone_leaves(fleet)
     assert fleet.outcome is not None and fleet.outcome.first_failure is not None
@@ -163,32 +163,32 @@ def test_the_earliest_failure_is_the_first_even_if_it_is_heard_last() -> None:
 def test_a_failure_followed_by_a_loss_within_the_blame_window_costs_nothing() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1, max_restarts=0)
     fleet.fail("a")
-    fleet.run(0.2)
+    fleet.advance(0.2)
     fleet.agent("b").kill()
     fleet.until("round 1", lambda: fleet.trains(1, 2))
-    assert fleet.roll.restarts_used == 0
+    assert fleet.run.restarts_used == 0
 
 
 def test_a_failure_followed_by_a_loss_after_the_window_costs_a_restart() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1, restart_grace_s=1.0, max_restarts=1)
     fleet.agent("b").machine.ranks[0].stubborn = True
     fleet.fail("a")
-    fleet.run(0.8)
+    fleet.advance(0.8)
     fleet.agent("b").kill()
     fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=4.0)
-    assert fleet.roll.restarts_used == 1
+    assert fleet.run.restarts_used == 1
 
 
 def test_a_silent_member_extends_the_hold_until_its_lease_ends() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1, max_restarts=0)
     fleet.agent("b").power_off()
-    fleet.run(0.1)
+    fleet.advance(0.1)
     rank = fleet.agent("a").machine.ranks[0]
     rank.machine.end(rank, 1)
-    fleet.run(0.8)
-    assert fleet.outcome is None and "b silent: lost, or slow?" in fleet.house.desk.reason
+    fleet.advance(0.8)
+    assert fleet.outcome is None and "b silent: lost, or slow?" in fleet.coordinator.protocol.reason
     fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=3.0)
-    assert fleet.roll.restarts_used == 0
+    assert fleet.run.restarts_used == 0
 
 
 def test_peers_that_fail_over_a_recall_cost_nothing() -> None:
@@ -198,17 +198,17 @@ def test_peers_that_fail_over_a_recall_cost_nothing() -> None:
     fleet.join("c", settings={})
     fleet.until("the round is called back", lambda: told(fleet, "recall"))
     fleet.network.heal(fleet.agent("a").machine.name)
-    fleet.run(0.4)
+    fleet.advance(0.4)
     fleet.network.heal(fleet.agent("b").machine.name)
     fleet.until("round 1", lambda: fleet.trains(1, 3))
-    assert fleet.roll.restarts_used == 0
+    assert fleet.run.restarts_used == 0
 
 
 def test_a_genuine_failure_is_charged_once_everyone_was_heard() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.fail("b")
     assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(0.3, abs=0.05)
-    assert fleet.roll.restarts_used == 1
+    assert fleet.run.restarts_used == 1
 
 
 def test_with_the_budget_spent_the_outcome_names_the_failing_rank_and_its_last_words() -> None:
@@ -241,7 +241,7 @@ def test_a_failure_in_the_gap_between_hello_and_welcome_is_not_lost() -> None:
 
 def test_a_hang_over_a_member_that_lost_its_power_costs_nothing() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1, hang_timeout_s=3.0, lease_s=6.0, max_restarts=0)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     fleet.agent("b").power_off()
     fleet.agent("a").machine.ranks[0].hung_at = fleet.clock.now
     fleet.until("the hang is seen", lambda: told(fleet, "recall"), within_s=5.0)
@@ -252,7 +252,7 @@ def test_peers_that_fail_over_the_recall_of_a_coordinator_that_died_cost_nothing
     fleet = a_training("a b c", size=3, min=1, max=3, max_restarts=0)
     fleet.network.cut(fleet.agent("a").machine.name, frozenset({DOWN}))
     fleet.set_target(2)
-    fleet.run(0.1)
+    fleet.advance(0.1)
     rank = fleet.agent("a").machine.ranks[0]
     rank.machine.end(rank, 1)
     fleet.crash(back_after_s=0.5)
@@ -265,12 +265,12 @@ def test_peers_that_fail_over_the_recall_of_a_coordinator_that_died_cost_nothing
 
 def test_a_hang_is_found_the_rank_that_stopped_first_is_named_and_the_round_restarts() -> None:
     fleet = a_training("a b", size=2, min=2, max=2, hang_timeout_s=5.0)
-    fleet.run(3.0)
+    fleet.advance(3.0)
     assert fleet.trains(0, 2)
     fleet.hang("b")
     took = fleet.until("round 1", lambda: fleet.trains(1, 2))
     assert 4.4 <= took < 7.0
-    assert "rank 1 on b stopped first" in told(fleet, "release")[-1] and fleet.roll.restarts_used == 1
+    assert "rank 1 on b stopped first" in told(fleet, "release")[-1] and fleet.run.restarts_used == 1
 
 
 def test_a_hang_with_the_budget_spent_is_a_failure_that_names_the_rank() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.core.gates import State
+from muster.core.world.gates import State
 from muster.sim.fleet import Fleet
 from tests.sim.worlds import a_training, a_world, told
 
@@ -30,21 +30,21 @@ def test_members_that_reach_each_other_start_at_once() -> None:
 def test_ranks_start_when_the_last_way_opens() -> None:
     fleet = a_world("a b", min=2, max=2, **GATE)
     part(fleet, "a", "b")
-    fleet.run(4.0)
-    assert fleet.roll.round is None
-    assert fleet.house.desk.reason == "the mesh converges: a → b (refused); ranks start anyway after 10 s"
+    fleet.advance(4.0)
+    assert fleet.run.round is None
+    assert fleet.coordinator.protocol.reason == "the mesh converges: a → b (refused); ranks start anyway after 10 s"
     join(fleet, "a", "b")
     assert fleet.until("training", lambda: fleet.trains(0, 2)) < 1.0
-    assert fleet.roll.gate is not None and fleet.roll.gate.state is State.READY
+    assert fleet.run.gate is not None and fleet.run.gate.state is State.READY
 
 
 def test_the_gate_fails_open_and_heals_under_the_running_round() -> None:
     fleet = a_world("a b c", min=3, max=3, **GATE)
     part(fleet, "c", "a")
     assert fleet.until("training", lambda: fleet.trains(0, 3), 20) == pytest.approx(10.0, abs=0.3)
-    assert fleet.roll.gate is not None and fleet.roll.gate.named == "c → a (refused)"
+    assert fleet.run.gate is not None and fleet.run.gate.named == "c → a (refused)"
     join(fleet, "c", "a")
-    fleet.until("healed", lambda: fleet.roll.gate is not None and fleet.roll.gate.state is State.READY, 2.0)
+    fleet.until("healed", lambda: fleet.run.gate is not None and fleet.run.gate.state is State.READY, 2.0)
     assert fleet.trains(0, 3), "its ranks went on"
 
 
@@ -52,7 +52,7 @@ def test_a_spare_that_is_known_takes_over_as_fast_as_without_a_gate() -> None:
     times = []
     for settings in ({}, GATE):
         fleet = a_training("a b c", size=2, min=2, max=3, target=2, spares=1, **settings)
-        fleet.run(1.0)
+        fleet.advance(1.0)
         fleet.agent("b").kill()
         times.append(fleet.until("round 1", lambda fleet=fleet: fleet.trains(1, 2)))  # type: ignore[misc]
     assert times[1] < times[0] + 0.05
@@ -61,10 +61,10 @@ def test_a_spare_that_is_known_takes_over_as_fast_as_without_a_gate() -> None:
 def test_a_newcomer_is_reached_before_the_world_grows() -> None:
     fleet = a_training("a b", size=2, min=2, max=3, target=3, last_call_s=0.5, **GATE)
     part(fleet, "a", "b")  # of those that train already: it bars the next round, not this one
-    fleet.run(1.0)
+    fleet.advance(1.0)
     fleet.join("c", settings={"min": 2, "max": 3, "target": 3, "last_call_s": 0.5, **GATE})
-    fleet.run(5.0)
-    assert fleet.trains(0, 2) and "a → b" in fleet.house.desk.reason
+    fleet.advance(5.0)
+    assert fleet.trains(0, 2) and "a → b" in fleet.coordinator.protocol.reason
     join(fleet, "a", "b")
     fleet.until("the world grows", lambda: fleet.trains(1, 3), 3.0)
 
@@ -73,12 +73,12 @@ def test_a_newcomer_is_reached_before_the_world_grows() -> None:
 def test_a_coordinator_that_dies_while_the_mesh_converges_asks_again(keep_record: bool) -> None:
     fleet = a_world("a b", min=2, max=2, **GATE)
     part(fleet, "a", "b")
-    fleet.run(2.0)
-    fleet.house.crash(keep_record=keep_record)
-    fleet.run(0.5)
+    fleet.advance(2.0)
+    fleet.coordinator.crash(keep_record=keep_record)
+    fleet.advance(0.5)
     fleet.restart()
-    fleet.run(2.0)
-    assert fleet.roll.round is None
+    fleet.advance(2.0)
+    assert fleet.run.round is None
     join(fleet, "a", "b")
     fleet.until("training", lambda: fleet.trains(0, 2), 5.0)
 
@@ -87,7 +87,7 @@ def test_a_new_coordinator_knows_how_the_mesh_was() -> None:
     fleet = a_world("a b", min=2, max=2, **GATE)
     part(fleet, "b", "a")
     fleet.until("training", lambda: fleet.trains(0, 2), 20)
-    fleet.house.crash()
+    fleet.coordinator.crash()
     fleet.restart()
     fleet.until("recovered", lambda: fleet.trains(0, 2), 10)
-    assert fleet.roll.gate is not None and fleet.roll.gate.named == "b → a (refused)"
+    assert fleet.run.gate is not None and fleet.run.gate.named == "b → a (refused)"

@@ -23,7 +23,7 @@ def a_training(names: str, *, size: int, **config: Any) -> Fleet:
 
 
 def by_role(fleet: Fleet, role: Role) -> list[str]:
-    return sorted(member.name for member in fleet.roll.members.values() if member.role is role)
+    return sorted(member.name for member in fleet.run.members.values() if member.role is role)
 
 
 def codes(fleet: Fleet) -> dict[str, int | None]:
@@ -36,4 +36,4 @@ def everyone_leaves(fleet: Fleet, within_s: float = 10.0) -> float:
 
 def told(fleet: Fleet, kind: str) -> list[str]:
     """The lines of that kind in the coordinator's story."""
-    return [line.text for line in fleet.house.desk.story if line.kind == kind]
+    return [line.text for line in fleet.coordinator.protocol.story if line.kind == kind]

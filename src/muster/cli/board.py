@@ -114,7 +114,7 @@ def _trainings(trainings: Sequence[Training], now: datetime, width: int | None) 
 
 
 def _row(training: Training, now: datetime) -> tuple[str, ...]:
-    from muster.core.explain import show_age
+    from muster.core.training.explain import show_age
 
     status, created = training.status, training.metadata.creation_timestamp
     steps = [rank.step for rank in status.ranks if rank.step is not None]

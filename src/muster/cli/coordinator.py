@@ -16,7 +16,7 @@ def coordinator(
     idle_s: float | None = typer.Option(None, help="End when nobody has been connected for this long."),
     outcome_ttl_s: float = typer.Option(600.0, help="How long late joiners are told how a run ended."),
 ) -> None:
-    """Serve the roll of any number of runs. Beyond loopback, MUSTER_RUN_TOKEN must be set."""
-    from muster.coordinator import __main__ as program
+    """Serve any number of runs. Beyond loopback, MUSTER_RUN_TOKEN must be set."""
+    from muster import coordinator as program
 
     raise typer.Exit(program.run(listen, state=state, idle_s=idle_s, outcome_ttl_s=outcome_ttl_s))

@@ -58,7 +58,7 @@ def events(
     token: session.Token = None,
 ) -> None:
     """List what happened to a training, oldest first, with who did it and why."""
-    from muster.core.explain import show_age
+    from muster.core.training.explain import show_age
     from muster.types.codec import to_wire
 
     if file is not None and output is not Story.PNG:
@@ -115,8 +115,8 @@ def description(training: Training, events: Sequence[Event], now: datetime) -> I
 
 
 def _head(training: Training, now: datetime) -> Mapping[str, object]:
-    from muster.core.explain import explain as explain_training
-    from muster.core.explain import show_age
+    from muster.core.training.explain import explain as explain_training
+    from muster.core.training.explain import show_age
 
     metadata, spec, status = training.metadata, training.spec, training.status
     size, created = spec.world_size, metadata.creation_timestamp
@@ -162,7 +162,7 @@ def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _conditions(training: Training, now: datetime) -> Iterator[str]:
-    from muster.core.explain import show_age
+    from muster.core.training.explain import show_age
 
     for one in training.status.conditions:
         since = f" for {show_age(now - one.last_transition_time)}" if one.last_transition_time else ""
@@ -171,7 +171,7 @@ def _conditions(training: Training, now: datetime) -> Iterator[str]:
 
 
 def _ranks(training: Training, now: datetime) -> Iterator[str]:
-    from muster.core.explain import show_age
+    from muster.core.training.explain import show_age
 
     ranks = training.status.ranks
     for one in ranks[:_RANKS_SHOWN]:
@@ -196,7 +196,7 @@ def _exits(training: Training) -> Iterator[str]:
 
 
 def _events(events: Sequence[Event], now: datetime) -> Iterator[str]:
-    from muster.core.explain import show_age
+    from muster.core.training.explain import show_age
 
     for event in events[-_EVENTS_SHOWN:]:
         age = show_age(now - event.at) if event.at else "-"

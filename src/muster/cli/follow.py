@@ -70,7 +70,7 @@ def view_of(training: Training) -> View:
 
 def ending(training: Training) -> str:
     """How it ended, in a sentence; each rank that failed has a clause."""
-    from muster.core.explain import explain
+    from muster.core.training.explain import explain
 
     status = training.status
     text = explain(training, (), datetime.now(UTC)).summary

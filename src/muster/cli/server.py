@@ -113,8 +113,8 @@ def _start(where: Path, options: list[str]) -> None:
 
 def _check_listen(listen: str, *, tls: bool, insecure: bool) -> None:
     """The daemon checks it as well; here it is still a mistake of the command line."""
-    from muster.coordinator.wire import parse_address
     from muster.server.auth import check_listen
+    from muster.world.wire import parse_address
 
     try:
         host, _ = parse_address(listen)

@@ -86,7 +86,7 @@ def show_all(trainings: Sequence[Training], output: Output, *, with_namespace: b
 
 def row_of(training: Training, now: datetime) -> tuple[object, ...]:
     """A training on one line, in the order of COLUMNS."""
-    from muster.core.explain import show_age
+    from muster.core.training.explain import show_age
 
     status, created = training.status, training.metadata.creation_timestamp
     return (
@@ -108,7 +108,7 @@ def target_of(training: Training) -> int:
 
 def reason_of(training: Training) -> str:
     """Why it is not simply well, in the words of the control plane; empty if it is."""
-    from muster.core.explain import first_line
+    from muster.core.training.explain import first_line
 
     status, outcome = training.status, training.status.outcome
     if outcome is not None:

@@ -14,7 +14,7 @@ from muster.cli import durations, exits, session
 from muster.cli.output import Sheet, write_csv, write_data, write_table
 
 if TYPE_CHECKING:
-    from muster.core.metering import Rates
+    from muster.core.training.metering import Rates
     from muster.types.usage import Usage
 
 app = typer.Typer(rich_markup_mode=None)
@@ -87,7 +87,7 @@ def _since(text: str | None) -> datetime | None:
 
 
 def _read_rates(path: Path) -> Rates:
-    from muster.core.metering import read_rates
+    from muster.core.training.metering import read_rates
     from muster.types.codec import Invalid
 
     try:

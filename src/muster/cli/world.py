@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from muster.coordinator import wire
 from muster.types.world import RunId
+from muster.world import wire
 
 app = typer.Typer(
     help="Show a run, set its target, or cancel it, by asking its coordinator.",
@@ -81,7 +81,7 @@ def cancel(
 
 
 def _ask(where: _Where, question: str, **fields: Any) -> dict[str, Any]:
-    from muster.coordinator.client import Refused, ask
+    from muster.world.connection import Refused, ask
 
     token = os.environ.get("MUSTER_RUN_TOKEN") or None
     try:

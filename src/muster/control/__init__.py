@@ -1,1 +1,1 @@
-"""The control loop: observes each training, asks `core.reconcile` what to do, and carries it out."""
+"""The control loop: observes each training, asks `core.training.reconcile` what to do, and carries it out."""

@@ -1,7 +1,7 @@
 """When is a training looked at, and what happens with the plan?
 
 One keyed queue: a training is never handled twice at once, and whatever happens to it meanwhile makes it be looked
-at once more. Failures back off per training and never block the others. All decisions are `core.reconcile`'s.
+at once more. Failures back off per training and never block the others. All decisions are `core.training.reconcile`'s.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from datetime import datetime, timedelta
 from muster import errors
 from muster.control.observe import Observer
 from muster.control.publish import Publisher
-from muster.core import keeping, lifecycle, reconcile
-from muster.core.admission import backend_of
-from muster.core.edits import marks
-from muster.core.reconcile import Plan
+from muster.core import keeping
+from muster.core.training import lifecycle, reconcile
+from muster.core.training.admission import backend_of
+from muster.core.training.edits import marks
+from muster.core.training.reconcile import Plan
 from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write, insist
 from muster.types.event import Event
 from muster.types.training import TERMINAL, Key, Status, Training, Uid
@@ -315,7 +316,7 @@ class Loop:
                 case reconcile.Confirm(outcome=outcome):
                     self._worlds.confirm(training.uid, reconcile.world_outcome(outcome))
                 case reconcile.Bury(names=names):
-                    self._worlds.bury(training.uid, names)
+                    self._worlds.mark_dead(training.uid, names)
                 case reconcile.LetGo():
                     self._worlds.let_go(training.uid)
                 case reconcile.CloseRun():

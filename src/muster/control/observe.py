@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from muster.core.admission import Claim, Grant, admit, backend_of
-from muster.core.edits import altered
-from muster.core.truth import NOT_LOOKED_AT, Observed
+from muster.core.training.admission import Claim, Grant, admit, backend_of
+from muster.core.training.edits import altered
+from muster.core.training.status import NOT_LOOKED_AT, Observed
 from muster.ports import Backend, Clock, Worlds
 from muster.types.training import Key, Training, Uid, problems_of
 from muster.types.worker import Worker
@@ -86,11 +86,11 @@ class Observer:
         name = backend_of(training.spec, self._backends)
         backend = self._backends.get(name)
         workers = tuple(backend.workers(training.uid)) if backend is not None else ()
-        run = self._worlds.look(training.uid)
+        view = self._worlds.look(training.uid)
         return Observed(
-            roll=run.roll if run is not None else None,
-            reason=run.reason if run is not None else "",
-            confirmed=run.confirmed if run is not None else False,
+            run=view.run if view is not None else None,
+            reason=view.reason if view is not None else "",
+            confirmed=view.confirmed if view is not None else False,
             workers=workers,
             absent_since=self._absences(training, backend, workers) if backend is not None else {},
             grant=self._grant(training, name, backend),
@@ -120,10 +120,10 @@ class Observer:
 
     def _absences(self, training: Training, backend: Backend, workers: tuple[Worker, ...]) -> Mapping[str, datetime]:
         """Since when a worker that runs, and should be known to the coordinator, has not been."""
-        run = self._worlds.look(training.uid)
-        if run is None or run.roll.recovery_until is not None or run.roll.outcome is not None:
+        view = self._worlds.look(training.uid)
+        if view is None or view.run.recovery_until is not None or view.run.outcome is not None:
             return {}
-        here = {member.name for member in run.roll.members.values()}
+        here = {member.name for member in view.run.members.values()}
         joined = self._joined.setdefault(training.uid, set())
         joined |= here
         absent, now = self._absent.setdefault(training.uid, {}), self._clock.now()

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from muster import errors
-from muster.coordinator import wire
 from muster.daemon.options import API_PORT, Options, etcd_address, identity_of
 from muster.kube.client import KubeApi
 from muster.kube.lease import Leadership
@@ -24,10 +23,11 @@ from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Keys
 from muster.server.auth import TOKENS_FILE, write_private
 from muster.store.kube import KubeStore
+from muster.world import wire
 
 if TYPE_CHECKING:
     from muster.backends.kube.backend import KubeBackend
-    from muster.coordinator.service import Coordinator
+    from muster.world.service import Coordinator
 
 log = logging.getLogger("muster.daemon")
 

@@ -18,12 +18,12 @@ from muster.backends import records
 from muster.backends.local import processes
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
-from muster.coordinator import wire
-from muster.coordinator.service import Coordinator
 from muster.daemon.options import Options, etcd_address
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Filter, Keys, Store
 from muster.store.sqlite import SqliteStore
+from muster.world import wire
+from muster.world.service import Coordinator
 
 log = logging.getLogger("muster.daemon")
 

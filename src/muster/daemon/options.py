@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from muster.backends.local import gpus
-from muster.coordinator import wire
+from muster.world import wire
 
 ETCD_PORT = 2379
 API_PORT, COORDINATOR_PORT, MESH_PORT = 8470, 8471, 8472  # in a cluster

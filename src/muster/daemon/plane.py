@@ -24,13 +24,9 @@ from muster import __version__, descriptors, errors
 from muster.backends.local import gpus
 from muster.control.loop import RUN_KIND, TOKEN_KIND, Loop
 from muster.control.publish import Publisher
-from muster.coordinator import wire
-from muster.coordinator.desk import Happening
-from muster.coordinator.direct import DirectedWorlds
-from muster.coordinator.service import Coordinator
-from muster.core.metering import Rates, read_rates
-from muster.core.reconcile import settings_of
-from muster.core.truth import in_effect
+from muster.core.training.metering import Rates, read_rates
+from muster.core.training.reconcile import settings_of
+from muster.core.training.status import in_effect
 from muster.daemon import options as told
 from muster.daemon.local import LocalSite, write_file
 from muster.daemon.options import Options
@@ -41,6 +37,10 @@ from muster.types.codec import Invalid, show_time
 from muster.types.event import Event
 from muster.types.training import TERMINAL, Uid
 from muster.types.world import RunId
+from muster.world import wire
+from muster.world.direct import DirectedWorlds
+from muster.world.protocol import RunEvent
+from muster.world.service import Coordinator
 
 if TYPE_CHECKING:
     import uvicorn
@@ -316,7 +316,7 @@ class ControlPlane:
     def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
         return self._loop.withdraw(Uid(run_id))
 
-    def _tell(self, run_id: RunId, line: Happening) -> None:
+    def _tell(self, run_id: RunId, line: RunEvent) -> None:
         if (shown := _STORIES.get(line.kind)) is not None:
             reason, kind = shown
             self._loop.story(Uid(run_id), Event(reason, line.text, kind, round=line.round))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from muster.control.loop import TOKEN_KIND
-from muster.core import closing
+from muster.core.world import closing
 from muster.ports import Backend, Filter, Store, Stored, Worlds
 from muster.types.training import TERMINAL, Key, Uid
 
@@ -34,7 +34,7 @@ class TrainingRounds:
         """
         uid = Uid(training)
         run = self._worlds.look(uid)
-        if run is not None and closing.over(run.roll, number, asyncio.get_running_loop().time()):
+        if run is not None and closing.over(run.run, number, asyncio.get_running_loop().time()):
             return f"round {number} of its training is over"
         if any(worker.alive for backend in self._backends.values() for worker in backend.workers(uid)):
             return ""

@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from muster.coordinator import wire
-from muster.coordinator.client import Refused
-from muster.coordinator.membership import Identity, Membership
-from muster.coordinator.wire import Frame
-from muster.node import logs, places, progress, saves, stacks, system
-from muster.node.crew import Crew, Program, Start
-from muster.node.places import Place
+from muster.node import logs, progress, rank_env, saves, stacks, system
+from muster.node.rank_env import Place
+from muster.node.rank_processes import Program, RankProcesses, Start
 from muster.node.standalone import CannotStart, Standalone
 from muster.types.world import Outcome, OutcomeState, RankExit
+from muster.world import wire
+from muster.world.connection import Refused
+from muster.world.membership import Identity, Membership
+from muster.world.wire import Frame
 
 EXIT_FAILED = 1
 EXIT_COORDINATOR_LOST = 75
@@ -282,7 +282,7 @@ class Agent:
 
     def _released(self, record: dict[str, Any]) -> None:
         """A round is out, or is told again after a reconnect."""
-        place = places.find(record, self._config.identity.member_id)
+        place = rank_env.find(record, self._config.identity.member_id)
         if place is None or self._outcome is not None or self._leaving:
             return
         current = self._round
@@ -331,7 +331,7 @@ class Agent:
             for path in (out, err):
                 logs.make(path)
                 self._echo.follow(path, f"[{rank}] ", error=path == err)
-            env = places.environment(place, local_rank, self._config.identity.run_id)
+            env = rank_env.environment(place, local_rank, self._config.identity.run_id)
             env |= {progress.FILE_VARIABLE: current.progress_files[rank]}
             starts.append(Start(_key(place.number, rank), env, out, err))
         if place.hosts_store:
@@ -545,7 +545,7 @@ class Agent:
 
     # Below us
 
-    def _hire(self) -> Crew:
+    def _hire(self) -> RankProcesses:
         config = {
             "addresses": self._config.identity.addresses(),
             "run_id": self._config.identity.run_id,
@@ -553,7 +553,7 @@ class Agent:
             "name": self._config.identity.name,
             "lease_s": self._member.settings.lease_s,
         }
-        return Crew(
+        return RankProcesses(
             self._config.program,
             config,
             hold=self._config.hold,
@@ -595,7 +595,7 @@ class Agent:
         """None if well, else what is wrong."""
         assert self._config.health_check is not None
         command = ["/bin/sh", "-c", self._config.health_check]
-        guarded = [sys.executable, "-m", "muster.node.below", str(os.getpid()), *command]
+        guarded = [sys.executable, "-m", "muster.node.contained", str(os.getpid()), *command]
         check = await asyncio.create_subprocess_exec(
             *guarded, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

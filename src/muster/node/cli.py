@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster import __version__
-from muster.coordinator import wire
-from muster.coordinator.client import Address
-from muster.coordinator.membership import Identity
-from muster.node.crew import Program
+from muster.node.rank_processes import Program
 from muster.node.standalone import Standalone
 from muster.types import address
 from muster.types.world import HELD_VARIABLE, MemberId, RunId, Settings
+from muster.world import wire
+from muster.world.connection import Address
+from muster.world.membership import Identity
 
 DEFAULT_PORT = 29400
 IDLE_S = 30.0
@@ -40,7 +40,7 @@ Every option can also be given as a MUSTER_ variable (MUSTER_RUN_ID, MUSTER_NNOD
 exit codes: 0 success or a graceful leave, 1 failed, 2 usage, 75 coordinator lost, 93 no progress, 130/143 signals
 """
 
-# Settings of the roll whose option is not simply their name.
+# Settings of the run whose option is not simply their name.
 _SPECIAL = {"min", "max", "hang_timeout_s"}
 
 
@@ -332,7 +332,7 @@ def _coordinator(
     if not given.standalone:
         raise ValueError("give --standalone, or --coordinator HOST:PORT and --run-id ID")
     host, port = wire.parse_address(given.listen) if given.listen else ("127.0.0.1", 0)
-    from muster.coordinator.service import check_listen
+    from muster.world.service import check_listen
 
     check_listen(host, os.environ.get("MUSTER_RUN_TOKEN"))
     private = given.listen is None

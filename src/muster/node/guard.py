@@ -4,7 +4,7 @@ It is the parent of the warm parent and inherits every orphan below it, so it ca
 no grandchild is left. When the agent dies, or is silent for a lease, the guard kills them all and tells the
 coordinator `gone(round)` over a connection of its own.
 
-`muster.node.post` starts the warm parent and then calls `main`; the agent's first line says the rest.
+`muster.node.bootstrap` starts the warm parent and then calls `main`; the agent's first line says the rest.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from muster.coordinator.client import Address, Link, Refused
-from muster.coordinator.wire import Frame
 from muster.node import system
 from muster.node.warm import LOOK_S, LOOK_SOON_S
 from muster.types.world import RunId
+from muster.world.connection import Address, Link, Refused
+from muster.world.wire import Frame
 
 REPORT_TIMEOUT_S = 10.0
 

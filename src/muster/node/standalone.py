@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.coordinator import wire
-from muster.coordinator.client import Address
+from muster.world import wire
+from muster.world.connection import Address
 
 READY_TIMEOUT_S = 10.0
 REVIVE_PAUSE_S = 1.0

@@ -34,14 +34,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from muster.coordinator import wire
-from muster.coordinator.client import Refused
-from muster.coordinator.membership import Identity, Membership
-from muster.coordinator.wire import Frame
-from muster.node import places, system
-from muster.node.marked import MARK
+from muster.node import rank_env, system
 from muster.node.standalone import CannotStart, Standalone
+from muster.node.torchrun_guard import MARK
 from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, RunId, Settings
+from muster.world import wire
+from muster.world.connection import Refused
+from muster.world.membership import Identity, Membership
+from muster.world.wire import Frame
 
 STORE_LOOK_S = 0.01  # how often a blocked store operation looks whether its round is still on
 STORE_CONNECT_S = 5.0
@@ -55,7 +55,7 @@ class MusterRendezvous(RendezvousHandler):
         self._identity, self._join_timeout_s = _read(params)
         self._desk = _Member(self._identity)
         self._server: TCPStore | None = None
-        self._place: places.Place | None = None
+        self._place: rank_env.Place | None = None
         self._started = False
 
     def get_backend(self) -> str:
@@ -99,7 +99,7 @@ class MusterRendezvous(RendezvousHandler):
             self._server = None
             self._desk.confirm_stop(place.number)
 
-    def _await_place(self) -> places.Place:
+    def _await_place(self) -> rank_env.Place:
         """Block until a round has a place for us. An end of the run ends this process, or raises."""
         after = self._desk.stopped_for
         self._desk.wait(lambda: self._desk.news(after), self._join_timeout_s, for_ever_once_joined=True)
@@ -120,7 +120,7 @@ class MusterRendezvous(RendezvousHandler):
             )
         return desk.place
 
-    def _open_store(self, place: places.Place) -> Store | None:
+    def _open_store(self, place: rank_env.Place) -> Store | None:
         """The round's store, served here if we have rank 0; None when the round ended before it was open."""
         addr, port = place.round.store_addr, place.round.store_port
         if place.hosts_store and (listener := self._desk.take_listener()) is not None:
@@ -238,7 +238,7 @@ class _Member:
         self._guard: subprocess.Popen[bytes] | None = None
         self._guard_socket: socket.socket | None = None
         self.must_leave = threading.Event()
-        self.place: places.Place | None = None
+        self.place: rank_env.Place | None = None
         self.stopped_for = -1
         self.finished_round: int | None = None
         self.outcome: Outcome | None = None
@@ -353,7 +353,7 @@ class _Member:
     def _take(self, frame: Frame) -> None:
         match frame["type"]:
             case "release":
-                place = places.find(frame["record"], self._identity.member_id)
+                place = rank_env.find(frame["record"], self._identity.member_id)
                 if place is not None and place.number > (self.place.number if self.place else -1):
                     self.must_leave.clear()
                     self.place = place
@@ -382,7 +382,7 @@ class _Member:
 
     def _start_guard(self) -> None:
         self._guard_socket, end = socket.socketpair()
-        command = [sys.executable, "-m", "muster.node.marked", str(end.fileno()), self._identity.member_id]
+        command = [sys.executable, "-m", "muster.node.torchrun_guard", str(end.fileno()), self._identity.member_id]
         env = {key: value for key, value in os.environ.items() if key != MARK}
         with system.deaf_children():
             self._guard = subprocess.Popen(command, pass_fds=(end.fileno(),), env=env, start_new_session=True)
@@ -406,7 +406,7 @@ class _Member:
 
 
 def _read(params: RendezvousParameters) -> tuple[Identity, float]:
-    """`--rdzv-conf` takes the settings of the roll and this worker's name, infra_rank and domain."""
+    """`--rdzv-conf` takes the settings of the run and this worker's name, infra_rank and domain."""
     config = {key: value for key, value in params.config.items() if value is not None}
     known = set(Settings.__dataclass_fields__) | _OWN_KEYS
     if unknown := sorted(set(config) - known):

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from muster.core import waits
-from muster.core.waits import Receipt, Wait
+from muster.core.training import waits
+from muster.core.training.waits import Receipt, Wait
 from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, Unavailable, from_wire
 from muster.sdk.effects import CALL_TIMEOUT_S, Flow, Locate, Lost, Now, Pause, Request, Response
 from muster.types import codec
@@ -343,7 +343,7 @@ class Outage:
 
 
 def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldStatus]:
-    """Look, and look again whenever the server has news, until `core.waits` says that the wait is over."""
+    """Look, and look again whenever the server has news, until `core.training.waits` says that the wait is over."""
     deadline = yield from _deadline(timeout)
     seen: Training | None = None
     outage = Outage()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
-from muster.core import waits
-from muster.core.waits import Goal
+from muster.core.training import waits
+from muster.core.training.waits import Goal
 from muster.sdk import flows, streams
 from muster.sdk.flows import Handle
 from muster.types.event import Event

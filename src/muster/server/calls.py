@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from muster.core.edits import refused
+from muster.core.training.edits import refused
 from muster.errors import InvalidRequest, NotFound, TooLarge
 from muster.ports import Stored
 from muster.server.auth import Identity

@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.responses import Response
 
-from muster.core.admission import ANYWHERE
-from muster.core.edits import FIXED, SERVER_METADATA
-from muster.core.explain import Explanation
+from muster.core.training.admission import ANYWHERE
+from muster.core.training.edits import FIXED, SERVER_METADATA
+from muster.core.training.explain import Explanation
 from muster.server.auth import Identity
 from muster.server.calls import JSON, Call
 from muster.sharing import messages

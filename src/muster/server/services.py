@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from muster.core.metering import Rates
+from muster.core.training.metering import Rates
 from muster.ports import Backend, Clock, Store
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from muster.coordinator.wire import Frame
 from muster.sim.clock import Process
-from muster.sim.house import House
+from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.link import Link
 from muster.sim.machine import Guard, Machine, Rank
 from muster.sim.network import Network
 from muster.sim.places import Config, InRound, Then, parsed
 from muster.types.world import MemberId, Outcome, OutcomeState, Round, Seat
+from muster.world.wire import Frame
 
 EXIT_FAILED, EXIT_LOST, EXIT_NO_PROGRESS = 1, 75, 93
 DUMP_WAIT_S = 3.0
@@ -44,7 +44,7 @@ class Agent:
         member_id: MemberId,
         machine: Machine,
         network: Network,
-        house: House,
+        coordinator: SimulatedCoordinator,
         rng: Random,
         *,
         on_end: Callable[[Agent], None],
@@ -61,7 +61,7 @@ class Agent:
         self.refusal: str = ""
         self.ports = 0
         self._network = network
-        self._house = house
+        self._coordinator = coordinator
         self._rng = rng
         self._on_end = on_end
         self._settings = parsed(tuple(config.settings.items()))
@@ -81,7 +81,7 @@ class Agent:
         self.link = Link(
             self.process,
             network,
-            house,
+            coordinator,
             machine.name,
             rng,
             kind="agent",
@@ -117,7 +117,7 @@ class Agent:
             self.member_id,
             self.machine,
             self._network,
-            self._house,
+            self._coordinator,
             self._rng,
             name=self.name,
             lease_s=self._settings.lease_s,

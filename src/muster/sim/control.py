@@ -10,9 +10,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from muster.core import register, stages
-from muster.core import roll as rolls
-from muster.ports import Clock, LogQuery, Run
+from muster.core.world import decisions, transitions
+from muster.core.world import run as runs
+from muster.ports import Clock, LogQuery, RunView
 from muster.types.training import Training, Uid
 from muster.types.worker import Capacity, Worker
 from muster.types.world import Member, MemberId, Outcome, OutcomeState, Reach, Settings
@@ -65,52 +65,52 @@ class SimulatedBackend:
 
 
 class SimulatedWorlds:
-    """The real roll, whose members do at once what they are told."""
+    """The real run, whose members do at once what they are told."""
 
     def __init__(self, clock: Clock, settled: Callable[[Uid], None]) -> None:
         self._clock = clock
         self._settled = settled
-        self._runs: dict[Uid, Run] = {}
+        self._runs: dict[Uid, RunView] = {}
 
-    def look(self, uid: Uid) -> Run | None:
+    def look(self, uid: Uid) -> RunView | None:
         return self._runs.get(uid)
 
     def worker_changed(self, worker: Worker) -> None:
-        run = self._runs.get(worker.uid)
-        if run is None:
+        view = self._runs.get(worker.uid)
+        if view is None:
             return
         if worker.alive:
-            joined = register.join(run.roll, Member(MemberId(worker.name), worker.name, store_port=1), self._now)
-            assert isinstance(joined, rolls.Roll)
-            self._settle(worker.uid, replace(run, roll=joined))
+            joined = transitions.join(view.run, Member(MemberId(worker.name), worker.name, store_port=1), self._now)
+            assert isinstance(joined, runs.Run)
+            self._settle(worker.uid, replace(view, run=joined))
         else:
             self._settle(
-                worker.uid, replace(run, roll=register.disconnected(run.roll, MemberId(worker.name), self._now))
+                worker.uid, replace(view, run=transitions.disconnected(view.run, MemberId(worker.name), self._now))
             )
 
     def open(self, uid: Uid, settings: Settings, target: int) -> None:
-        run = self._runs.get(uid)
-        roll = run.roll if run is not None else replace(register.open_roll(settings), holds_farewell=True)
-        confirmed = run is not None and run.confirmed
-        self._settle(uid, Run(register.reconfigure(roll, settings, target, self._now), "", confirmed))
+        view = self._runs.get(uid)
+        run = view.run if view is not None else replace(transitions.open_run(settings), holds_farewell=True)
+        confirmed = view is not None and view.confirmed
+        self._settle(uid, RunView(transitions.reconfigure(run, settings, target, self._now), "", confirmed))
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
-        if (run := self._runs.get(uid)) is not None:
-            self._settle(uid, replace(run, roll=register.order(run.roll, Outcome(state, reason, message))))
+        if (view := self._runs.get(uid)) is not None:
+            self._settle(uid, replace(view, run=transitions.order(view.run, Outcome(state, reason, message))))
 
-    def bury(self, uid: Uid, names: Sequence[str]) -> None:
+    def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         """Its members never have to be waited for."""
 
     def confirm(self, uid: Uid, outcome: Outcome) -> None:
-        if (run := self._runs.get(uid)) is not None:
-            roll = register.confirm(run.roll, outcome)
-            for member_id in roll.members:
-                roll = register.acknowledge(roll, member_id)
-            self._settle(uid, Run(roll, run.reason, True))
+        if (view := self._runs.get(uid)) is not None:
+            run = transitions.confirm(view.run, outcome)
+            for member_id in run.members:
+                run = transitions.acknowledge(run, member_id)
+            self._settle(uid, RunView(run, view.reason, True))
 
     def let_go(self, uid: Uid) -> None:
-        if (run := self._runs.get(uid)) is not None:
-            self._settle(uid, replace(run, roll=register.let_go(run.roll)))
+        if (view := self._runs.get(uid)) is not None:
+            self._settle(uid, replace(view, run=transitions.let_go(view.run)))
 
     def close(self, uid: Uid) -> None:
         self._runs.pop(uid, None)
@@ -119,24 +119,24 @@ class SimulatedWorlds:
     def _now(self) -> float:
         return self._clock.monotonic()
 
-    def _settle(self, uid: Uid, run: Run) -> None:
+    def _settle(self, uid: Uid, view: RunView) -> None:
         """Decide until there is only waiting left; ranks come up when they are released and stop when recalled."""
-        roll, reason = run.roll, run.reason
+        run, reason = view.run, view.reason
         for _ in range(MOST_DECISIONS):
-            roll = register.renew(roll, dict.fromkeys(roll.members, self._now))
-            roll = register.tell_time(roll, self._now)
-            if roll.settings.gate_timeout_s is not None:
-                near = Reach(open=dict.fromkeys(roll.members, 0.0))
-                roll = replace(roll, reach=dict.fromkeys(roll.members, near))
-            decision = stages.decide(roll, self._now)
-            roll, reason = stages.carry_out(roll, decision.action, self._now), decision.reason
-            if isinstance(decision.action, rolls.Release):
+            run = transitions.renew(run, dict.fromkeys(run.members, self._now))
+            run = transitions.tell_time(run, self._now)
+            if run.settings.gate_timeout_s is not None:
+                near = Reach(open=dict.fromkeys(run.members, 0.0))
+                run = replace(run, reach=dict.fromkeys(run.members, near))
+            decision = decisions.decide(run, self._now)
+            run, reason = decisions.carry_out(run, decision.action, self._now), decision.reason
+            if isinstance(decision.action, runs.Release):
                 for seat in decision.action.round.seats:
-                    roll = register.up(roll, seat.member_id, decision.action.round.number, self._now)
-            elif isinstance(decision.action, rolls.CallBack) and roll.round is not None:
-                for seat in roll.round.seats:
-                    roll = register.gone(roll, seat.member_id, roll.round.number)
-            elif isinstance(decision.action, rolls.Wait):
+                    run = transitions.up(run, seat.member_id, decision.action.round.number, self._now)
+            elif isinstance(decision.action, runs.CallBack) and run.round is not None:
+                for seat in run.round.seats:
+                    run = transitions.gone(run, seat.member_id, run.round.number)
+            elif isinstance(decision.action, runs.Wait):
                 break
-        self._runs[uid] = Run(roll, reason, run.confirmed)
+        self._runs[uid] = RunView(run, reason, view.confirmed)
         self._settled(uid)

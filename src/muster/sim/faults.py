@@ -161,7 +161,7 @@ def finish_early(fleet: Fleet, rng: Random) -> str | None:
 
 
 def crash(fleet: Fleet, rng: Random) -> str | None:
-    if not fleet.house.alive:
+    if not fleet.coordinator.alive:
         return None
     back_s = rng.choice((0.0, 0.3, 1.0, 4.0))
     fleet.crash(lose_sent=rng.random() < 0.3, back_after_s=back_s)
@@ -170,7 +170,7 @@ def crash(fleet: Fleet, rng: Random) -> str | None:
 
 def crash_mid_send(fleet: Fleet, rng: Random) -> str | None:
     """It dies after it kept a record and told only some members."""
-    fleet.house.crash_mid_send = rng.randrange(4)
+    fleet.coordinator.crash_mid_send = rng.randrange(4)
     fleet.clock.after(1.0, _restart_if_dead, fleet)
     fleet.clock.after(3.0, _restart_if_dead, fleet)
     return "the coordinator will die while it tells members of the next record"
@@ -182,7 +182,7 @@ def _restart_if_dead(fleet: Fleet) -> None:
 
 def crash_with_record(fleet: Fleet, rng: Random) -> str | None:
     """Its record is lost with it; what members present is all that is left."""
-    if not fleet.house.alive or fleet.outcome is not None or fleet.expected or not fleet.can_present():
+    if not fleet.coordinator.alive or fleet.outcome is not None or fleet.expected or not fleet.can_present():
         return None
     fleet.crash(keep_record=False, lose_sent=rng.random() < 0.3, back_after_s=rng.choice((0.0, 0.5)))
     fleet.leave_alone(1.0)
@@ -190,7 +190,7 @@ def crash_with_record(fleet: Fleet, rng: Random) -> str | None:
 
 
 def pause(fleet: Fleet, rng: Random) -> str | None:
-    if not fleet.house.alive:
+    if not fleet.coordinator.alive:
         return None
     for_s = fleet.lease_s * rng.uniform(0.1, 2.0)
     fleet.pause(for_s)
@@ -201,19 +201,19 @@ def pause(fleet: Fleet, rng: Random) -> str | None:
 
 
 def set_target(fleet: Fleet, rng: Random) -> str | None:
-    roll = fleet.house.desk.roll
-    if not _answers(fleet) or roll is None:
+    run = fleet.coordinator.protocol.run
+    if not _answers(fleet) or run is None:
         return None
-    step = roll.settings.segment or 1
-    target = rng.randrange(roll.settings.min, roll.settings.max + 1, step)
-    names = sorted(member.name for member in roll.members.values())
+    step = run.settings.segment or 1
+    target = rng.randrange(run.settings.min, run.settings.max + 1, step)
+    names = sorted(member.name for member in run.members.values())
     remove = rng.sample(names, min(len(names), 1)) if rng.random() < 0.3 else []
     answer = fleet.set_target(target, *remove)
     return f"set-target {target} {' '.join(remove)}: {answer['type']}"
 
 
 def cancel(fleet: Fleet, rng: Random) -> str | None:
-    if not _answers(fleet) or fleet.house.desk.roll is None:
+    if not _answers(fleet) or fleet.coordinator.protocol.run is None:
         return None
     fleet.cancel()
     return "cancel"
@@ -222,12 +222,12 @@ def cancel(fleet: Fleet, rng: Random) -> str | None:
 def show(fleet: Fleet, rng: Random) -> str | None:
     if not _answers(fleet):
         return None
-    fleet.house.ask("show")
+    fleet.coordinator.ask("show")
     return "show"
 
 
 def _answers(fleet: Fleet) -> bool:
-    return fleet.house.alive and not fleet.house.process.stopped
+    return fleet.coordinator.alive and not fleet.coordinator.process.stopped
 
 
 def newcomer(fleet: Fleet, rng: Random) -> str | None:

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from muster.coordinator.desk import Happening
-from muster.core.roll import Roll
+from muster.core.world.run import Run
 from muster.sim.agent import Agent
 from muster.sim.clock import Clock
-from muster.sim.house import House
+from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.invariants import Checker
 from muster.sim.machine import Census, Machine, Rank
 from muster.sim.network import BOTH, Network
 from muster.sim.places import Config
 from muster.types.world import MemberId, Outcome, Settings
+from muster.world.protocol import RunEvent
 
 TURNS = frozenset({"release", "recall", "recovered", "lost"})
 MOMENTS_S = (0.0, 0.001, 0.003, 0.01, 0.05, 0.2)
@@ -38,8 +38,8 @@ class Fleet:
         self.clock = Clock()
         self.network = Network(self.clock, self.rng)
         self.census = Census()
-        self.house = House(self.clock, settings)
-        self.checker = Checker(self.clock, self.census, self.house)
+        self.coordinator = SimulatedCoordinator(self.clock, settings)
+        self.checker = Checker(self.clock, self.census, self.coordinator)
         self.agents: list[Agent] = []
         self.collateral = collateral  # how likely a rank fails when a peer's rank ends
         self.work_done = False
@@ -50,13 +50,13 @@ class Fleet:
         self._doomed: set[Rank] = set()
         self._cut_at: dict[Agent, float] = {}
         self._by_id: dict[MemberId, Agent] = {}
-        self.house.on_decision = self.house.desk.on_decision = self.checker.decided
-        self.house.on_saved = self.checker.saved
+        self.coordinator.on_decision = self.coordinator.protocol.on_decision = self.checker.decided
+        self.coordinator.on_saved = self.checker.saved
         self.clock.after_each = self.checker.after_event
-        self.house.on_story = self.house.desk.on_story = self._story
+        self.coordinator.on_story = self.coordinator.protocol.on_story = self._story
         self._at_turn: list[Callable[[], None]] = []
 
-    def _story(self, line: Happening) -> None:
+    def _story(self, line: RunEvent) -> None:
         if self._tell is not None:
             self.say(f"coordinator: {line.kind}: {line.text}")
         if self._at_turn and line.kind in TURNS:
@@ -74,30 +74,36 @@ class Fleet:
 
     # Time
 
-    def run(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.clock.run(self.clock.now + seconds)
 
     def until(self, what: str, seen: Callable[[], object], within_s: float = 60.0) -> float:
         """How long it took; an AssertionError if it took too long."""
         began = self.clock.now
         if not self.clock.run(began + within_s, lambda: bool(seen())):
-            raise AssertionError(f"not in {within_s:g} s: {what}; the coordinator says: {self.house.desk.reason}")
+            raise AssertionError(
+                f"not in {within_s:g} s: {what}; the coordinator says: {self.coordinator.protocol.reason}"
+            )
         return self.clock.now - began
 
     # Looking
 
     @property
-    def roll(self) -> Roll:
-        assert self.house.desk.roll is not None
-        return self.house.desk.roll
+    def run(self) -> Run:
+        assert self.coordinator.protocol.run is not None
+        return self.coordinator.protocol.run
 
     @property
     def lease_s(self) -> float:
-        return self.house.desk.roll.settings.lease_s if self.house.desk.roll is not None else Settings().lease_s
+        return (
+            self.coordinator.protocol.run.settings.lease_s
+            if self.coordinator.protocol.run is not None
+            else Settings().lease_s
+        )
 
     @property
     def outcome(self) -> Outcome | None:
-        return self.house.desk.roll.outcome if self.house.desk.roll is not None else None
+        return self.coordinator.protocol.run.outcome if self.coordinator.protocol.run is not None else None
 
     @property
     def present(self) -> list[Agent]:
@@ -110,14 +116,14 @@ class Fleet:
     @property
     def seats(self) -> list[str]:
         """Names by rank, in the last round that the coordinator formed."""
-        return [seat.name for seat in self.roll.round.seats] if self.roll.round else []
+        return [seat.name for seat in self.run.round.seats] if self.run.round else []
 
     def trains(self, number: int | None = None, size: int | None = None) -> bool:
         """A round is out, and every seat of it really runs."""
-        roll = self.house.desk.roll
-        if not self.house.alive or roll is None or roll.running is None or roll.recovery_until is not None:
+        run = self.coordinator.protocol.run
+        if not self.coordinator.alive or run is None or run.running is None or run.recovery_until is not None:
             return False
-        current = roll.running
+        current = run.running
         if (number is not None and current.number != number) or (size is not None and current.world_size != size):
             return False
         return all(
@@ -136,7 +142,7 @@ class Fleet:
         host = Machine(where, self.clock, self.census, self)
         member_id = MemberId(f"m{len(self.agents)}")
         made = Agent(
-            Config(name, **config), member_id, host, self.network, self.house, self.rng, on_end=self._agent_ended
+            Config(name, **config), member_id, host, self.network, self.coordinator, self.rng, on_end=self._agent_ended
         )
         made.healthy = healthy
         self.agents.append(made)
@@ -210,8 +216,8 @@ class Fleet:
     def excuse(self, agent: Agent) -> None:
         """What follows may end its ranks without a loss being seen: a restart may be charged for it."""
         known = {agent.round.number} if agent.round is not None else set()
-        if self.house.desk.roll is not None:
-            known |= {self.house.desk.roll.next_round - 1, self.house.desk.roll.next_round}
+        if self.coordinator.protocol.run is not None:
+            known |= {self.coordinator.protocol.run.next_round - 1, self.coordinator.protocol.run.next_round}
         self.checker.chargeable |= known
 
     def stop(self, agent: Agent, for_s: float = math.inf) -> None:
@@ -242,10 +248,10 @@ class Fleet:
     # What befalls the coordinator
 
     def crash(self, *, keep_record: bool = True, lose_sent: bool = False, back_after_s: float = math.inf) -> None:
-        if self.house.alive:
-            self.house.crash(keep_record=keep_record, lose_sent=lose_sent)
+        if self.coordinator.alive:
+            self.coordinator.crash(keep_record=keep_record, lose_sent=lose_sent)
         if not keep_record:
-            self.house.saved = None
+            self.coordinator.saved = None
         if back_after_s < math.inf:
             self.clock.after(back_after_s, self.restart)
 
@@ -253,14 +259,14 @@ class Fleet:
         """SIGSTOP to it. What a member sent before its death is then heard after it, so blame may go wrong."""
         for agent in self.present:
             self.excuse(agent)
-        self.house.process.stop()
-        self.clock.after(for_s, self.house.process.go_on)
+        self.coordinator.process.stop()
+        self.clock.after(for_s, self.coordinator.process.go_on)
 
     def restart(self) -> None:
-        if not self.house.alive:
-            if self.house.saved is None:
+        if not self.coordinator.alive:
+            if self.coordinator.saved is None:
                 self.checker.forget(self.known_round())
-            self.house.start()
+            self.coordinator.start()
             self.say("the coordinator is back")
 
     def leave_alone(self, for_s: float) -> None:
@@ -284,7 +290,7 @@ class Fleet:
         )
 
     def set_target(self, target: int, *remove: str) -> dict[str, Any]:
-        return self.house.ask("set-target", target=target, remove=list(remove))
+        return self.coordinator.ask("set-target", target=target, remove=list(remove))
 
     def cancel(self, why: str = "enough") -> dict[str, Any]:
-        return self.house.ask("cancel", why=why)
+        return self.coordinator.ask("cancel", why=why)

@@ -93,7 +93,7 @@ class History:
             at = rng.uniform(at, at + 0.6) if rng.random() < 0.5 else rng.uniform(0.05, FAULTS_UNTIL_S)
         for _ in range(self._mesh.randint(0, 3) if self.settings.gate_timeout_s is not None else 0):
             fleet.clock.at(self._mesh.uniform(0.0, FAULTS_UNTIL_S), self._part)
-        fleet.run(FAULTS_UNTIL_S + 0.01)
+        fleet.advance(FAULTS_UNTIL_S + 0.01)
         self._calm_down()
         fleet.until("training or an outcome", self._decided, self._patience_s)
         self._finish()
@@ -129,8 +129,8 @@ class History:
         fleet = self.fleet
         fleet.say("=== calm")
         self._calm = True
-        fleet.house.crash_mid_send = None
-        fleet.house.process.go_on()
+        fleet.coordinator.crash_mid_send = None
+        fleet.coordinator.process.go_on()
         fleet.restart()
         for agent in fleet.agents:
             fleet.heal(agent)
@@ -147,7 +147,7 @@ class History:
 
     def _nothing_left(self) -> bool:
         """A coordinator that never heard of the run, and nobody to tell it."""
-        return self.fleet.house.desk.roll is None and not self.fleet.present
+        return self.fleet.coordinator.protocol.run is None and not self.fleet.present
 
     @property
     def _patience_s(self) -> float:
@@ -170,7 +170,7 @@ class History:
         fleet.until("everyone is out", lambda: not fleet.present, self._patience_s)
 
     def _cancel(self) -> None:
-        if self.fleet.house.alive:
+        if self.fleet.coordinator.alive:
             self.fleet.cancel()
 
     def _look_back(self) -> Ending:
@@ -184,7 +184,7 @@ class History:
                 raise Broken(f"{agent.name} ended with {agent.code}, the outcome is {outcome}")
         if any(fleet.census.alive.values()):
             raise Broken("ranks outlive their agents")
-        rounds = fleet.roll.next_round if fleet.house.desk.roll is not None else 0
+        rounds = fleet.run.next_round if fleet.coordinator.protocol.run is not None else 0
         return Ending(outcome.state if outcome else None, rounds, fleet.clock.events, fleet.clock.now)
 
 

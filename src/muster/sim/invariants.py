@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from muster.core.roll import CallBack, Decision, End, GiveUpOn, Release, Roll, Wait
+from muster.core.world.run import CallBack, Decision, End, GiveUpOn, Release, Run, Wait
 from muster.sim.clock import Clock
-from muster.sim.house import House
+from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.machine import Census, Rank
 from muster.types.world import MemberId, Outcome, OutcomeState, Role, Round
 
@@ -26,11 +26,11 @@ class Broken(AssertionError):
 
 
 class Checker:
-    def __init__(self, clock: Clock, census: Census, house: House) -> None:
+    def __init__(self, clock: Clock, census: Census, coordinator: SimulatedCoordinator) -> None:
         self._clock = clock
         self._census = census
-        self._house = house
-        self._seen: Roll | None = None
+        self._coordinator = coordinator
+        self._seen: Run | None = None
         self._round: Round | None = None
         self._highest = -1
         self._started: dict[tuple[int, int], MemberId] = {}
@@ -47,23 +47,23 @@ class Checker:
     # After every event
 
     def after_event(self) -> None:
-        roll = self._house.desk.roll
-        if roll is self._seen or roll is None:
+        run = self._coordinator.protocol.run
+        if run is self._seen or run is None:
             return
-        self._seen = roll
-        if roll.outcome is not None:
-            self._same_outcome(roll.outcome)
-        self._demand(roll.restarts_used <= roll.settings.max_restarts, "more restarts than allowed")
-        if roll.round is not None and roll.round is not self._round and roll.round.recall is None:
-            self._well_seated(roll, roll.round)
-        self._round = roll.round
+        self._seen = run
+        if run.outcome is not None:
+            self._same_outcome(run.outcome)
+        self._demand(run.restarts_used <= run.settings.max_restarts, "more restarts than allowed")
+        if run.round is not None and run.round is not self._round and run.round.recall is None:
+            self._well_seated(run, run.round)
+        self._round = run.round
 
-    def _well_seated(self, roll: Roll, current: Round) -> None:
+    def _well_seated(self, run: Run, current: Round) -> None:
         for seat in current.seats:
-            member = roll.members.get(seat.member_id)
+            member = run.members.get(seat.member_id)
             if member is not None and member.role is Role.ACTIVE:
                 self._demand(member.rank == seat.rank, f"{seat.name} has rank {member.rank}, its seat {seat.rank}")
-        active = sum(member.role is Role.ACTIVE for member in roll.members.values())
+        active = sum(member.role is Role.ACTIVE for member in run.members.values())
         self._demand(active <= current.world_size, "more members are active than there are seats")
 
     def _same_outcome(self, outcome: Outcome) -> None:
@@ -89,7 +89,7 @@ class Checker:
 
     # Decisions
 
-    def decided(self, before: Roll, decision: Decision, after: Roll) -> None:
+    def decided(self, before: Run, decision: Decision, after: Run) -> None:
         self._demand(bool(decision.reason.strip()), f"{decision.action} has no reason")
         self._count()
         match decision.action:
@@ -112,7 +112,7 @@ class Checker:
         self._decisions += 1
         self._demand(self._decisions < MOST_DECISIONS, "decisions do not end")
 
-    def _released(self, before: Roll, formed: Round, after: Roll) -> None:
+    def _released(self, before: Run, formed: Round, after: Run) -> None:
         settings = before.settings
         seats = formed.seats
         self._demand([seat.rank for seat in seats] == list(range(len(seats))), "ranks are not contiguous")
@@ -141,7 +141,7 @@ class Checker:
             whole = len(part) == segment and len({seat.domain for seat in part}) == 1
             self._demand(whole, f"segment at rank {start} is not whole: {[seat.domain for seat in part]}")
 
-    def _survivors_keep_ranks(self, before: Roll, last: Round, formed: Round) -> None:
+    def _survivors_keep_ranks(self, before: Run, last: Round, formed: Round) -> None:
         size = before.settings.segment or 1
         kept: list[tuple[int, int]] = []
         for start in range(0, last.world_size, size):
@@ -158,7 +158,7 @@ class Checker:
         order = [new for _, new in kept]
         self._demand(order == sorted(order), f"survivors changed their order: {kept}")
 
-    def _ended(self, before: Roll, outcome: Outcome) -> None:
+    def _ended(self, before: Run, outcome: Outcome) -> None:
         self._demand(before.outcome is None, "a second outcome")
         self._demand(bool(outcome.message), "an outcome without a message")
         if outcome.state is OutcomeState.FAILED and outcome.reason in ("rank_failed", "hang"):

@@ -1,4 +1,4 @@
-"""A member's end of its connection: what `coordinator.client.Link` does, on virtual time."""
+"""A member's end of its connection: what `world.connection.Link` does, on virtual time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from muster.coordinator.wire import VERSION, Frame, encode, show
 from muster.sim.clock import Process
-from muster.sim.house import House
+from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.network import Item, Line, Network, frame_of
+from muster.world.wire import VERSION, Frame, encode, show
 
 CONNECT_TIMEOUT_S = 1.0
 WELCOME_TIMEOUT_S = 5.0
@@ -29,7 +29,7 @@ class Link:
         self,
         process: Process,
         network: Network,
-        house: House,
+        coordinator: SimulatedCoordinator,
         machine: str,
         rng: Random,
         *,
@@ -41,7 +41,7 @@ class Link:
     ) -> None:
         self._process = process
         self._network = network
-        self._house = house
+        self._coordinator = coordinator
         self._machine = machine
         self._rng = rng
         self._kind = kind
@@ -120,13 +120,13 @@ class Link:
             return
         if not self._network.reaches(self._machine):
             self._process.after(CONNECT_TIMEOUT_S, self._over, number)
-        elif not self._house.alive:
+        elif not self._coordinator.alive:
             self.dead_at = self._process.clock.now
             self._over(number)
         else:
             self._line = line = Line(self._network, self._machine)
             line.down.sink = lambda item: self._process.read(self._arrives, number, item)
-            self._house.accept(line)
+            self._coordinator.accept(line)
             self._process.after(WELCOME_TIMEOUT_S, self._expect_welcome, number)
 
     def _expect_welcome(self, number: int) -> None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from muster.coordinator.wire import Frame
 from muster.sim.clock import Clock, Process
-from muster.sim.house import House
+from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.link import Link
 from muster.sim.network import Network
 from muster.types.world import MemberId
+from muster.world.wire import Frame
 
 KILL_S = 0.003  # from SIGKILL to the end of a process
 SWEEP_S = 0.002  # the guard looks for grandchildren
@@ -113,7 +113,7 @@ class Guard:
         member_id: MemberId,
         machine: Machine,
         network: Network,
-        house: House,
+        coordinator: SimulatedCoordinator,
         rng: Random,
         *,
         name: str,
@@ -134,7 +134,7 @@ class Guard:
         self.link = Link(
             self.process,
             network,
-            house,
+            coordinator,
             machine.name,
             rng,
             kind="guard",

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from random import Random
 
-from muster.coordinator.wire import Frame
 from muster.sim.clock import Clock
+from muster.world.wire import Frame
 
 UP = "up"  # towards the coordinator
 DOWN = "down"

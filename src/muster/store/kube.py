@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 from muster import errors
-from muster.core.edits import first_status
+from muster.core.training.edits import first_status
 from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror, passes
 from muster.kube.events import Announcer
 from muster.ports import Change, Clock, Filter, Stored, Version, Write

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from muster.core.edits import first_status
+from muster.core.training.edits import first_status
 from muster.kube.client import Json
 from muster.ports import Version, Write
 from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX

@@ -1,6 +1,6 @@
 """What is a training: the durable object that a user submits, its status, and how it ended.
 
-Records only, each with the limits that its fields must keep. `core.lifecycle` says how they may change.
+Records only, each with the limits that its fields must keep. `core.training.lifecycle` says how they may change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is a world made of: settings, members, seats, rounds, exits and the outcome.
 
-Records only. How they change is `core.register`'s and `core.stages`' business, how they travel is `coordinator.wire`'s.
-Times are seconds: `*_at` of a roll are on its clock (monotonic), `finished_at` is wall-clock.
+Records only. How they change is the business of `core.world`, how they travel that of `types.frames`.
+Times are seconds: `*_at` of a run are on its clock (monotonic), `finished_at` is wall-clock.
 """
 
 from __future__ import annotations

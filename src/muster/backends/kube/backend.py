@@ -21,7 +21,7 @@ from muster.backends.kube import logs, pods, render
 from muster.backends.kube.furnish import Furniture, create
 from muster.backends.kube.picture import Picture
 from muster.backends.kube.pods import Pod
-from muster.core.reconcile import USAGE_ERROR
+from muster.core.training.reconcile import USAGE_ERROR
 from muster.kube.client import MERGE_PATCH, KubeApi, Mirror, passes
 from muster.ports import Clock, LogQuery, Store, Write, insist
 from muster.types.event import Event

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.backends import records
 from muster.backends.kube.render import CONTAINER, GPU, TRAINING, UID
-from muster.core.reconcile import USAGE_ERROR
+from muster.core.training.reconcile import USAGE_ERROR
 from muster.types.training import KIND, Uid
 from muster.types.worker import Worker
 

@@ -23,7 +23,7 @@ from typing import Any
 from muster.backends import records
 from muster.backends.local import gpus as devices
 from muster.backends.local import logs, presence, processes, render
-from muster.core.reconcile import USAGE_ERROR
+from muster.core.training.reconcile import USAGE_ERROR
 from muster.ports import Clock, LogQuery, Store, Write, insist
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid

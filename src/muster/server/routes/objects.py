@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 
-from muster.core import edits
-from muster.core.admission import backend_of
-from muster.core.edits import Edit
 from muster.core.keeping import IDEMPOTENCY
+from muster.core.training import edits
+from muster.core.training.admission import backend_of
+from muster.core.training.edits import Edit
 from muster.errors import AlreadyExists, Conflict, Unavailable
 from muster.ports import Filter, Record, Stored, Write
 from muster.server.answers import as_json, as_object

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from muster.core import edits
+from muster.core.training import edits
 from muster.server.answers import as_object
 from muster.server.calls import Call
 from muster.server.describe import Answer, Body, Operation

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from muster.core.edits import refused
+from muster.core.training.edits import refused
 from muster.errors import Forbidden, NotFound
 from muster.server.answers import as_json
 from muster.server.calls import MOST, Call

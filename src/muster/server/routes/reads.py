@@ -11,8 +11,8 @@ from typing import Literal
 
 from starlette.responses import Response
 
-from muster.core import explain, metering
-from muster.core.admission import backend_of
+from muster.core.training import explain, metering
+from muster.core.training.admission import backend_of
 from muster.errors import Unavailable
 from muster.ports import Backend, LogQuery, Stored
 from muster.server.answers import Stream, as_json

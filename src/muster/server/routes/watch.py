@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from muster.core.edits import refused
+from muster.core.training.edits import refused
 from muster.errors import Compacted, MusterError, Unauthenticated, to_wire
 from muster.ports import Change, Filter
 from muster.server.answers import Stream

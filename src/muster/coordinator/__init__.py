@@ -1,1 +1,0 @@
-"""The roll-call service and its wire protocol. Standard library only."""

@@ -1,0 +1,320 @@
+"""Who is in the next world, or why not yet?
+
+Here is asked who may have a rank, whether it is worth waiting for more, and what a release does to the run. Who sits
+where is `core.world.seating`'s question; what the round before cost is `core.world.closing`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from muster.core.world import gates, seating
+from muster.core.world.closing import judge, stale_after, still_there
+from muster.core.world.run import CheckHealth, Decision, End, KeepOut, Release, Run, TurnGate, Wait, listed, next_expiry
+from muster.types.world import Member, MemberId, Outcome, OutcomeState, RanksState, Role, Round, Seat
+
+_BLAMED_NOTE = "its ranks failed first twice"
+
+
+def decide(run: Run, now: float) -> Decision:
+    last = run.round
+    if now < run.not_before:
+        reason = "a member that has not come back yet may know of a later round"
+        return Decision(Wait(), reason, min(run.not_before, next_expiry(run)))
+    if last is not None and (held := still_there(last, now)):
+        wake = min([fence for fence in last.fences.values() if fence > now] + [next_expiry(run)])
+        reason = f"waiting until the ranks of round {last.number} on {listed(s.name for s in held)} are gone"
+        if told := [last.saves[seat.member_id] for seat in held if seat.member_id in last.saves]:
+            reason += f" ({'; '.join(told[:4])})"
+        return Decision(Wait(), reason, wake)
+    planned = plan(run, now)
+    if planned.size < run.settings.min:
+        if run.coming is not None:
+            return Decision(TurnGate(None), "too few workers are left to wait for their mesh")
+        return _below_min(run, planned, now)
+    if not (wait := _last_call(run, planned, now)):
+        return _release(run, planned, now)
+    return wait
+
+
+def _below_min(run: Run, planned: seating.Seating, now: float) -> Decision:
+    need = run.settings.min
+    since = now if run.below_min_since is None else run.below_min_since
+    until = since + run.settings.below_min_timeout_s
+    whole = f" in whole segments of {run.settings.segment}" if run.settings.segment else ""
+    reason = f"{planned.size} of at least {need} workers{whole}: {need - planned.size} missing"
+    if run.departed:
+        reason += f"; left: {listed(run.departed)}"
+    parked = [member for member in run.members.values() if member.role is Role.PARKED]
+    if parked:
+        reason += "; parked: " + ", ".join(f"{member.name} ({member.note})" for member in parked)
+    if now < until:
+        return Decision(Wait(), reason, min(until, next_expiry(run)))
+    message = f"below the minimum for {run.settings.below_min_timeout_s:g} s: {reason}"
+    number = run.round.number if run.round else None
+    return Decision(End(Outcome(OutcomeState.FAILED, "below_minimum", message, number)), message)
+
+
+def _last_call(run: Run, planned: seating.Seating, now: float) -> Decision | None:
+    """Is it worth waiting a little for more members? None when it is not."""
+    settings = run.settings
+    if run.round is None:
+        full = planned.size == run.target and len(candidates(run)) >= run.target + settings.spares
+        since = now if run.min_reached_at is None else run.min_reached_at
+        missing = run.target + settings.spares - len(candidates(run))
+    else:
+        assert run.round.recall is not None
+        full = not planned.vacant or planned.size == run.target
+        since = max(run.round.recall.at, -math.inf if run.min_reached_at is None else run.min_reached_at)
+        missing = planned.vacant
+    until = since + settings.last_call_s
+    if full or now >= until:
+        return None
+    reason = f"{planned.size} workers are here; last call for {missing} more"
+    return Decision(Wait(), reason, min(until, next_expiry(run)))
+
+
+def check_first(run: Run, planned: seating.Seating) -> Decision | None:
+    """Those that are to get a rank and have not shown that they are well; None if there are none."""
+    untested = tuple(
+        member.member_id
+        for member in planned.order
+        if member.role is not Role.ACTIVE and member.checks_health and member.fit_for < run.next_round
+    )
+    if not untested:
+        return None
+    asked = tuple(i for i in untested if i not in run.checking)
+    reason = f"{listed(run.members[i].name for i in untested)} checks its health before it gets a rank"
+    return Decision(CheckHealth(asked) if asked else Wait(), reason, next_expiry(run))
+
+
+def reach_first(run: Run, planned: seating.Seating, now: float) -> Decision | None:
+    """Those that are to train together have to reach each other; None when they do, or have had time enough."""
+    if run.settings.gate_timeout_s is None:
+        return None
+    verdict = gates.judge(planned.order, run.reach, run.coming, run.settings.gate_timeout_s, now)
+    if verdict.gate.state is not gates.State.READY and (out := _worse_with(run, planned, verdict.gate)):
+        names = listed(run.members[member_id].name for member_id in out)
+        reason = f"{names} stays out: {verdict.gate.named}"
+        return Decision(KeepOut(out, reason), reason)
+    if verdict.gate != run.coming:
+        return Decision(TurnGate(verdict.gate), verdict.reason)
+    if verdict.look_at is None:
+        return None
+    return Decision(Wait(), verdict.reason, min(verdict.look_at, next_expiry(run)))
+
+
+def _worse_with(run: Run, planned: seating.Seating, gate: gates.Gate) -> frozenset[MemberId]:
+    """Newcomers for whom a world whose mesh was ready would get a degraded one, though there are enough without them.
+
+    They are given the gate's time, unless others can take their places now. A world that trains, and some of whose
+    own ways have shut meanwhile, takes in nobody: called back, it might not come up again.
+    """
+    last = run.round
+    if last is None or run.gate is None or run.gate.state is not gates.State.READY:
+        return frozenset()
+    seated = {seat.member_id for seat in last.seats}
+    newcomers = [member for member in planned.order if member.member_id not in seated]
+    core = [member for member in planned.order if member.member_id in seated]
+    out = gates.left_out(core, newcomers, run.reach)
+    if not out and gate.is_open and run.running is not None:
+        out = frozenset(member.member_id for member in newcomers)
+    if out <= run.kept_out.keys():
+        return frozenset()  # there are too few without them
+    others = [member for member in candidates(run) if member.member_id not in out]
+    smaller = seating.again(places_of(run, last), others, run.target, run.settings.segment)
+    enough = run.settings.min if gate.is_open else planned.size
+    return out if smaller.size >= enough else frozenset()
+
+
+def _release(run: Run, planned: seating.Seating, now: float) -> Decision:
+    if held := check_first(run, planned) or reach_first(run, planned, now):
+        return held
+    seats = tuple(
+        Seat(rank, member.member_id, member.name, member.addr, member.procs, member.domain)
+        for rank, member in enumerate(planned.order)
+    )
+    reason, charged, blamed, parked = _story(run, planned, now)
+    host = planned.order[0]
+    formed = Round(run.next_round, seats, store_addr=host.addr, store_port=host.store_port, released_at=now, why=reason)
+    return Decision(Release(formed, charged, blamed, parked), reason)
+
+
+def _story(
+    run: Run, planned: seating.Seating, now: float
+) -> tuple[str, bool, str | None, tuple[tuple[MemberId, str], ...]]:
+    """Why the round forms, whether it costs a restart, who is blamed, who is parked for it."""
+    last = run.round
+    if last is None:
+        return f"round {run.next_round}: {planned.size} workers", False, None, ()
+    assert last.recall is not None
+    verdict = judge(run, now)
+    seat = last.worker_of(verdict.first.rank) if verdict.first else None
+    seated = {member.member_id for member in planned.order}
+    parked: tuple[tuple[MemberId, str], ...] = ()
+    if seat is not None and seat.member_id not in seated and seat.member_id == _unlucky(run, now):
+        parked = ((seat.member_id, f"{_BLAMED_NOTE}, in rounds {last.number - 1} and {last.number}"),)
+    newcomers = [
+        f"{member.name} takes rank {rank}"
+        for rank, member in enumerate(planned.order)
+        if rank < last.world_size and last.seat_of(member.member_id) is None
+    ]
+    reason = f"round {run.next_round}: {planned.size} workers, after {last.recall.reason}"
+    if verdict.first is not None and verdict.first.hung:
+        reason += f"; rank {verdict.first.rank} on {verdict.first.worker} stopped first"
+    if newcomers:
+        reason += "; " + ", ".join(newcomers)
+    return reason, verdict.charged, seat.name if seat else None, parked
+
+
+# Who could be seated -----------------------------------------------------------------------------
+
+
+def candidates(run: Run, *, last_resort: bool = False) -> list[Member]:
+    """Members that could be given a rank. As a last resort also those that were kept out or failed first."""
+    return [
+        member
+        for member in run.members.values()
+        if (member.role is Role.SPARE and (last_resort or member.member_id not in run.kept_out))
+        or (last_resort and member.role is Role.PARKED and member.member_id not in run.checking and _was_blamed(member))
+    ]
+
+
+def _was_blamed(member: Member) -> bool:
+    return member.note.startswith(_BLAMED_NOTE)
+
+
+def _sent_away(run: Run, last: Round) -> frozenset[MemberId]:
+    """Members of `last` that a smaller target takes out; none if the target was raised again meanwhile."""
+    count = last.world_size - run.target
+    if count <= 0:
+        return frozenset()
+    if last.recall is not None and last.recall.leavers:
+        return last.recall.leavers
+    if run.settings.segment is not None:
+        return frozenset()  # whole segments leave, from the top
+    return frozenset([seat.member_id for seat in last.seats if seat.name in run.removals][:count])
+
+
+def places_of(run: Run, last: Round, without: Iterable[MemberId] = ()) -> list[tuple[Seat, Member | None]]:
+    """The seats of `last` with the members that still hold them."""
+    empty = frozenset(without)
+    places = []
+    for seat in last.seats:
+        member = run.members.get(seat.member_id)
+        kept = member is not None and member.role is Role.ACTIVE and member.member_id not in empty
+        places.append((seat, member if kept else None))
+    return places
+
+
+def plan(run: Run, now: float) -> seating.Seating:
+    """The world that could be formed from who is here, whether or not it is time."""
+    spares = candidates(run)
+    segment = run.settings.segment
+    if run.round is None:
+        planned = seating.first(spares, run.target, segment)
+        if planned.size < run.settings.min:
+            planned = seating.first(candidates(run, last_resort=True), run.target, segment)
+        return planned
+    last, away = run.round, _sent_away(run, run.round)
+    unlucky = _unlucky(run, now)
+    if unlucky is not None:
+        swapped = seating.again(places_of(run, last, {unlucky, *away}), spares, run.target, segment)
+        if not swapped.vacant and swapped.size >= min(last.world_size, run.target):
+            return swapped
+    planned = seating.again(places_of(run, last, away), spares, run.target, segment)
+    if planned.vacant and away:
+        # Somebody else was lost meanwhile: that made the world smaller already.
+        planned = seating.again(places_of(run, last), spares, run.target, segment)
+    if planned.size < run.settings.min:
+        planned = seating.again(places_of(run, last), candidates(run, last_resort=True), run.target, segment)
+    return planned
+
+
+def _unlucky(run: Run, now: float) -> MemberId | None:
+    """The worker whose ranks have now failed first in two rounds running."""
+    assert run.round is not None
+    first = judge(run, now).first
+    seat = run.round.worker_of(first.rank) if first else None
+    if seat is None or seat.name != run.blamed or run.blamed_times < 1:
+        return None
+    return seat.member_id
+
+
+def available(run: Run, now: float) -> int:
+    """How many workers the next world could have. Without segments a count will do: any spare fits any gap."""
+    if run.settings.segment is not None:
+        return plan(run, now).size
+    count = len(candidates(run))
+    if run.round is not None:
+        count += sum(
+            member.role is Role.ACTIVE
+            for seat in run.round.seats
+            if (member := run.members.get(seat.member_id)) is not None
+        )
+    if count < run.settings.min:
+        count += len(candidates(run, last_resort=True)) - len(candidates(run))
+    return min(count, run.target)
+
+
+# After a release ---------------------------------------------------------------------------------
+
+
+def released(run: Run, action: Release, now: float) -> Run:
+    """The run with a new round out: roles, ranks, restarts and the score of the round before."""
+    formed, last = action.round, run.round
+    ranks = {seat.member_id: seat.rank for seat in formed.seats}
+    parked = dict(action.parked)
+    out: list[Member] = []
+    members: dict[MemberId, Member] = {}
+    for member_id, member in run.members.items():
+        if member_id in ranks:
+            port = 0 if ranks[member_id] == 0 else member.store_port
+            member = replace(
+                member,
+                role=Role.ACTIVE,
+                rank=ranks[member_id],
+                ranks_state=RanksState.RUNNING,
+                note="",
+                store_port=port,
+            )
+        elif member_id in parked:
+            member = replace(member, role=Role.PARKED, rank=None, note=parked[member_id])
+        elif member.role is Role.ACTIVE:
+            out.append(member)
+            member = replace(member, role=Role.SPARE, rank=None)
+        elif member.rank is not None:
+            member = replace(member, rank=None)
+        members[member_id] = member
+    seen = [mark.step for mark in last.progress.values()] if last else []
+    best = max([*seen, *([] if run.best_step is None else [run.best_step])], default=None)
+    return replace(
+        run,
+        members=members,
+        round=formed,
+        next_round=formed.number + 1,
+        restarts_used=run.restarts_used + action.charged,
+        removals=(),
+        checking=frozenset(),
+        surplus=_not_needed(run, out, members, formed) if last and last.world_size > run.target else frozenset(),
+        best_step=best,
+        stale_rounds=stale_after(run, last) if last else 0,
+        blamed=action.blamed,
+        blamed_times=(run.blamed_times + 1 if run.blamed == action.blamed else 1) if action.blamed else 0,
+        min_reached_at=None,
+        below_min_since=None,
+        departed=(),
+        gate=run.coming,
+        coming=None,
+        kept_out={key: why for key, why in run.kept_out.items() if key not in ranks},
+    )
+
+
+def _not_needed(run: Run, out: list[Member], members: Mapping[MemberId, Member], formed: Round) -> frozenset[MemberId]:
+    """Of those that a shrink sends out of the world, the ones that spares are not short of: highest ranks first."""
+    spares = sum(member.role is Role.SPARE for member in members.values())
+    extra = spares - run.settings.spares - max(0, run.target - formed.world_size)
+    highest_first = sorted(out, key=lambda member: -(member.rank or 0))
+    return frozenset(member.member_id for member in highest_first[: max(0, extra)])

@@ -1,0 +1,135 @@
+"""Does the round that is out go on, or is it over or called back?
+
+A round is called back when a member or a rank is lost, when no rank advances, and when the target asks for another
+size. What that costs is judged by `core.world.closing`, who sits in the next one by `core.world.forming`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from muster.core.world import gates, seating
+from muster.core.world.forming import candidates, check_first, places_of, reach_first
+from muster.core.world.run import CallBack, Decision, Dismiss, End, Heal, Run, TurnGate, Wait, listed, next_expiry
+from muster.types.world import Cause, MemberId, Outcome, OutcomeState, Recall, Round, Seat
+
+
+def succeeded(run: Run) -> Decision | None:
+    """Also for a round that was called back a moment too late: its work is done."""
+    current = run.round
+    if current is None or not all(seat.member_id in current.finished for seat in current.seats):
+        return None
+    message = f"all {current.rank_count} ranks of round {current.number} exited 0"
+    return Decision(End(Outcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
+
+
+def decide(run: Run, now: float) -> Decision | None:
+    current = run.running
+    if current is None:
+        return None
+    return (
+        _send_home(run)
+        or _broken(run, current, now)
+        or _healed(run, current)
+        or _resize(run, current, now)
+        or _goes_on(run, current)
+    )
+
+
+def _send_home(run: Run) -> Decision | None:
+    """Those that a smaller target sent out of the world, and that were not needed as spares then."""
+    leaving = tuple(sorted(run.surplus))
+    if not leaving:
+        return None
+    names = listed(run.members[member_id].name for member_id in leaving)
+    return Decision(Dismiss(leaving), f"{names} leaves: the world is smaller and there are spares enough")
+
+
+def _broken(run: Run, current: Round, now: float) -> Decision | None:
+    """Something in the live round is gone: call the rest back."""
+    quick = run.settings.restart_grace_s
+    if missed := [loss for loss in current.losses if loss.member_id not in current.finished]:
+        told = "; ".join(f"{loss.name}: {loss.why}" for loss in missed)
+        return _call_back(Cause.LOSS, f"lost {told}", now, quick)
+    if current.first_failed_rank is not None:
+        first = current.exits[current.first_failed_rank]
+        grace = quick if run.restarts_used < run.settings.max_restarts else run.settings.fail_grace_s
+        return _call_back(Cause.FAILURE, f"rank {first.rank} on {first.worker}: {first.reason}", now, grace)
+    quiet_at = _quiet_at(run, current)
+    if quiet_at <= now:
+        reason = f"no rank advanced for {run.settings.hang_timeout_s:g} s"
+        return _call_back(Cause.HANG, reason, now, quick)
+    return None
+
+
+def _quiet_at(run: Run, current: Round) -> float:
+    """When the round counts as hung if nothing advances before; ranks that are done need not advance."""
+    if run.settings.hang_timeout_s is None:
+        return math.inf
+    if current.up_at is None:
+        return math.inf
+    latest = max((mark.at for mark in current.progress.values()), default=current.up_at)
+    return max(latest, current.up_at) + run.settings.hang_timeout_s
+
+
+def _healed(run: Run, current: Round) -> Decision | None:
+    better = gates.healed(run.gate, current.seats, run.reach) if run.gate is not None else None
+    if better is None:
+        return None
+    return Decision(Heal(better), f"all {current.world_size} workers of round {current.number} reach each other now")
+
+
+def _resize(run: Run, current: Round, now: float) -> Decision | None:
+    if current.world_size > run.target:
+        leavers = _leavers(run, current)
+        names = listed(seat.name for seat in leavers)
+        reason = f"target is {run.target}, the world has {current.world_size}: {names} leaves"
+        ids = frozenset(seat.member_id for seat in leavers)
+        return _call_back(Cause.SHRINK, reason, now, run.settings.restart_grace_s, ids, run.settings.stop_grace_s)
+    if current.world_size == run.target or current.finished:
+        return None
+    spares = candidates(run)
+    planned = seating.again(places_of(run, current), spares, run.target, run.settings.segment)
+    if planned.size <= current.world_size:
+        return None
+    reason = f"growing from {current.world_size} to {planned.size} of {run.target}"
+    since = max(run.target_set_at, min(member.joined_at for member in spares))
+    if planned.size < run.target and now < since + run.settings.scale_debounce_s:
+        wake = min(since + run.settings.scale_debounce_s, next_expiry(run), _quiet_at(run, current))
+        return Decision(Wait(), f"{reason}: gathering more", wake)
+    if held := check_first(run, planned) or reach_first(run, planned, now):
+        return replace(held, wake_at=min(held.wake_at, _quiet_at(run, current)))
+    return _call_back(Cause.GROW, reason, now, run.settings.restart_grace_s)
+
+
+def _leavers(run: Run, current: Round) -> tuple[Seat, ...]:
+    """Named ones first, then the highest ranks; with segments, whole segments from the top."""
+    count = current.world_size - run.target
+    if run.settings.segment is not None:
+        return current.seats[-count:]
+    named = [seat for seat in current.seats if seat.name in run.removals]
+    rest = [seat for seat in reversed(current.seats) if seat.name not in run.removals]
+    return tuple((named + rest)[:count])
+
+
+def _goes_on(run: Run, current: Round) -> Decision:
+    if run.coming is not None:
+        return Decision(TurnGate(None), "no larger world waits for its mesh any more")
+    done = f", {len(current.finished)} done" if current.finished else ""
+    short = f" of {run.target} wanted" if current.world_size < run.target else ""
+    reason = f"round {current.number}: {current.world_size}{short} workers train{done}"
+    if run.kept_out:
+        reason += f"; {'; '.join(sorted(set(run.kept_out.values())))}"
+    return Decision(Wait(), reason, min(next_expiry(run), _quiet_at(run, current)))
+
+
+def _call_back(
+    cause: Cause,
+    reason: str,
+    now: float,
+    grace_s: float,
+    leavers: frozenset[MemberId] = frozenset(),
+    leaver_grace_s: float = 0.0,
+) -> Decision:
+    return Decision(CallBack(Recall(cause, reason, now, grace_s, leavers, leaver_grace_s)), reason)

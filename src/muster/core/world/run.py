@@ -1,0 +1,193 @@
+"""What does the coordinator know of one run, and what can be done about it?
+
+The record `Run`, the actions between which `decisions` decides, and what every stage needs: who has not confirmed its
+stop, when the next lease runs out, the run without a member. What members report is entered by `transitions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from muster.core.world import seating
+from muster.core.world.gates import Gate
+from muster.types.world import Loss, Member, MemberId, Outcome, Reach, Recall, Round, Seat, Settings
+
+
+@dataclass(frozen=True)
+class Run:
+    """The coordinator's record of one run: who is present, in which round and role."""
+
+    settings: Settings
+    target: int
+    members: Mapping[MemberId, Member] = field(default_factory=dict)
+    round: Round | None = None
+    outcome: Outcome | None = None
+    restarts_used: int = 0
+    next_round: int = 0
+    target_set_at: float = -math.inf
+    removals: tuple[str, ...] = ()  # names that the next shrink should take first
+    ordered: Outcome | None = None  # an end that was asked for from outside
+    min_reached_at: float | None = None
+    below_min_since: float | None = None
+    recovery_until: float | None = None
+    not_before: float = -math.inf  # until then a later round than the one that we know may be presented
+    departed: tuple[str, ...] = ()
+    checking: frozenset[MemberId] = frozenset()
+    surplus: frozenset[MemberId] = frozenset()  # sent out of the world by a smaller target
+    best_step: int | None = None
+    stale_rounds: int = 0
+    blamed: str | None = None  # the worker that failed first in the last round, if a failure ended it
+    blamed_times: int = 0
+    holds_farewell: bool = False  # somebody else records the end first, and then lets the members go
+    farewell_said: bool = False
+    reach: Mapping[MemberId, Reach] = field(default_factory=dict)  # whom each member reaches; only with a gate
+    gate: Gate | None = None  # of the round that is out
+    coming: Gate | None = None  # of the next one, while ranks wait for it
+    # Newcomers that would make a ready mesh degraded, until a way opens; with the sentence that says so.
+    kept_out: Mapping[MemberId, str] = field(default_factory=dict)
+
+    @property
+    def running(self) -> Round | None:
+        """The round that trains now."""
+        return self.round if self.round is not None and self.round.recall is None and not self.outcome else None
+
+
+UNSEEN = -math.inf  # when a member was lost that nobody watched: failures of its round are put down to that
+
+# What can be done about a run -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wait:
+    pass
+
+
+@dataclass(frozen=True)
+class Lose:
+    members: tuple[MemberId, ...]
+
+
+@dataclass(frozen=True)
+class CallBack:
+    recall: Recall
+
+
+@dataclass(frozen=True)
+class CheckHealth:
+    members: tuple[MemberId, ...]
+
+
+@dataclass(frozen=True)
+class TurnGate:
+    """What is known of the next round's mesh; None: nobody waits for it any more."""
+
+    gate: Gate | None
+
+
+@dataclass(frozen=True)
+class KeepOut:
+    """These have had time enough to reach the others: the world that reaches each other does without them."""
+
+    members: frozenset[MemberId]
+    why: str
+
+
+@dataclass(frozen=True)
+class Heal:
+    """The round that is out began degraded, and its members reach each other now."""
+
+    gate: Gate
+
+
+@dataclass(frozen=True)
+class Release:
+    round: Round
+    charged: bool = False  # it costs one of the run's restarts
+    blamed: str | None = None
+    parked: tuple[tuple[MemberId, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    members: tuple[MemberId, ...]
+
+
+@dataclass(frozen=True)
+class GiveUpOn:
+    """Recovery is over: these members of the round did not come back."""
+
+    members: tuple[Seat, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Farewell:
+    pass
+
+
+Action = (
+    Wait | Lose | CallBack | CheckHealth | TurnGate | KeepOut | Heal | Release | Dismiss | GiveUpOn | End | Farewell
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    action: Action
+    reason: str
+    wake_at: float = math.inf
+
+
+# Reading a run ----------------------------------------------------------------------------------
+
+
+def unacknowledged(run: Run) -> list[str]:
+    """Members whose ranks may still be stopping, once there is an outcome."""
+    return sorted(member.name for member in run.members.values() if not member.acknowledged)
+
+
+def next_expiry(run: Run) -> float:
+    """When the first lease runs out if nobody is heard before."""
+    return min((member.lease_until for member in run.members.values()), default=math.inf)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a sentence can carry them: each once, in natural order, the end of a long list as a number."""
+    once = sorted(set(names), key=seating.natural)
+    return ", ".join(once) if len(once) <= 8 else f"{', '.join(once[:8])} and {len(once) - 8} more"
+
+
+# Losing a member (by silence in `core.world.decisions`, by a closed connection in `core.world.transitions`) ---------
+
+
+def lose(run: Run, member_id: MemberId, now: float, why: str, since: float | None = None) -> Run:
+    """The run without that member. `since` is when it was last known to be well: now, if its connection closed."""
+    member = run.members.get(member_id)
+    if member is None:
+        return run
+    members = {key: value for key, value in run.members.items() if key != member_id}
+    departed = (*(name for name in run.departed if name != member.name), member.name)[-8:]
+    reach = {key: value for key, value in run.reach.items() if key != member_id}
+    run = replace(run, members=members, departed=departed, surplus=run.surplus - {member_id}, reach=reach)
+    run = replace(run, kept_out={key: why for key, why in run.kept_out.items() if key != member_id})
+    current = run.round
+    if current is None or current.seat_of(member_id) is None:
+        return run
+    well_at = now if since is None else since
+    if member_id not in current.gone:
+        # An agent whose connection closes may take us for dead; from then it keeps its ranks for one more lease.
+        fence = well_at + run.settings.lease_s + run.settings.kill_margin_s
+        current = replace(current, fences={**current.fences, member_id: fence})
+    return replace(run, round=with_loss(current, Loss(member_id, member.name, well_at, why)))
+
+
+def with_loss(current: Round, loss: Loss) -> Round:
+    """None is lost twice."""
+    if any(known.member_id == loss.member_id for known in current.losses):
+        return current
+    return replace(current, losses=(*current.losses, loss))

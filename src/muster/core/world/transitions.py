@@ -1,0 +1,434 @@
+"""What a report does to the run: one function per kind of event, each returning the run after it.
+
+Nothing is decided here; `core.world.decide.decide` looks at the result. An event that may not be entered gives
+`Refused` (with the reason to send back) or `Held` (ask again at that time) instead of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from muster.core.world.forming import available
+from muster.core.world.gates import Gate
+from muster.core.world.run import UNSEEN, Run, lose, with_loss
+from muster.types.world import (
+    Loss,
+    Member,
+    MemberId,
+    Outcome,
+    OutcomeState,
+    Path,
+    Progress,
+    RankExit,
+    RanksState,
+    Reach,
+    Role,
+    Round,
+    Settings,
+)
+
+
+@dataclass(frozen=True)
+class Refused:
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """Not yet: the old bearer of this name may still be alive until then."""
+
+    until: float
+    message: str
+
+
+def open_run(settings: Settings) -> Run:
+    return Run(settings=settings, target=settings.first_target)
+
+
+def restored(
+    settings: Settings,
+    target: int,
+    restarts_used: int,
+    last: Round | None,
+    now: float,
+    *,
+    gate: Gate | None = None,
+    certain: bool = True,
+) -> Run:
+    """A run from a record that outlived its coordinator; the members of `last` are awaited.
+
+    One that is not `certain` came from a member, which may not know of the last round. Whoever does comes back within
+    a lease, or has ended its ranks by then.
+    """
+    fence = settings.lease_s + settings.kill_margin_s
+    wait = max(settings.recovery_s, fence)
+    return Run(
+        settings=settings,
+        target=target,
+        restarts_used=restarts_used,
+        round=None if last is None else replace(last, released_at=now),
+        next_round=0 if last is None else last.number + 1,
+        recovery_until=None if last is None else now + wait,
+        not_before=-math.inf if certain else now + fence,
+        gate=gate,
+    )
+
+
+def tell_time(run: Run, now: float) -> Run:
+    """Note since when there are enough members, or too few; `decide` measures its patience from it."""
+    if run.running is not None or run.outcome is not None or run.recovery_until is not None:
+        return run
+    enough = available(run, now) >= run.settings.min
+    since_enough = (now if run.min_reached_at is None else run.min_reached_at) if enough else None
+    since_short = None if enough else (now if run.below_min_since is None else run.below_min_since)
+    if (since_enough, since_short) == (run.min_reached_at, run.below_min_since):
+        return run
+    return replace(run, min_reached_at=since_enough, below_min_since=since_short)
+
+
+# Coming and going --------------------------------------------------------------------------------
+
+
+def join(run: Run, member: Member, now: float) -> Run | Refused | Held:
+    """A member says hello, or the same process says it again after its connection broke."""
+    if run.settings.segment is not None and member.domain is None:
+        return Refused("no_domain", f"{member.name} has no --domain, and segment={run.settings.segment} needs one")
+    for other in run.members.values():
+        if other.member_id == member.member_id:
+            continue
+        if other.name == member.name:
+            return _same_name(run, member, other, now)
+        if member.infra_rank is not None and other.infra_rank == member.infra_rank:
+            both = f"{_who(other)} and {_who(member)}"
+            return Refused("duplicate_infra_rank", f"infra rank {member.infra_rank} is claimed by {both}")
+    if run.recovery_until is None:
+        run = lose(run, member.member_id, now, "it connected anew")
+    back = replace(
+        member, joined_at=now, lease_until=now + run.settings.lease_s, role=_role_on_return(run, member.member_id)
+    )
+    if back.role is Role.ACTIVE and run.round is not None:
+        seat = run.round.seat_of(back.member_id)
+        back = replace(back, rank=seat.rank if seat else None, ranks_state=RanksState.RUNNING)
+    if back.unfit:
+        back = replace(back, role=Role.PARKED, rank=None, note=back.unfit, fit_for=-1)
+    elif not back.fit_for:
+        back = replace(back, fit_for=run.next_round)
+    departed = tuple(name for name in run.departed if name != back.name)
+    return replace(run, members={**run.members, back.member_id: back}, departed=departed)
+
+
+def _role_on_return(run: Run, member_id: MemberId) -> Role:
+    """Only a coordinator that is itself recovering gives a place back; a lost member parks as a spare."""
+    if run.round is None or run.recovery_until is None or run.round.seat_of(member_id) is None:
+        return Role.SPARE
+    return Role.ACTIVE
+
+
+def _same_name(run: Run, new: Member, old: Member, now: float) -> Refused | Held:
+    heard = old.lease_until - run.settings.lease_s
+    if heard > new.joined_at:
+        return Refused(
+            "duplicate_name", f"the name {new.name!r} is taken: {_who(old)} is alive, {_who(new)} may not use it"
+        )
+    return Held(old.lease_until, f"waiting until the lease of {_who(old)} ends")
+
+
+def _who(member: Member) -> str:
+    return f"{member.name} ({member.host or member.addr}, pid {member.pid})"
+
+
+def renew(run: Run, heard: Mapping[MemberId, float]) -> Run:
+    """Leases of everyone heard from, entered together."""
+    members = dict(run.members)
+    for member_id, at in heard.items():
+        member = members.get(member_id)
+        if member is not None and member.lease_until != at + run.settings.lease_s:
+            members[member_id] = replace(member, lease_until=at + run.settings.lease_s)
+    return replace(run, members=members)
+
+
+def extend_leases(run: Run, by_s: float) -> Run:
+    """The coordinator itself stood still for that long: nobody's silence in it counts."""
+    members = {key: replace(member, lease_until=member.lease_until + by_s) for key, member in run.members.items()}
+    return replace(run, members=members)
+
+
+def disconnected(run: Run, member_id: MemberId, now: float) -> Run:
+    return lose(run, member_id, now, "its connection closed")
+
+
+def leaving(run: Run, member_id: MemberId, why: str, now: float) -> Run:
+    """It will stop its ranks and go; the world should not wait for that to know."""
+    member = run.members.get(member_id)
+    if member is None:
+        return run
+    run = _with_member(run, replace(member, role=Role.LEAVING, note=why))
+    return _missed(run, Loss(member_id, member.name, now, why))
+
+
+def _missed(run: Run, loss: Loss) -> Run:
+    """The round without that member, if it has a seat there."""
+    if run.round is None or run.round.seat_of(loss.member_id) is None:
+        return run
+    return replace(run, round=with_loss(run.round, loss))
+
+
+def unfit(run: Run, member_id: MemberId, why: str, now: float) -> Run:
+    """Its health check failed: connected, but never chosen, and out of the round if it had a place already."""
+    member = run.members.get(member_id)
+    if member is None:
+        return run
+    run = replace(run, checking=run.checking - {member_id})
+    run = _with_member(run, replace(member, role=Role.PARKED, note=why, fit_for=-1))
+    return _missed(run, Loss(member_id, member.name, now, why))
+
+
+def fit(run: Run, member_id: MemberId) -> Run:
+    member = run.members.get(member_id)
+    if member is None:
+        return run
+    role = Role.SPARE if member.role is Role.PARKED and member.fit_for == -1 else member.role
+    run = replace(run, checking=run.checking - {member_id})
+    return _with_member(run, replace(member, role=role, fit_for=run.next_round, note=""))
+
+
+# The mesh ----------------------------------------------------------------------------------------
+
+
+def listens(run: Run, member_id: MemberId, paths: tuple[Path, ...]) -> Run:
+    """It can be probed there."""
+    member = run.members.get(member_id)
+    return run if member is None else _with_member(run, replace(member, paths=paths))
+
+
+def reached(run: Run, member_id: MemberId, found: Reach) -> Run:
+    """What it found at those peers that it speaks of; of others it is known what it said before."""
+    if member_id not in run.members:
+        return run
+    old = run.reach.get(member_id, Reach())
+    is_open = {i: rtt for i, rtt in old.open.items() if i in run.members and i not in found.shut} | dict(found.open)
+    shut = {i: why for i, why in old.shut.items() if i in run.members and i not in found.open} | dict(found.shut)
+    run = replace(run, reach={**run.reach, member_id: Reach(is_open, shut)})
+    # Only news lets those in again that were kept out: what was judged on the same ways would be judged the same.
+    return replace(run, kept_out={}) if found.open.keys() - old.open.keys() else run
+
+
+# Ranks -------------------------------------------------------------------------------------------
+
+
+def started(run: Run, member_id: MemberId, number: int) -> Run:
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    return replace(run, round=replace(current, started=current.started | {member_id}))
+
+
+def up(run: Run, member_id: MemberId, number: int, now: float) -> Run:
+    """All its ranks run. Until everyone's do, none of them can be expected to advance."""
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    current = replace(current, up=current.up | {member_id})
+    if current.up_at is None and all(seat.member_id in current.up for seat in current.seats):
+        current = replace(current, up_at=now)
+    return replace(run, round=current)
+
+
+def exited(run: Run, member_id: MemberId, number: int, ends: Iterable[tuple[RankExit, float]]) -> Run:
+    """Ranks of the current round ended, each at its time on the run's clock. Told twice, it counts once."""
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    exits, progress = dict(current.exits), dict(current.progress)
+    first_at, first_rank, stopped_at = current.first_failed_at, current.first_failed_rank, current.first_stopped_at
+    failed = False
+    for end, at in ends:
+        if end.rank in exits:
+            continue
+        exits[end.rank] = end
+        if end.step is not None:
+            progress[end.rank] = Progress(end.step, at - (end.idle_s or 0.0))
+        if end.failed and not end.hung:
+            failed = True
+            if first_at is None or at < first_at:
+                first_at, first_rank = at, end.rank
+        elif end.stopped:
+            stopped_at = min(stopped_at, at)
+    current = replace(
+        current,
+        exits=exits,
+        progress=progress,
+        first_failed_at=first_at,
+        first_failed_rank=first_rank,
+        first_stopped_at=stopped_at,
+    )
+    member = run.members.get(member_id)
+    if failed and member is not None:
+        run = _with_member(run, replace(member, ranks_state=RanksState.FAILED))
+    return replace(run, round=current)
+
+
+def finished(run: Run, member_id: MemberId, number: int) -> Run:
+    """All its ranks exited 0. It stays, in case the round has to run again."""
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    member = run.members.get(member_id)
+    if member is not None and member.role is not Role.ACTIVE:
+        return run  # a leaver's 0 is never success
+    if member is not None:
+        run = _with_member(run, replace(member, ranks_state=RanksState.SUCCEEDED))
+    return replace(run, round=replace(current, finished=current.finished | {member_id}))
+
+
+def stopped(run: Run, member_id: MemberId, number: int, store_port: int, now: float, why: str = "") -> Run:
+    """The agent confirms that no rank of that round runs on it. Without a recall, the round is broken there."""
+    member = run.members.get(member_id)
+    if member is not None and store_port:
+        state = member.ranks_state if member.ranks_state is RanksState.FAILED else RanksState.STOPPED
+        run = _with_member(run, replace(member, store_port=store_port, ranks_state=state))
+    run = gone(run, member_id, number)
+    current = _current(run, member_id, number)
+    if current is None or current.recall is not None:
+        return run
+    name = member.name if member else member_id
+    # One that stopped for reasons of its own while there was no coordinator did so before we knew of any failure.
+    at = UNSEEN if why and run.recovery_until is not None else now
+    loss = Loss(member_id, name, at, why or "its ranks were stopped on its side")
+    return replace(run, round=with_loss(current, loss))
+
+
+def saves(run: Run, member_id: MemberId, number: int, what: str) -> Run:
+    """Called back, it lets its ranks end a save first."""
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    return replace(run, round=replace(current, saves={**current.saves, member_id: what}))
+
+
+def gone(run: Run, member_id: MemberId, number: int) -> Run:
+    """The guard, or the agent itself, confirms that no rank of that round is left."""
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    return replace(run, round=replace(current, gone=current.gone | {member_id}))
+
+
+def guard_cleared(run: Run, member_id: MemberId, number: int, now: float) -> Run:
+    """The guard ended everything: its agent is dead, or so silent that it counts as lost before its lease is over."""
+    return lose(gone(run, member_id, number), member_id, now, "its guard ended its ranks")
+
+
+def guard_alive(run: Run, member_id: MemberId, now: float) -> Run:
+    """The guard of a lost member answers: wait for its word, not for the clock."""
+    current = run.round
+    if current is None or member_id not in current.fences:
+        return run
+    until = now + run.settings.lease_s + run.settings.kill_margin_s
+    return replace(run, round=replace(current, fences={**current.fences, member_id: until}))
+
+
+def advanced(run: Run, member_id: MemberId, number: int, marks: Iterable[tuple[int, Progress]]) -> Run:
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    return replace(run, round=replace(current, progress={**current.progress, **dict(marks)}))
+
+
+# Orders from outside -----------------------------------------------------------------------------
+
+
+def set_target(run: Run, target: int, remove: Iterable[str], now: float) -> Run | Refused:
+    settings = run.settings
+    if run.outcome is not None:
+        return Refused("terminal_state", f"the run has ended ({run.outcome.state}): its target cannot change")
+    if not settings.min <= target <= settings.max:
+        return Refused("out_of_bounds", f"target {target} is not between min {settings.min} and max {settings.max}")
+    if settings.segment and target % settings.segment:
+        return Refused("out_of_bounds", f"target {target} is not a multiple of segment {settings.segment}")
+    names = tuple(remove)
+    unknown = sorted(set(names) - {member.name for member in run.members.values()})
+    if unknown:
+        return Refused("not_found", f"no member is called {', '.join(unknown)}")
+    if names and (settings.segment or target >= run.target):
+        why = "whole segments leave" if settings.segment else f"the target does not go down from {run.target}"
+        return Refused("out_of_bounds", f"names to remove are of no use: {why}")
+    return replace(run, target=target, removals=names, target_set_at=now)
+
+
+def cancel(run: Run, why: str) -> Run | Refused:
+    """Cancelled twice is cancelled; a run that ended otherwise cannot be."""
+    if run.outcome is None:
+        return replace(run, ordered=Outcome(OutcomeState.CANCELLED, "cancelled", why))
+    if run.outcome.state is OutcomeState.CANCELLED:
+        return run
+    return Refused("terminal_state", f"the run has ended ({run.outcome.state}): it cannot be cancelled")
+
+
+def order(run: Run, outcome: Outcome) -> Run:
+    """Ended from outside; an end that was decided or ordered before stands."""
+    return run if run.outcome is not None or run.ordered is not None else replace(run, ordered=outcome)
+
+
+def reconfigure(run: Run, settings: Settings, target: int, now: float) -> Run:
+    """Whoever fixed the settings from outside fixes them anew."""
+    if run.outcome is not None or (settings == run.settings and target == run.target):
+        return run
+    since = now if target != run.target else run.target_set_at
+    return replace(run, settings=settings, target=target, target_set_at=since)
+
+
+def confirm(run: Run, outcome: Outcome) -> Run:
+    """The outcome as it was recorded, which is the one that counts."""
+    return replace(run, outcome=outcome, recovery_until=None)
+
+
+def let_go(run: Run) -> Run:
+    """The end is recorded: members may leave."""
+    return replace(run, holds_farewell=False)
+
+
+def skip_past(run: Run, number: int) -> Run:
+    """A round with that number was formed elsewhere: it is not used again."""
+    return run if number < run.next_round else replace(run, next_round=number + 1)
+
+
+def adopt(run: Run, outcome: Outcome) -> Run:
+    """An outcome that a member already holds was decided once, by a coordinator that is no more."""
+    return run if run.outcome is not None else replace(run, outcome=outcome, recovery_until=None)
+
+
+def acknowledge(run: Run, member_id: MemberId) -> Run:
+    member = run.members.get(member_id)
+    return run if member is None else _with_member(run, replace(member, acknowledged=True))
+
+
+def settings_differ(fixed: Settings, given: Mapping[str, object]) -> list[str]:
+    """What a member asks for and the run has otherwise, each with both values. What we do not know is ignored."""
+    known = [item.name for item in fields(Settings) if item.name in given]
+    if all(given[name] == getattr(fixed, name) for name in known):
+        return []
+    asked = Settings.parse({**{"min": fixed.min, "max": fixed.max}, **given})
+    differences = []
+    for name in known:
+        have, want = getattr(fixed, name), getattr(asked, name)
+        if name == "target":
+            have, want = fixed.first_target, asked.first_target
+        if have != want:
+            differences.append(f"{name} is {have}, this member has {want}")
+    return differences
+
+
+def _with_member(run: Run, member: Member) -> Run:
+    return replace(run, members={**run.members, member.member_id: member})
+
+
+def _current(run: Run, member_id: MemberId, number: int) -> Round | None:
+    """The round, if it is the one spoken of and the speaker has a seat in it."""
+    current = run.round
+    if current is None or current.number != number or current.seat_of(member_id) is None:
+        return None
+    return current

@@ -1,0 +1,199 @@
+"""The coordinator on virtual time: does with a `RunProtocol` what `world.service` does, and can die and come back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from muster.core.world.run import Decision, Run
+from muster.sim.clock import Clock, Process
+from muster.sim.network import Item, Line, frame_of
+from muster.types.world import RunId, Settings
+from muster.world.protocol import RunEvent, RunProtocol
+from muster.world.wire import VERSION, Frame, encode, show
+
+BEAT_S = 0.25
+RUN = RunId("run")
+
+
+class Port:
+    """The coordinator's end of one connection."""
+
+    def __init__(self, coordinator: SimulatedCoordinator, line: Line) -> None:
+        self._coordinator = coordinator
+        self._line = line
+        self._open = True
+        line.up.sink = self._arrives
+        self.send_raw(encode({"v": show(VERSION), "type": "challenge"}))
+
+    def _arrives(self, item: Item) -> None:
+        self._coordinator.process.read(self._coordinator.hear, self, item)
+
+    def send_raw(self, data: bytes) -> None:
+        if self._open:
+            self._line.down.send(data)
+
+    def refuse(self, code: str, message: str) -> None:
+        self.send_raw(encode({"v": show(VERSION), "type": "error", "code": code, "message": message}))
+        self.close()
+        self._coordinator.process.after(0.0, self._coordinator.hear, self, None)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._line.up.sink = None
+            self._line.down.send(None)
+
+    def vanish(self, lose_sent: bool) -> None:
+        if lose_sent:
+            self._line.down.lose_all()
+        self.close()
+
+
+class Asker:
+    """A control connection that lasts for one question."""
+
+    def __init__(self) -> None:
+        self.answers: list[Frame] = []
+
+    def send_raw(self, data: bytes) -> None:
+        self.answers.append(json.loads(data[4:]))
+
+    def refuse(self, code: str, message: str) -> None:
+        self.answers.append({"type": "error", "code": code, "message": message})
+
+
+class SimulatedCoordinator:
+    """`saved` is the state file: it outlives the process, unless it is lost with it."""
+
+    def __init__(self, clock: Clock, settings: Settings | None = None) -> None:
+        self._clock = clock
+        self._settings = settings
+        self.process = Process(clock)
+        self.saved: dict[str, Any] | None = None
+        self.wall = 1.7e9
+        self.lives = 0
+        self.on_story: Callable[[RunEvent], None] | None = None
+        self.on_decision: Callable[[Run, Decision, Run], None] | None = None
+        self.on_saved: Callable[[dict[str, Any]], None] | None = None
+        self.crash_mid_send: int | None = None  # die after that many frames of the next record that is kept
+        self._ports: list[Port] = []
+        self._protocol_of: set[int] = set()
+        self.start()
+
+    # Life and death
+
+    def start(self) -> None:
+        self.process = Process(self._clock)
+        self.lives += 1
+        self._ports, self._protocol_of = [], set()
+        self._touched, self._wakes = False, 0
+        self._expected = self._clock.now + BEAT_S
+        if self.saved is None:
+            self.protocol = RunProtocol(RUN, settings=self._settings)
+        else:
+            self.protocol = RunProtocol.from_record(RUN, json.loads(json.dumps(self.saved)), self._clock.now)
+        self.protocol.on_story = self.on_story
+        self.protocol.on_decision = self.on_decision
+        self.process.after(BEAT_S, self._beat)
+        self._touch()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    def crash(self, *, keep_record: bool = True, lose_sent: bool = False) -> None:
+        if not keep_record:
+            self.saved = None
+        self.process.end()
+        for port in self._ports:
+            port.vanish(lose_sent)
+
+    def accept(self, line: Line) -> None:
+        """A connection is made even while the process is stopped; it speaks when it goes on."""
+        self.process.read(self._admit, line)
+
+    def _admit(self, line: Line) -> None:
+        self._ports.append(Port(self, line))
+
+    # Hearing
+
+    def hear(self, port: Port, item: Item) -> None:
+        now = self._clock.now
+        if item is None:
+            port.close()
+            self._protocol_of.discard(id(port))
+            self.protocol.part(port, now)
+            if port in self._ports:
+                self._ports.remove(port)
+            self._touch()
+            return
+        frame = frame_of(item)
+        if id(port) not in self._protocol_of:
+            self._protocol_of.add(id(port))
+            self.protocol.greet(port, frame, now)
+            self._touch()
+            return
+        self.protocol.hear(port, frame, now)
+        if frame["type"] != "renew":
+            self._touch()
+        elif self.protocol.outbox:
+            self._flush()
+
+    def ask(self, question: str, **fields: Any) -> Frame:
+        """What `muster world` does: one question over a control connection, one answer."""
+        asker = Asker()
+        now = self._clock.now
+        self.protocol.greet(asker, {"type": "hello", "kind": "control"}, now)
+        self.protocol.hear(asker, {"type": "ask", "ask": question, "seq": 1, **fields}, now)
+        self._touch()
+        self._flush()
+        self.protocol.part(asker, now)
+        return asker.answers[-1] if asker.answers else {"type": "lost"}
+
+    # Settling
+
+    def _touch(self) -> None:
+        if not self._touched:
+            self._touched = True
+            self.process.after(0.0, self._settle)
+
+    def _settle(self) -> None:
+        self._touched = False
+        wake_at = self.protocol.settle(self._clock.now)
+        self._flush()
+        self._wakes += 1
+        if self.alive and wake_at < math.inf:
+            self.process.after(wake_at - self._clock.now, self._woken, self._wakes)
+
+    def _woken(self, number: int) -> None:
+        if number == self._wakes:
+            self._touch()
+
+    def _flush(self) -> None:
+        kept = self.protocol.unsaved
+        if kept:
+            self.protocol.unsaved = False
+            self.protocol.stamp_outcome(self.wall + self._clock.now)
+            self.saved = self.protocol.record()
+            if self.on_saved is not None:
+                self.on_saved(self.saved)
+        outbox, self.protocol.outbox = self.protocol.outbox, []
+        for sent, (peer, data) in enumerate(outbox):
+            if kept and self.crash_mid_send == sent:
+                self.crash_mid_send = None
+                self.crash()
+                return
+            peer.send_raw(data)
+
+    def _beat(self) -> None:
+        late = self._clock.now - self._expected
+        self._expected = self._clock.now + BEAT_S
+        if late > BEAT_S:
+            self.protocol.stood_still(late)
+        self.protocol.probe_lost()
+        if self.protocol.outbox:
+            self._flush()
+        self.process.after(BEAT_S, self._beat)

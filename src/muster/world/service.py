@@ -1,0 +1,399 @@
+"""The coordinator as a process: connections and time on one side, one protocol per run on the other.
+
+It decides nothing. Reports that arrive together are settled together, once per turn of the event loop, so a
+thousand members that join at once cost one decision. A record is kept before anything that follows from it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from muster import descriptors, listening
+from muster.core import crowding
+from muster.listening import Door
+from muster.types.world import RunId, Settings
+from muster.world import wire
+from muster.world.protocol import RunEvent, RunProtocol
+from muster.world.wire import Channel, Frame
+
+log = logging.getLogger("muster.coordinator")
+
+HELLO_TIMEOUT_S = 5.0
+GRACE_S = 0.1
+MOST_STRANGERS = 1024  # who have not said hello, and no more than an eighth of the files that the process may open
+BEAT_S = 0.25
+HELD_S = 0.5  # that ranks wait at most until nothing is told any more of the mesh of the round before
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
+
+
+class Keeps(Protocol):
+    """Where records outlive this process."""
+
+    def records(self) -> Mapping[RunId, dict[str, Any]]: ...
+    def save(self, run_id: RunId, record: dict[str, Any]) -> None: ...
+    def forget(self, run_id: RunId) -> None: ...
+
+
+class Director(Protocol):
+    """Whoever opens runs here and wants to know when they change."""
+
+    def token_of(self, run_id: RunId) -> str | None: ...
+    def settled(self, run_id: RunId) -> None: ...
+    def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
+        """What has to be done before the ranks of a new round may start; they do not wait for it for long."""
+
+
+class _Stranger(NamedTuple):
+    nonce: str
+    timer: asyncio.TimerHandle
+    whose: str
+    since: float
+
+
+class Coordinator:
+    """Serves any number of runs on one address."""
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        state: Keeps | None = None,
+        outcome_ttl_s: float = 600.0,
+        on_story: Callable[[RunId, RunEvent], None] | None = None,
+        director: Director | None = None,
+    ) -> None:
+        """With a `director` runs are opened and ended by it alone; members cannot bring their own."""
+        self._token = token
+        self._state = state
+        self._outcome_ttl_s = outcome_ttl_s
+        self._on_story = on_story
+        self._director = director
+        self._protocols: dict[RunId, RunProtocol] = {}
+        self._protocol_of: dict[Channel, RunProtocol] = {}
+        self._strangers: dict[Channel, _Stranger] = {}  # eldest first
+        self._dirty: dict[RunId, RunProtocol] = {}
+        self._timers: dict[RunId, asyncio.TimerHandle] = {}
+        self._holding: set[RunId] = set()  # whose frames wait for `Director.before_release`
+        self._pass_due = False
+        self._stopping = False  # what closes now is closed by us, and nobody is lost by it
+        self._doors: list[Door] = []
+        self._most_strangers = descriptors.share(8, MOST_STRANGERS)
+        self._arriving: set[listening.Arrival] = set()
+        self._beat: asyncio.Task[None] | None = None
+        self.busy_at = 0.0
+        self.someone_left = asyncio.Event()
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, take over what the state file holds, and return the address that members should use."""
+        loop = asyncio.get_running_loop()
+        self.busy_at = loop.time()
+        if self._state is not None:
+            for run_id, record in self._state.records().items():
+                try:
+                    restored = RunProtocol.from_record(run_id, record, loop.time(), directed=self._director is not None)
+                    self._protocols[run_id] = self._listened(restored)
+                except _MALFORMED as error:
+                    log.warning("the kept record of run %s cannot be used (%r)", run_id, error)
+        if port == 0:
+            # Of a name with several addresses only one can get the port that we are about to learn.
+            host = str((await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4][0])
+        sockets = await listening.bound(host, port)
+        self._doors += [Door(one, self._admit, name="the coordinator") for one in sockets]
+        self._beat = loop.create_task(self._keep_time())
+        for protocol in self._protocols.values():
+            self.touch(protocol)
+        name = sockets[0].getsockname()
+        return str(name[0]), int(name[1])
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for door in self._doors:
+            door.close()
+        if self._beat is not None:
+            self._beat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._beat
+        for timer in self._timers.values():
+            timer.cancel()
+        for channel in [*self._protocol_of, *self._strangers]:
+            channel.close()
+
+    def open_run(self, run_id: RunId, settings: Settings) -> RunProtocol:
+        """A run that is directed from outside; agents carry no settings."""
+        protocol = self._protocols.get(run_id)
+        if protocol is None:
+            protocol = self._protocols[run_id] = self._listened(RunProtocol(run_id, settings=settings, directed=True))
+            protocol.unsaved = True
+        self.touch(protocol)
+        return protocol
+
+    def protocol(self, run_id: RunId) -> RunProtocol | None:
+        return self._protocols.get(run_id)
+
+    def close_run(self, run_id: RunId) -> None:
+        """Forget a run; whoever still speaks of it is refused."""
+        protocol = self._protocols.pop(run_id, None)
+        if protocol is None:
+            return
+        self._drop_timer(run_id)
+        self._dirty.pop(run_id, None)
+        for channel in [channel for channel, its in self._protocol_of.items() if its is protocol]:
+            channel.close()
+        if self._state is not None:
+            self._state.forget(run_id)
+
+    @property
+    def connected(self) -> int:
+        return sum(protocol.connected for protocol in self._protocols.values())
+
+    @property
+    def all_ended(self) -> bool:
+        return bool(self._protocols) and all(protocol.ended_at is not None for protocol in self._protocols.values())
+
+    def _listened(self, protocol: RunProtocol) -> RunProtocol:
+        if (listen := self._on_story) is not None:
+            protocol.on_story = lambda line: listen(protocol.run_id, line)
+        return protocol
+
+    # Connections
+
+    def _channel(self) -> Channel:
+        return Channel(self._stranger_says, self._ended, self._challenge)
+
+    def _admit(self, taken: socket.socket, _: str) -> None:
+        if len(self._strangers) + len(self._arriving) >= self._most_strangers and not self._make_room():
+            taken.close()
+            return
+        arrival = listening.arrive(taken, self._channel)
+        self._arriving.add(arrival)
+        arrival.add_done_callback(self._arriving.discard)
+
+    def _make_room(self) -> bool:
+        """Let a stranger go for one who comes; False if all just came, for each has a moment to say who it is."""
+        now = asyncio.get_running_loop().time()
+        if not self._strangers or now - next(iter(self._strangers.values())).since < GRACE_S:
+            return False
+        eldest = crowding.eldest_of_greediest((one, known.whose) for one, known in self._strangers.items())
+        self._strangers.pop(eldest).timer.cancel()
+        eldest.abort("too many have not said who they are")
+        return True
+
+    def _challenge(self, channel: Channel) -> None:
+        nonce = secrets.token_hex(16)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(HELLO_TIMEOUT_S, channel.refuse, "timeout", "no hello in time")
+        self._strangers[channel] = _Stranger(nonce, timer, listening.whose(channel.peer_host), loop.time())
+        span = {"low": wire.show((wire.VERSION[0], 0)), "high": wire.show(wire.VERSION)}
+        channel.send({"v": wire.show(wire.VERSION), "type": "challenge", "nonce": nonce, **span})
+
+    def _stranger_says(self, channel: Channel, frame: Frame) -> None:
+        """The first frame must be a hello in a version that we speak, with a proof of the token."""
+        try:
+            if (protocol := self._protocol_of.get(channel)) is not None:
+                protocol.hear(channel, frame, asyncio.get_running_loop().time())
+                if frame["type"] != "renew" or protocol.first_steps:
+                    protocol.first_steps = False
+                    self.touch(protocol)
+                elif protocol.outbox:
+                    self._flush(protocol)
+                return
+            self._hello(channel, frame)
+        except _MALFORMED as error:
+            level = logging.WARNING if channel in self._protocol_of else logging.DEBUG  # no stranger may fill the log
+            log.log(level, "malformed frame from %s: %s", channel.peer, error)
+            channel.refuse("garbage", f"a frame could not be understood: {error}")
+
+    def _hello(self, channel: Channel, frame: Frame) -> None:
+        nonce, timer, *_ = self._strangers[channel]
+        if frame["type"] != "hello":
+            raise wire.WireError("garbage", f"expected a hello, not {frame['type']!r}")
+        wire.agree(frame.get("low", frame.get("v")), frame.get("high", frame.get("v")))
+        run_id, kind = RunId(str(frame.get("run_id") or "")), str(frame.get("kind"))
+        if not run_id:
+            raise wire.WireError("invalid", "a hello must name its run")
+        if not self._is_proved(frame, nonce, run_id, kind):
+            raise wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
+        timer.cancel()
+        del self._strangers[channel]
+        protocol = self._protocols.get(run_id)
+        if protocol is None and (kind == "control" or self._director is not None):
+            raise wire.WireError("not_found", f"no run {run_id!r} here{self._known_runs()}")
+        if protocol is None:
+            protocol = self._protocols[run_id] = self._listened(RunProtocol(run_id))
+        self._protocol_of[channel] = protocol
+        protocol.greet(channel, frame, asyncio.get_running_loop().time())
+        if protocol.run is None and not protocol.connected:
+            del self._protocols[run_id]
+        self.touch(protocol)
+
+    def _is_proved(self, frame: Frame, nonce: str, run_id: RunId, kind: str) -> bool:
+        """A directed run has a token before it has workers: until that is known, nobody can have anything to say."""
+        token = self._token if self._director is None else self._director.token_of(run_id)
+        if not token:
+            return self._director is None
+        return secrets.compare_digest(wire.proof(token, nonce, run_id, kind), str(frame.get("proof") or ""))
+
+    def _known_runs(self) -> str:
+        if self._director is not None or not self._protocols:
+            return ""  # whoever directs runs knows their names; nobody else has to
+        return f"; known runs: {', '.join(sorted(self._protocols)[:8])}"
+
+    def _ended(self, channel: Channel, why: str) -> None:
+        if (stranger := self._strangers.pop(channel, None)) is not None:
+            stranger.timer.cancel()
+        if self._stopping:
+            return
+        protocol = self._protocol_of.pop(channel, None)
+        if protocol is not None:
+            protocol.part(channel, asyncio.get_running_loop().time())
+            self.touch(protocol)
+            self.someone_left.set()
+
+    # Settling
+
+    def touch(self, protocol: RunProtocol) -> None:
+        self._dirty[protocol.run_id] = protocol
+        if not self._pass_due:
+            self._pass_due = True
+            asyncio.get_running_loop().call_soon(self._settle_all)
+
+    def _settle_all(self) -> None:
+        self._pass_due = False
+        dirty, self._dirty = self._dirty, {}
+        for protocol in dirty.values():
+            try:
+                self._settle(protocol)
+            except (wire.WireError, *_MALFORMED):
+                # One run that cannot be decided must not hold up the others.
+                log.exception("run %s: cannot be settled", protocol.run_id)
+
+    def _settle(self, protocol: RunProtocol) -> None:
+        loop = asyncio.get_running_loop()
+        wake_at = protocol.settle(loop.time())
+        self._flush(protocol)
+        self._drop_timer(protocol.run_id)
+        if wake_at < math.inf:
+            self._timers[protocol.run_id] = loop.call_at(wake_at, self.touch, protocol)
+        if self._director is not None:
+            self._director.settled(protocol.run_id)
+
+    def _flush(self, protocol: RunProtocol) -> None:
+        if protocol.unsaved:
+            protocol.unsaved = False
+            protocol.stamp_outcome(time.time())
+            if self._state is not None:
+                self._state.save(protocol.run_id, protocol.record())
+        if protocol.run_id in self._holding or self._is_to_be_held(protocol):
+            return
+        outbox, protocol.outbox = protocol.outbox, []
+        for peer, data in outbox:
+            peer.send_raw(data)
+
+    def _is_to_be_held(self, protocol: RunProtocol) -> bool:
+        """Ranks of a new round may ask how their mesh is: the answer must not be that of the round before."""
+        released, protocol.released = protocol.released, False
+        gated = protocol.run is not None and protocol.run.settings.gate_timeout_s is not None
+        if not released or not gated or self._director is None:
+            return False
+        task = self._director.before_release(protocol.run_id)
+        if task is None:
+            return False
+
+        def let_go(_: object = None) -> None:
+            timer.cancel()
+            if protocol.run_id in self._holding:
+                self._holding.discard(protocol.run_id)
+                if self._protocols.get(protocol.run_id) is protocol:
+                    self._flush(protocol)
+
+        self._holding.add(protocol.run_id)
+        timer = asyncio.get_running_loop().call_later(HELD_S, let_go)
+        task.add_done_callback(let_go)
+        return True
+
+    async def _keep_time(self) -> None:
+        """Notice when this process itself stood still, keep probing guards, and forget what is old."""
+        loop = asyncio.get_running_loop()
+        expected = loop.time() + BEAT_S
+        while True:
+            await asyncio.sleep(max(0.0, expected - loop.time()))
+            late = loop.time() - expected
+            expected = loop.time() + BEAT_S
+            for protocol in list(self._protocols.values()):
+                if late > BEAT_S:
+                    protocol.stood_still(late)
+                protocol.probe_lost()
+                self._flush(protocol)
+                self._forget_old(protocol, loop.time())
+            if self.connected:
+                self.busy_at = loop.time()
+
+    def _drop_timer(self, run_id: RunId) -> None:
+        if (timer := self._timers.pop(run_id, None)) is not None:
+            timer.cancel()
+
+    def _forget_old(self, protocol: RunProtocol, now: float) -> None:
+        if (
+            self._director is not None
+            or protocol.ended_at is None
+            or now - protocol.ended_at < self._outcome_ttl_s
+            or protocol.connected
+        ):
+            return
+        del self._protocols[protocol.run_id]
+        self._drop_timer(protocol.run_id)
+        if self._state is not None:
+            self._state.forget(protocol.run_id)
+
+
+async def serve(
+    coordinator: Coordinator,
+    host: str,
+    port: int,
+    *,
+    idle_s: float | None,
+    leave_when_ended: bool = False,
+    on_ready: Callable[[str, int], None],
+) -> bool:
+    """Run until told to stop or, with `idle_s`, until nobody has been connected for that long; True if that was it."""
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        coordinator.someone_left.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    on_ready(*await coordinator.start(host, port))
+    while not stopped:
+        coordinator.someone_left.clear()
+        if idle_s is not None and not coordinator.connected:
+            idle = loop.time() - coordinator.busy_at
+            if idle >= idle_s or (leave_when_ended and coordinator.all_ended):
+                break
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(coordinator.someone_left.wait(), None if idle_s is None else BEAT_S)
+    await coordinator.stop()
+    return not stopped
+
+
+def check_listen(host: str, token: str | None) -> None:
+    """Beyond loopback a token is required; ValueError says so."""
+    if not token and not wire.is_loopback(host):
+        raise ValueError(f"listening on {host} needs a run token: set MUSTER_RUN_TOKEN here and on every node")
+
+
+def default_state_path(home: Path, host: str, port: int) -> Path:
+    return home / "coordinators" / f"{host.replace(':', '_')}-{port}.json"

@@ -1,0 +1,55 @@
+"""What does a user see of a run?
+
+The run as it stands; its story is added by the protocol, which keeps it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.core.world.run import Run
+from muster.core.world.seating import natural
+from muster.types.world import Member, Role, RunId
+
+
+def view(run_id: RunId, epoch: int, run: Run, reason: str, now: float) -> dict[str, Any]:
+    """What `muster world show` prints above the story."""
+    current = run.round
+    return {
+        "run_id": run_id,
+        "epoch": epoch,
+        "state": _state(run),
+        "reason": reason,
+        "round": current.number if current else None,
+        "world": current.world_size if run.running and current else 0,
+        "min": run.settings.min,
+        "target": run.target,
+        "max": run.settings.max,
+        "spares": sum(member.role is Role.SPARE for member in run.members.values()),
+        "restarts_used": run.restarts_used,
+        "max_restarts": run.settings.max_restarts,
+        "members": [_member_view(member, now) for member in _in_order(run)],
+        "steps": {str(rank): mark.step for rank, mark in sorted(current.progress.items())} if current else {},
+        "outcome": run.outcome.to_wire() if run.outcome else None,
+        "mesh": gate.to_wire() if (gate := run.coming or run.gate) else None,
+    }
+
+
+def _state(run: Run) -> str:
+    if run.outcome is not None:
+        return str(run.outcome.state)
+    if run.recovery_until is not None:
+        return "recovering"
+    return "training" if run.running else "forming"
+
+
+def _in_order(run: Run) -> list[Member]:
+    return sorted(
+        run.members.values(), key=lambda member: (member.rank is None, member.rank or 0, natural(member.name))
+    )
+
+
+def _member_view(member: Member, now: float) -> dict[str, Any]:
+    shown = ("name", "member_id", "role", "rank", "procs", "addr", "host", "pid", "domain", "infra_rank", "note")
+    view = {name: getattr(member, name) for name in (*shown, "paths")}
+    return view | {"ranks_state": str(member.ranks_state), "lease_s": round(member.lease_until - now, 3)}

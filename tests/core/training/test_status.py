@@ -1,0 +1,310 @@
+"""What a status says while workers wait for somebody else, and of a spec from which nothing can follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.core.training import explain, lifecycle
+from muster.core.training import status as statuses
+from muster.core.training.admission import Grant
+from muster.core.training.reconcile import EndRun, OpenRun, Plan, StartWorker, StopWorker, reconcile
+from muster.core.training.status import Observed
+from muster.core.world.run import Run
+from muster.types.event import TERMINAL_EDIT
+from muster.types.training import (
+    Cancel,
+    Condition,
+    Mesh,
+    Metadata,
+    Resources,
+    Spec,
+    Training,
+    Uid,
+    WorldSize,
+    problems_of,
+)
+from muster.types.worker import Worker
+from tests.core.builders import a_run, an_id
+from tests.training_builders import BIRTH, a_status, a_training
+
+NOW = BIRTH + timedelta(minutes=10)
+GRANT = Grant(9, True, "Admitted", "the cluster places its workers")
+FULL = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+
+
+def a_worker(name: str, waiting: str = "", *, since: float = 60) -> Worker:
+    return Worker(name, Uid("u"), "node", NOW - timedelta(seconds=since), waiting=waiting)
+
+
+def seen(*workers: Worker, run: Run | None = None, **more: Any) -> Observed:
+    return Observed(run, "the coordinator's reason", False, workers, **{"grant": GRANT, **more})
+
+
+def condition(plan: Plan, kind: str) -> Condition:
+    found = plan.status.condition(kind)
+    assert found is not None
+    return found
+
+
+def after(training: Training, plan: Plan) -> Training:
+    return replace(training, status=plan.status)
+
+
+def named(plan: Plan, reason: str) -> list[str]:
+    return [event.message for event in plan.events if event.reason == reason]
+
+
+# Waiting for the platform --------------------------------------------------------------------------
+
+
+def test_the_conditions_say_what_workers_wait_for() -> None:
+    training = a_training(world=(2, 3, 3))
+    plan = reconcile(training, seen(a_worker("demo-0"), a_worker("demo-1", FULL), a_worker("demo-2", FULL)), NOW)
+    why = f"demo-1, demo-2 wait: {FULL}"
+    assert condition(plan, "TargetReached").message == f"0 of 3 ready: {why}"
+    assert condition(plan, "TargetReached").reason == statuses.WAITING
+    assert condition(plan, "BelowMinimum").message == why
+    assert not [action for action in plan.actions if isinstance(action, StartWorker | StopWorker)], "it is not absent"
+    told = explain.explain(after(training, plan), (), NOW)
+    assert FULL in told.summary
+
+
+def test_a_condition_that_those_who_wait_are_not_to_blame_for_does_not_name_them() -> None:
+    spare = a_worker("demo-2", FULL)
+    run = a_run("demo-0 demo-1", min=2, max=2)
+    plan = reconcile(a_training(world=(2, 2, 2), spares=1), seen(a_worker("demo-0"), a_worker("demo-1"), spare), NOW)
+    assert "waits" not in condition(plan, "TargetReached").message
+    world = seen(a_worker("demo-0"), a_worker("demo-1"), spare, run=run)
+    assert named(reconcile(a_training(world=(2, 2, 2), spares=1), world, NOW), "WorkerWaiting") == []
+
+
+def test_different_causes_are_told_apart_and_long_ones_cut() -> None:
+    workers = [a_worker(f"demo-{index}", f"cause {index} " + "x" * 1000) for index in range(6)]
+    told = statuses.waits(seen(*workers))
+    assert told.startswith("demo-0 waits: cause 0 x") and "demo-2 waits: cause 2" in told
+    assert "demo-3" not in told and len(told) < 1500
+
+
+def test_each_cause_is_news_once() -> None:
+    training = a_training(world=(2, 2, 2))
+    waiting = seen(a_worker("demo-0", FULL), a_worker("demo-1", FULL))
+    plan = reconcile(training, waiting, NOW)
+    assert named(plan, "WorkerWaiting") == [f"demo-0, demo-1: {FULL}"]
+    for workers in (waiting, seen(a_worker("demo-0"), a_worker("demo-1", FULL))):
+        training = after(training, plan)
+        plan = reconcile(training, workers, NOW)
+        assert named(plan, "WorkerWaiting") == []
+    training = after(training, plan)
+    plan = reconcile(training, seen(a_worker("demo-0"), a_worker("demo-1", "ImagePullBackOff")), NOW)
+    assert named(plan, "WorkerWaiting") == ["demo-1: ImagePullBackOff"]
+
+
+def test_a_worker_that_is_only_being_started_is_no_news_before_it_has_waited_a_while() -> None:
+    training = a_training(world=(1, 1, 1))
+    waiting = seen(a_worker("demo-0", "ContainerCreating", since=1))
+    plan = reconcile(training, waiting, NOW)
+    assert named(plan, "WorkerWaiting") == []
+    assert "demo-0 waits: ContainerCreating" in condition(plan, "TargetReached").message
+    assert plan.wake_at == NOW + timedelta(seconds=2)
+    plan = reconcile(after(training, plan), waiting, plan.wake_at)
+    assert named(plan, "WorkerWaiting") == ["demo-0: ContainerCreating"] and plan.wake_at is None
+
+
+def test_of_too_many_workers_those_go_first_that_do_not_run_yet() -> None:
+    workers = (a_worker("demo-0"), a_worker("demo-1", FULL), a_worker("demo-2", FULL))
+    plan = reconcile(a_training(world=(1, 2, 3)), seen(*workers, run=a_run("demo-0", min=1, max=3)), NOW)
+    assert [action.name for action in plan.actions if isinstance(action, StopWorker)] == ["demo-2"]
+
+
+# Where it runs -------------------------------------------------------------------------------------
+
+
+def test_a_field_is_ignored_only_where_it_has_no_effect() -> None:
+    training = a_training(image="train:1")
+    assert named(reconcile(training, seen(), NOW), "FieldIgnored") == [
+        "spec.image has no effect on the local backend in this version"
+    ]
+    assert named(reconcile(training, seen(backend="kube"), NOW), "FieldIgnored") == []
+
+
+# Specs from which nothing can follow ---------------------------------------------------------------
+
+TOO_SMALL: dict[str, Any] = {"world": (3, 2, 1)}
+
+
+def test_an_invalid_training_does_not_start_and_says_everything_that_is_wrong() -> None:
+    training = a_training(**TOO_SMALL, env={"MUSTER_X": "1"}, secret_env=("KEY",), command=("a",), script="b")
+    plan = reconcile(training, seen(), NOW)
+    assert plan.actions == ()
+    valid = condition(plan, "Valid")
+    assert (valid.status, valid.reason) == ("False", "InvalidSpec")
+    for part in ("spec.worldSize: min ≤ target ≤ max", "command and script", "spec.env.MUSTER_X", "spec.secretEnv"):
+        assert part in valid.message
+    assert plan.status.observed_generation == training.generation
+    reached = condition(plan, "TargetReached")
+    assert (reached.status, reached.reason, reached.observed_generation) == ("False", "InvalidSpec", 1)
+    assert plan.status.condition("Admitted") is None
+    assert named(plan, "InvalidSpec") == [valid.message]
+    assert "min ≤ target ≤ max" in explain.explain(after(training, plan), (), NOW).summary
+
+
+def test_an_invalid_spec_is_news_once_for_each_generation() -> None:
+    training = a_training(**TOO_SMALL)
+    plan = reconcile(training, seen(), NOW)
+    training = after(training, plan)
+    again = reconcile(training, seen(), NOW + timedelta(hours=1))
+    assert again.events == () and again.status == training.status
+    edited = replace(training, metadata=replace(training.metadata, generation=2))
+    assert len(named(reconcile(edited, seen(), NOW), "InvalidSpec")) == 1
+
+
+def test_a_spec_that_is_repaired_is_acted_on() -> None:
+    training = a_training(**TOO_SMALL)
+    training = after(training, reconcile(training, seen(), NOW))
+    spec = replace(training.spec, world_size=WorldSize(1, 2, 2))
+    repaired = replace(training, spec=spec, metadata=replace(training.metadata, generation=2))
+    plan = reconcile(repaired, seen(), NOW)
+    assert condition(plan, "Valid").status == "True"
+    assert [action.name for action in plan.actions if isinstance(action, StartWorker)] == ["demo-0", "demo-1"]
+    assert condition(plan, "Admitted").status == "True"
+
+
+def test_a_valid_training_says_nothing_about_that() -> None:
+    assert reconcile(a_training(), seen(), NOW).status.condition("Valid") is None
+
+
+def in_training(**edit: Any) -> tuple[Training, Observed]:
+    """Two workers train; then the spec is edited."""
+    training = a_training(world=(2, 2, 2))
+    run = a_run("demo-0 demo-1", min=2, max=2)
+    assert run.round is not None
+    run = replace(run, round=replace(run.round, up=frozenset({an_id("demo-0"), an_id("demo-1")})))
+    world = seen(a_worker("demo-0"), a_worker("demo-1"), run=run)
+    training = after(training, reconcile(training, world, NOW))
+    assert training.status.holds("TargetReached")
+    return replace(
+        training, spec=replace(training.spec, **edit), metadata=replace(training.metadata, generation=2)
+    ), world
+
+
+def test_the_journal_says_for_which_generation_a_target_was_reached() -> None:
+    training, world = in_training(max_restarts=9)
+    unsettled = replace(training, status=replace(training.status, conditions=()))
+    [told] = [one for one in reconcile(unsettled, world, NOW).events if one.reason == "TargetReached"]
+    assert told.data == {"generation": 2, "target": 2}
+
+
+def test_what_runs_goes_on_as_it_was_when_its_spec_becomes_invalid() -> None:
+    training, world = in_training(world_size=WorldSize(5, 4, 3), spares=7)
+    plan = reconcile(training, world, NOW)
+    assert plan.actions == ()
+    size = plan.status.world_size
+    assert (size.ready, size.min, size.target, size.max) == (2, 2, 2, 2) and plan.status.spares.target == 0
+    assert plan.status.last_resize is None and plan.status.phase == "ready"
+    assert condition(plan, "TargetReached").status == "False", "nothing reaches what cannot be"
+    assert condition(plan, "BelowMinimum").status == "False"
+    gone = replace(world, workers=(replace(world.workers[0], ended_at=NOW), world.workers[1]))
+    assert reconcile(after(training, plan), gone, NOW).actions == (), "nobody is replaced"
+
+
+def test_an_invalid_training_can_be_cancelled_and_deleted() -> None:
+    cancel = Cancel(NOW, 2.0)
+    training, world = in_training(world_size=WorldSize(5, 4, 3), cancel=cancel)
+    plan = reconcile(training, world, NOW)
+    opened = next(action for action in plan.actions if isinstance(action, OpenRun))
+    assert (opened.settings.min, opened.settings.max, opened.settings.stop_grace_s) == (2, 2, 2.0)
+    assert opened.settings.problems() == []
+    assert any(isinstance(action, EndRun) for action in plan.actions)
+    unborn = a_training(**TOO_SMALL)
+    deleted = replace(unborn, metadata=replace(unborn.metadata, deletion_timestamp=NOW))
+    assert reconcile(deleted, seen(), NOW).status.phase == "cancelled"
+
+
+def test_a_terminal_training_that_is_made_invalid_has_the_usual_warning() -> None:
+    training = a_training(phase="succeeded", generation=2, **TOO_SMALL)
+    training = replace(training, status=replace(training.status, rank_exits=(), observed_generation=1, finished_at=NOW))
+    plan = reconcile(training, seen(), NOW)
+    assert [event.reason for event in plan.events] == [TERMINAL_EDIT] and plan.status.condition("Valid") is None
+
+
+# Whatever somebody stores --------------------------------------------------------------------------
+
+sizes = st.integers(1, 5)
+words = st.sampled_from(["", "PATH", "MUSTER_X", "0bad", "A=B", "KEY"])
+specs = st.builds(
+    Spec,
+    command=st.none() | st.lists(st.sampled_from(["", "python"]), max_size=2).map(tuple),
+    script=st.none() | st.sampled_from(["", "train.py"]),
+    module=st.none() | st.just("train"),
+    env=st.dictionaries(words, st.sampled_from(["", "1", "a\0b"]), max_size=2),
+    secret_env=st.lists(words, max_size=1).map(tuple),
+    world_size=st.builds(WorldSize, sizes, sizes, sizes),
+    spares=st.integers(0, 3),
+    resources=st.builds(Resources, gpus=st.integers(0, 2)),
+    max_restarts=st.integers(0, 2),
+    active_deadline_seconds=st.none() | st.sampled_from([1.0, 31_536_000.0]),
+    stop_grace_seconds=st.sampled_from([0.0, 86_400.0]),
+    ttl_seconds_after_finished=st.none() | st.sampled_from([0.0, 315_360_000.0]),
+    cancel=st.none() | st.builds(Cancel, st.just(NOW), st.none() | st.just(86_400.0)),
+    backend=st.sampled_from(["local", "moon"]),
+    mesh=st.builds(Mesh, st.booleans(), probe_address=st.sampled_from([None, "", "nowhere", "127.0.0.1:1"])),
+)
+metadata = st.builds(
+    Metadata,
+    st.just("demo"),
+    uid=st.just("u"),
+    generation=st.integers(1, 3),
+    creation_timestamp=st.just(BIRTH),
+    deletion_timestamp=st.none() | st.just(NOW),
+    labels=st.dictionaries(st.sampled_from(["a", "!"]), st.sampled_from(["b", "!"]), max_size=1),
+)
+worlds = st.sampled_from(
+    [
+        seen(),
+        seen(grant=statuses.NOT_LOOKED_AT),
+        seen(a_worker("demo-0", FULL), a_worker("demo-1")),
+        seen(a_worker("demo-0"), a_worker("demo-1"), run=a_run("demo-0 demo-1", min=2, max=2)),
+        seen(replace(a_worker("demo-0"), ended_at=NOW, exit_code=137, reason="OOMKilled"), run=a_run("demo-0", max=1)),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(specs, metadata), min_size=1, max_size=3), worlds)
+def test_no_spec_stops_the_reconciler_and_none_that_is_invalid_starts_anything(
+    edits: list[tuple[Spec, Metadata]], world: Observed
+) -> None:
+    status, generation = a_training().status, 0
+    for spec, about in edits:
+        generation += about.generation
+        training = Training(replace(about, generation=generation), spec, status)
+        plan = reconcile(training, world, NOW)
+        assert lifecycle.broken_rules(status, plan.status) == []
+        if problems_of(training) and not training.is_terminal:
+            assert not [action for action in plan.actions if isinstance(action, StartWorker | StopWorker)]
+            ends = spec.cancel is not None or about.deletion_timestamp is not None
+            assert ends or plan.actions == ()
+            assert ends or condition(plan, "Valid").status == "False"
+        explain.explain(after(training, plan), plan.events, datetime.now(UTC))
+        status = plan.status
+
+
+@pytest.mark.parametrize("count", [1, 19, 60])
+def test_a_spec_with_very_much_wrong_is_told_within_bounds(count: int) -> None:
+    plan = reconcile(a_training(env={f"MUSTER_{index}": "" for index in range(count)}), seen(), NOW)
+    message = condition(plan, "Valid").message
+    assert message.count("muster's own") == min(count, 20) and ("and 40 more" in message) == (count == 60)
+
+
+def test_a_field_that_cannot_change_is_named_and_nothing_moves() -> None:
+    training = a_training(world=(2, 2, 4), generation=2, status=a_status(world=(2, 2, 4), observed_generation=1))
+    plan = reconcile(training, Observed(altered=("args",), grant=Grant(2, True, "Admitted", "")), NOW)
+    valid = plan.status.condition("Valid")
+    assert valid is not None and "spec.args: cannot change once workers were started" in valid.message
+    assert plan.actions == ()

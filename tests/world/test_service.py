@@ -1,0 +1,285 @@
+"""The coordinator on a real socket: versions, tokens, garbage, and connections that misbehave alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from muster.world import service, wire
+from muster.world.service import Coordinator
+from tests.fleet import Fleet, free_port
+
+
+class Raw:
+    """A client that speaks bytes, so that it can speak them wrongly."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.socket = socket.create_connection((fleet.host, fleet.port), timeout=10)
+        self._decoder = wire.Decoder()
+        self._frames: list[dict[str, Any]] = []
+
+    def send(self, **frame: Any) -> None:
+        self.socket.sendall(wire.encode(frame))
+
+    def read(self) -> dict[str, Any] | None:
+        """The next frame, or None when the other side has closed."""
+        while not self._frames:
+            try:
+                data = self.socket.recv(65536)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._frames += self._decoder.feed(data)
+        return self._frames.pop(0)
+
+    def hello(self, **changes: Any) -> dict[str, Any] | None:
+        challenge = self.read()
+        assert challenge is not None and challenge["type"] == "challenge"
+        hello: dict[str, Any] = {
+            "v": "1.0",
+            "type": "hello",
+            "low": "1.0",
+            "high": "1.0",
+            "kind": "agent",
+            "run_id": "run",
+            "member": {"member_id": "m1", "name": "raw"},
+            "settings": {"min": 1, "max": 2, "spares": 1},
+        }
+        token = changes.pop("token", None)
+        if token is not None:
+            hello["proof"] = wire.proof(token, challenge["nonce"], "run", "agent")
+        self.send(**hello | changes)
+        return self.read()
+
+
+@pytest.mark.parametrize("span", [("1.0", "1.0"), ("1.0", "1.7"), ("1.3", "1.9"), ("0.4", "1.0"), ("1.0", "2.0")])
+def test_any_minor_of_the_same_major_joins(fleet: Fleet, span: tuple[str, str]) -> None:
+    fleet.coordinator()
+    answer = Raw(fleet).hello(low=span[0], high=span[1], unknown_field={"from": "the future"})
+    assert answer is not None and answer["type"] == "welcome"
+
+
+@pytest.mark.parametrize("span", [("2.0", "2.1"), ("0.1", "0.9"), ("one", "two"), (None, 7)])
+def test_a_wrong_major_gets_a_named_error_at_once(fleet: Fleet, span: tuple[Any, Any]) -> None:
+    fleet.coordinator()
+    raw = Raw(fleet)
+    answer = raw.hello(low=span[0], high=span[1])
+    assert answer is not None and (answer["type"], answer["code"]) == ("error", "version_mismatch")
+    assert raw.read() is None
+
+
+def test_an_agent_meets_a_coordinator_of_another_major(fleet: Fleet) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    fleet.port = server.getsockname()[1]
+    node = fleet.node("a")
+    connection, _ = server.accept()
+    connection.sendall(wire.encode({"v": "9.0", "type": "challenge", "nonce": "x", "low": "9.0", "high": "9.2"}))
+    assert node.wait() == 1
+    assert "the peer speaks protocol 9.0 to 9.2, this side speaks 1.0" in node.text
+
+
+def hostile_bytes() -> dict[str, bytes]:
+    nested = b"[" * 100_000
+    return {
+        "noise": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "oversized": struct.pack(">I", wire.MAX_FRAME + 1),
+        "not json": struct.pack(">I", 5) + b"\xff\xfe\x00\x01\x02",
+        "not an object": struct.pack(">I", 2) + b"[]",
+        "no type": struct.pack(">I", 2) + b"{}",
+        "deeply nested": struct.pack(">I", len(nested)) + nested,
+        "not a hello": wire.encode({"type": "renew"}),
+        "no run": wire.encode({"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent"}),
+        "bad member": wire.encode(
+            {"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "run", "member": 3}
+        ),
+        "bad settings": wire.encode(
+            {
+                **{"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "other"},
+                **{"member": {"member_id": "x", "name": "x"}, "settings": {"min": "many"}},
+            }
+        ),
+        "bad record": wire.encode(
+            {
+                **{"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "run"},
+                **{"member": {"member_id": "x", "name": "x"}, "present": {"record": {"round": 99}}},
+            }
+        ),
+    }
+
+
+def test_garbage_ends_its_own_connection_and_nothing_else(fleet: Fleet) -> None:
+    coordinator = fleet.coordinator()
+    node = fleet.node("a")
+    fleet.started(0, 1)
+    for name, data in hostile_bytes().items():
+        raw = Raw(fleet)
+        assert raw.read() is not None
+        raw.socket.sendall(data)
+        answer = raw.read()
+        assert answer is None or answer["type"] == "error", name
+        assert raw.read() is None, name
+    view = fleet.training(0, 1)
+    assert [member["name"] for member in view["members"]] == ["a"]
+    fleet.go()
+    assert node.wait() == 0
+    assert coordinator.proc.poll() is None
+
+
+def test_malformed_frames_of_a_member_cost_only_that_member(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = fleet.node("a", "--nnodes", "1:2", "--spares", "1")
+    fleet.started(0, 1)
+    raw = Raw(fleet)
+    answer = raw.hello()
+    assert answer is not None and answer["type"] == "welcome"
+    fleet.until("raw is a spare", lambda v: len(v["members"]) == 2)
+    raw.send(v="1.0", type="renew", steps=[["a", "b"]])
+    while (frame := raw.read()) is not None:
+        last = frame
+    assert last["code"] == "garbage"
+    fleet.until("raw is out", lambda v: len(v["members"]) == 1)
+    fleet.go()
+    assert node.wait() == 0
+
+
+def test_a_slow_writer_is_cut_off(fleet: Fleet) -> None:
+    fleet.coordinator()
+    raw = Raw(fleet)
+    assert raw.read() is not None
+    raw.socket.sendall(struct.pack(">I", 1000) + b"{")
+    begun = time.monotonic()
+    answer = raw.read()
+    assert answer is not None and answer["code"] == "timeout"
+    assert time.monotonic() - begun < 8
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_a_wrong_token_is_refused(fleet: Fleet, token: str | None) -> None:
+    fleet.env["MUSTER_RUN_TOKEN"] = "right"
+    fleet.coordinator()
+    answer = Raw(fleet).hello(token=token)
+    assert answer is not None and answer["code"] == "bad_token"
+    node = fleet.node("a", MUSTER_RUN_TOKEN=token or "")
+    assert node.wait() == 1 and "run token" in node.text
+    good = fleet.node("b")
+    fleet.started(0, 1)
+    fleet.go()
+    assert good.wait() == 0
+
+
+def test_a_token_is_required_beyond_loopback(fleet: Fleet) -> None:
+    import sys
+
+    process = fleet.start(sys.executable, "-m", "muster.coordinator", "--listen", "0.0.0.0:0")
+    assert process.wait() == 2
+    assert "MUSTER_RUN_TOKEN" in process.text
+    node = fleet.node("a", "--standalone", "--listen", "0.0.0.0:0", join=False)
+    assert node.wait() == 2 and "MUSTER_RUN_TOKEN" in node.text
+
+
+def test_a_message_of_an_old_round_is_answered_with_the_current_one(fleet: Fleet) -> None:
+    fleet.coordinator()
+    raw = Raw(fleet)
+    raw.hello(settings={"min": 1, "max": 1})
+    release = raw.read()
+    assert release is not None and (release["type"], release["round"]) == ("release", 0)
+    raw.send(v="1.0", type="stopped", epoch=1, round=0, store_port=1)
+    while (frame := raw.read()) is not None and not (frame["type"] == "release" and frame["round"] == 1):
+        pass
+    raw.send(v="1.0", type="exits", epoch=1, round=0, seq=1, exits=[{"rank": 0, "exit_code": 3}])
+    frame = raw.read()
+    assert frame is not None and (frame["type"], frame["round"]) == ("stale", 1)
+
+
+def test_frames_survive_being_cut_anywhere() -> None:
+    frames: list[dict[str, Any]] = [
+        {"type": "a", "text": "ä" * 50},
+        {"type": "b"},
+        {"type": "c", "n": list(range(100))},
+    ]
+    data = b"".join(wire.encode(frame) for frame in frames)
+    for size in (1, 2, 3, 7, 64, len(data)):
+        decoder = wire.Decoder()
+        out = [frame for start in range(0, len(data), size) for frame in decoder.feed(data[start : start + size])]
+        assert json.dumps(out) == json.dumps(frames)
+
+
+def test_a_huge_name_is_refused(fleet: Fleet) -> None:
+    fleet.coordinator()
+    answer = Raw(fleet).hello(member={"member_id": "m", "name": "x" * 600_000})
+    assert answer is not None and answer["code"] == "invalid"
+
+
+def _play(fleet: Fleet) -> None:
+    """A run from its first hello to its end."""
+    node = fleet.node("a", "--nnodes", "1")
+    fleet.started(0, 1)
+    fleet.go()
+    assert node.wait() == 0, node.text
+
+
+@pytest.mark.parametrize("how", ["closed from the start", "its reader has left", "nobody reads it"])
+def test_a_coordinator_serves_whatever_happens_to_its_output(fleet: Fleet, how: str) -> None:
+    fleet.port = free_port()
+    command = [sys.executable, "-m", "muster.coordinator", "--listen", fleet.address]
+    reader, writer = os.pipe()
+    if how == "nobody reads it":
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while os.write(writer, b"x" * 65536):
+                pass
+        os.set_blocking(writer, True)
+    close = (lambda: os.close(1)) if how == "closed from the start" else None
+    stdout = None if close else writer
+    coordinator = subprocess.Popen(command, env=fleet.env, cwd=fleet.folder, stdout=stdout, preexec_fn=close)
+    os.close(writer)
+    try:
+        if how == "its reader has left":
+            os.read(reader, 1)
+            os.close(reader)
+        _play(fleet)
+        assert coordinator.poll() is None
+        coordinator.terminate()
+        assert coordinator.wait(10) == 0
+    finally:
+        coordinator.kill()
+        coordinator.wait()
+
+
+def test_the_eldest_stranger_gives_way_unless_all_just_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def words(host: str, port: int) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
+        """What a stranger hears, if anything."""
+        reader, writer = await asyncio.open_connection(host, port)
+        return await reader.read(4096), reader, writer
+
+    async def run() -> None:
+        coordinator = Coordinator()
+        coordinator._most_strangers = 4
+        address = await coordinator.start("127.0.0.1", 0)
+        async with asyncio.timeout(4):  # before any of them is late with its hello
+            monkeypatch.setattr(service, "GRACE_S", 60.0)
+            silent = [await words(*address) for _ in range(4)]
+            assert all(b"challenge" in heard for heard, *_ in silent)
+            assert (await words(*address))[0] == b"", "all have just come"
+            monkeypatch.setattr(service, "GRACE_S", 0.0)
+            newcomer = await words(*address)
+            assert b"challenge" in newcomer[0]
+            with contextlib.suppress(ConnectionResetError):
+                assert await silent[0][1].read() == b""
+            assert len(coordinator._strangers) == 4
+        for _, _, writer in [*silent, newcomer]:
+            writer.close()
+        await coordinator.stop()
+
+    asyncio.run(run())
