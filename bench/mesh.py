@@ -27,11 +27,12 @@ from pathlib import Path
 import muster
 from bench import report
 from bench.report import Figure, below, p50, p99
+from muster.core.member.state import MemberState
 from muster.mesh.probe import Prober, Row
-from muster.types.world import MemberId, RunId
+from muster.types.frames import Frame, ReleaseFrame
+from muster.types.world import MemberId, RunId, Settings
 from muster.world.membership import Identity, Membership
 from muster.world.service import Coordinator
-from muster.world.wire import Frame
 from tests.mesh import servers
 from tests.mesh.hostile import BEHAVIOURS, hostile
 from tests.mesh.servers import Server, ask
@@ -236,25 +237,18 @@ async def _form(count: int, gate_timeout_s: float | None) -> float:
 
     def hear(frame: Frame) -> None:
         nonlocal released
-        released += frame["type"] == "release"
+        released += isinstance(frame, ReleaseFrame)
         if released == count:
             over.set()
-
-    async def silent() -> None:
-        raise AssertionError("the coordinator is silent")
 
     settings: dict[str, object] = {"min": count, "max": count, "lease_s": 30.0}
     if gate_timeout_s is not None:
         settings["gate_timeout_s"] = gate_timeout_s
-    members = [
-        Membership(
-            Identity(lambda: [address], RunId("bench"), MemberId(f"m{index}"), f"w{index}", settings),
-            on_frame=hear,
-            on_silent=silent,
-            present=dict,
-        )
-        for index in range(count)
-    ]
+    members = []
+    for index in range(count):
+        mine = Identity(lambda: [address], RunId("bench"), MemberId(f"m{index}"), f"w{index}", settings)
+        state = MemberState(mine.member_id, mine.run_id, Settings.parse(settings), asyncio.get_running_loop().time())
+        members.append(Membership(mine, state, lambda order: None, on_frame=hear))
     began = time.perf_counter()
     tasks = [asyncio.ensure_future(member.run()) for member in members]
     await over.wait()

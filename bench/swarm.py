@@ -43,7 +43,7 @@ class _Bee(asyncio.Protocol):
         self._round = -1
         self.transport: asyncio.Transport | None = None
         self.cut_off = False
-        self._renew = wire.encode({"v": "1.0", "type": "renew", "epoch": 1, "round": None, "steps": []})
+        self._renew = wire.pack({"v": "1.0", "type": "renew", "epoch": 1, "round": None, "steps": []})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -78,10 +78,10 @@ class _Bee(asyncio.Protocol):
         elif b'"type":"recall"' in head:
             self._send({"v": "1.0", "type": "stopped", "epoch": 1, "round": self._round, "store_port": 1})
 
-    def _send(self, frame: wire.Frame) -> None:
+    def _send(self, frame: dict[str, object]) -> None:
         if self.transport is not None:
             self._swarm.sent += 1
-            self.transport.write(wire.encode(frame))
+            self.transport.write(wire.pack(frame))
 
     def renew(self) -> None:
         if self.transport is not None and not self.cut_off:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from muster.types.frames import AskFrame
 from muster.types.world import RunId
-from muster.world.connection import Refused, ask
+from muster.world.connection import CoordinatorRefused, ask
 
 PROGRAMS = Path(__file__).parent / "programs"
 PROBE = str(PROGRAMS / "probe.py")
@@ -154,10 +155,8 @@ class Fleet:
     def view(self, run_id: str | None = None) -> dict[str, Any] | None:
         """What the coordinator says about the run now, or None while it cannot be asked."""
         try:
-            return asyncio.run(
-                ask([(self.host, self.port)], RunId(run_id or self.run_id), "show", token=self.token, timeout_s=2.0)
-            )
-        except (TimeoutError, Refused):
+            return self._ask(AskFrame(ask="show"), run_id or self.run_id, timeout_s=2.0)
+        except (TimeoutError, CoordinatorRefused):
             return None
 
     @property
@@ -165,7 +164,11 @@ class Fleet:
         return self.env.get("MUSTER_RUN_TOKEN")
 
     def order(self, question: str, **fields: Any) -> dict[str, Any]:
-        return asyncio.run(ask([(self.host, self.port)], RunId(self.run_id), question, token=self.token, **fields))
+        return self._ask(AskFrame(ask=question, **fields), self.run_id)
+
+    def _ask(self, question: AskFrame, run_id: str, timeout_s: float = 5.0) -> dict[str, Any]:
+        where = [(self.host, self.port)]
+        return dict(asyncio.run(ask(where, RunId(run_id), question, token=self.token, timeout_s=timeout_s)))
 
     def until(self, what: str, look: Callable[[dict[str, Any]], Any], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         last: list[dict[str, Any]] = []

@@ -12,9 +12,9 @@ import threading
 import time
 from pathlib import Path
 
+from muster.types.run_event import RunEvent
 from muster.types.world import RunId
 from muster.world import wire
-from muster.world.protocol import RunEvent
 from muster.world.service import Coordinator, check_listen, default_state_path, serve
 from muster.world.statefile import StateFile, StateFileBusy
 
@@ -65,7 +65,7 @@ def run(
         if not quiet:
             output.say(f"coordinator listens on {address}")
 
-    coordinator = Coordinator(token=token, state=kept, outcome_ttl_s=outcome_ttl_s, on_story=tell)
+    coordinator = Coordinator(token=token, state=kept, outcome_ttl_s=outcome_ttl_s, on_event=tell)
     try:
         idle = asyncio.run(
             serve(coordinator, host, port, idle_s=idle_s, leave_when_ended=leave_when_ended, on_ready=ready)

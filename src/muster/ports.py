@@ -19,7 +19,7 @@ from muster.core.world.run import Run
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
-from muster.types.world import Outcome, OutcomeState, Settings
+from muster.types.world import OutcomeState, RunOutcome, Settings
 
 log = logging.getLogger("muster.ports")
 
@@ -232,7 +232,7 @@ class Worlds(Protocol):
     def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         """These workers are dead, and so are their ranks: a run that waits for them need not."""
 
-    def confirm(self, uid: Uid, outcome: Outcome) -> None:
+    def confirm(self, uid: Uid, outcome: RunOutcome) -> None:
         """The outcome is stored: tell the members."""
 
     def let_go(self, uid: Uid) -> None:

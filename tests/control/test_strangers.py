@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
+from muster.types.frames import AskFrame
 from muster.types.world import RunId
 from muster.world import wire
-from muster.world.connection import Refused, ask
+from muster.world.connection import CoordinatorRefused, ask
 from tests.plane import Plane
 
 
@@ -41,8 +42,8 @@ class Viewer:
 
     def _cancel(self, uid: str) -> str:
         try:
-            asyncio.run(ask([self._address], RunId(uid), "cancel", token=None, why="a stranger"))
-        except Refused as refused:
+            asyncio.run(ask([self._address], RunId(uid), AskFrame(ask="cancel", why="a stranger"), token=None))
+        except CoordinatorRefused as refused:
             return refused.code
         return "cancelled"
 
@@ -63,8 +64,8 @@ def test_whether_a_run_exists_is_told_to_nobody_without_its_token(plane: Plane, 
     address = wire.parse_address((plane.home / "coordinator.addr").read_text().strip())
     told = set()
     for uid in (training.training.uid, "0" * 8, "../x"):
-        with pytest.raises(Refused) as refused:
-            asyncio.run(ask([address], RunId(uid), "show", token=token or None))
+        with pytest.raises(CoordinatorRefused) as refused:
+            asyncio.run(ask([address], RunId(uid), AskFrame(ask="show"), token=token or None))
         told.add(str(refused.value))
     assert len(told) == 1, told
     plane.go()

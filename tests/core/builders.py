@@ -12,7 +12,7 @@ from muster.types.world import (
     Cause,
     Member,
     MemberId,
-    RankExit,
+    RankEnd,
     RanksState,
     Recall,
     Role,
@@ -45,8 +45,7 @@ def a_seat(rank: int, name: str, **known: Any) -> Seat:
 
 def a_round(names: str, number: int = 0, **known: Any) -> Round:
     seats = tuple(a_seat(rank, name) for rank, name in enumerate(names.split()))
-    known.setdefault("released_at", NOW - 5.0)
-    known.setdefault("up_at", known["released_at"])
+    known.setdefault("up_at", NOW - 5.0)
     return Round(number, seats, **known)
 
 
@@ -54,8 +53,8 @@ def a_recall(cause: Cause = Cause.LOSS, at: float = NOW, **known: Any) -> Recall
     return Recall(cause, known.pop("reason", f"{cause}"), at, known.pop("grace_s", 0.2), **known)
 
 
-def an_exit(rank: int, code: int = 1, worker: str = "", **known: Any) -> RankExit:
-    return RankExit(rank=rank, exit_code=code, worker=worker, **known)
+def an_exit(rank: int, code: int = 1, worker: str = "", **known: Any) -> RankEnd:
+    return RankEnd(rank=rank, exit_code=code, worker=worker, **known)
 
 
 def a_run(active: str = "", waiting: str = "", *, last: Round | None = None, **settings: Any) -> Run:

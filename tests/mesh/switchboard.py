@@ -15,8 +15,9 @@ from pathlib import Path
 from socket import create_connection
 from typing import Any
 
+from muster.types.frames import AskFrame
 from muster.types.world import RunId
-from muster.world.connection import Refused, ask
+from muster.world.connection import CoordinatorRefused, ask
 from muster.world.wire import parse_address
 from tests.plane import Plane
 
@@ -67,8 +68,8 @@ class Switchboard:
         runs = {run for pid in self._plane.worker_pids().values() if (run := _run_of(pid)) is not None}
         for run_id, token in runs:
             try:
-                view = asyncio.run(ask([address], RunId(run_id), "show", token=token, timeout_s=2.0))
-            except (Refused, TimeoutError):
+                view = asyncio.run(ask([address], RunId(run_id), AskFrame(ask="show"), token=token, timeout_s=2.0))
+            except (CoordinatorRefused, TimeoutError):
                 continue
             self._members |= {one["member_id"]: one for one in view["members"] if one["paths"]}
 

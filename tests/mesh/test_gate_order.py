@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from muster.types.world import RunId, Settings
+from muster.types.frames import HelloFrame, Introduction
+from muster.types.world import MemberId, RunId, Settings
 from muster.world import service
 from muster.world.protocol import RunProtocol
 from muster.world.service import Coordinator
@@ -52,8 +53,8 @@ def opened(director: Director, **settings: Any) -> tuple[Coordinator, RunProtoco
     """A run of one, which has just joined: its round is about to be released."""
     coordinator, line = Coordinator(director=director), Line()
     protocol = coordinator.open_run(RUN, Settings(min=1, max=1, **settings))
-    member = {"member_id": "a", "name": "a", "addr": "127.0.0.1", "procs": 1, "store_port": 1}
-    protocol.greet(line, {"type": "hello", "kind": "agent", "member": member}, asyncio.get_running_loop().time())
+    hello = HelloFrame(kind="agent", member=Introduction(MemberId("a"), "a", store_port=1))
+    protocol.greet(line, hello, asyncio.get_running_loop().time())
     return coordinator, protocol, line
 
 

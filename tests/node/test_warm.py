@@ -25,9 +25,10 @@ from typing import Any
 
 import pytest
 
+from muster.node import program as programs
 from muster.node import warm
-from muster.node.rank_processes import Program
-from muster.types.world import RankExit
+from muster.node.program import Program
+from muster.types.world import RankEnd
 from tests.fleet import Fleet, eventually, gone
 
 LIKE_A_RANK = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
@@ -50,11 +51,11 @@ class Ran:
 
 def plainly(fleet: Fleet, *program: str, **env: str) -> Ran:
     """As `python script.py`."""
-    command = [sys.executable, *warm.interpreter_flags(), *program]
+    command = [sys.executable, *programs.interpreter_flags(), *program]
     with open(fleet.folder / "rank-0.out", "wb") as out, open(fleet.folder / "rank-0.err", "wb") as err:
         env = fleet.env | LIKE_A_RANK | env
         done = subprocess.run(command, cwd=fleet.folder, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-    return Ran.read(RankExit.from_status(0, done.returncode).reason, fleet.folder, 0)
+    return Ran.read(RankEnd.from_status(0, done.returncode).reason, fleet.folder, 0)
 
 
 class Parent:
@@ -63,13 +64,13 @@ class Parent:
     def __init__(self, fleet: Fleet, how: str, *program: str, **env: str) -> None:
         mode, (target, *args) = ("module", program[1:]) if program[0] == "-m" else ("script", program)
         plan = os.memfd_create("plan")
-        wire = Program(mode, target, tuple(args), how == "forked", (), detect_torch=True).to_wire()
+        wire = Program(mode, target, tuple(args), how == "forked", (), detect_torch=True)._asdict()
         os.pwrite(plan, json.dumps(wire).encode(), 0)
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(PATIENCE_S)
         given = [str(theirs.fileno()), str(plan), str(os.getpid()), "." * 400]
         self.process = subprocess.Popen(
-            [sys.executable, *warm.interpreter_flags(), "-m", "muster.node.warm", *given],
+            [sys.executable, *programs.interpreter_flags(), "-m", "muster.node.warm", *given],
             cwd=fleet.folder,
             env=fleet.env | LIKE_A_RANK | env,
             pass_fds=(theirs.fileno(), plan),
@@ -97,7 +98,7 @@ class Parent:
 
     def ends(self, count: int) -> dict[int, str]:
         ended = [self.hear("exited") for _ in range(count)]
-        return {int(news["exited"]): RankExit.from_status(0, news["status"]).reason for news in ended}
+        return {int(news["exited"]): RankEnd.from_status(0, news["status"]).reason for news in ended}
 
     def leave(self) -> None:
         self.socket.close()

@@ -13,6 +13,7 @@ from muster.sim.clock import Clock
 from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.invariants import Broken, Checker
 from muster.sim.machine import Census, Machine, Rank
+from muster.types.frames import AskFrame
 from muster.types.world import MemberId, OutcomeState
 from tests.sim.worlds import a_training
 
@@ -76,7 +77,7 @@ def test_the_checker_notices_a_guard_that_lies() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     victim = fleet.agent("b")
     fleet.cut(victim)
-    fleet.coordinator.protocol.run = transitions.guard_cleared(fleet.run, victim.member_id, 0, fleet.clock.now)
-    fleet.coordinator.ask("show")
+    fleet.coordinator.protocol.at.run = transitions.guard_cleared(fleet.run, victim.member_id, 0, fleet.clock.now)
+    fleet.coordinator.ask(AskFrame(ask="show"))
     with pytest.raises(Broken, match="starts while round 0 trains"):
         fleet.until("round 1", lambda: fleet.trains(1))

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from muster.sim.fleet import Fleet
+from muster.types.frames import ErrorFrame, Frame
 from muster.types.world import OutcomeState, Role
 from tests.sim.worlds import a_training, a_world, by_role, codes, everyone_leaves, told
 
 # The first round
+
+
+def _code(answer: Frame) -> str:
+    assert isinstance(answer, ErrorFrame)
+    return answer.code
 
 
 def test_the_first_round_forms_at_once_when_target_and_spares_are_here() -> None:
@@ -20,7 +26,7 @@ def test_the_first_round_forms_at_once_when_target_and_spares_are_here() -> None
 def test_the_first_round_waits_the_last_call_after_min_was_reached() -> None:
     fleet = a_world("a", min=2, max=4)
     fleet.advance(5.0)
-    assert "1 of at least 2 workers: 1 missing" in fleet.coordinator.protocol.reason
+    assert "1 of at least 2 workers: 1 missing" in fleet.coordinator.protocol.at.reason
     fleet.join("b", settings={"min": 2, "max": 4})
     assert fleet.until("training", lambda: fleet.trains(0, 2)) == pytest.approx(2.0, abs=0.1)
 
@@ -29,7 +35,7 @@ def test_below_min_the_reason_says_how_many_are_missing_and_who_left() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.agent("b").kill()
     fleet.advance(5.0)
-    assert fleet.coordinator.protocol.reason == "1 of at least 2 workers: 1 missing; left: b"
+    assert fleet.coordinator.protocol.at.reason == "1 of at least 2 workers: 1 missing; left: b"
 
 
 def test_below_min_for_too_long_is_a_failure() -> None:
@@ -93,7 +99,7 @@ def test_the_same_name_waits_out_the_lease_of_one_that_lost_its_power() -> None:
     fleet.agent("b").power_off()
     again = fleet.join("b", settings={"min": 2, "max": 2})
     fleet.advance(0.5)
-    assert again.code is None and not again.link.up, "held"
+    assert again.code is None and not again.connection.up, "held"
     fleet.until("training", lambda: fleet.trains(1, 2), within_s=4.0)
     assert fleet.seats == ["a", "b"]
 
@@ -262,8 +268,8 @@ def test_one_that_was_to_leave_fills_the_place_of_one_that_was_lost_meanwhile() 
 
 def test_a_target_out_of_bounds_is_refused() -> None:
     fleet = a_training("a b c", size=3, min=2, max=3)
-    assert fleet.set_target(4)["code"] == "out_of_bounds"
-    assert fleet.set_target(2, "zoe")["code"] == "not_found"
+    assert _code(fleet.set_target(4)) == "out_of_bounds"
+    assert _code(fleet.set_target(2, "zoe")) == "not_found"
 
 
 # Segments
@@ -311,7 +317,7 @@ def test_a_broken_segment_without_a_replacement_leaves_the_world_below_min() -> 
     fleet = a_segmented_world()
     fleet.agent("w7").kill()
     fleet.advance(5.0)
-    assert "4 of at least 8 workers in whole segments of 4: 4 missing" in fleet.coordinator.protocol.reason
+    assert "4 of at least 8 workers in whole segments of 4: 4 missing" in fleet.coordinator.protocol.at.reason
     fleet.join("w13", settings=SEGMENTED, infra_rank=13, domain="B")
     fleet.until("round 1", lambda: fleet.trains(1, 8))
     assert fleet.seats == ["w0", "w1", "w2", "w3", "w6", "w13", "w8", "w9"]
@@ -360,7 +366,10 @@ def test_a_spare_shows_that_it_is_well_before_it_is_promoted() -> None:
     fleet.agent("d" if first == "c" else "c").healthy = False
     fleet.agent(first).kill()
     fleet.advance(3.0)
-    assert "parked" in fleet.coordinator.protocol.reason and "health check failed" in fleet.coordinator.protocol.reason
+    assert (
+        "parked" in fleet.coordinator.protocol.at.reason
+        and "health check failed" in fleet.coordinator.protocol.at.reason
+    )
 
 
 def test_growth_asks_for_health_before_it_disturbs_the_world() -> None:

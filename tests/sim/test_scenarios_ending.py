@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from muster.sim.agent import Agent
 from muster.sim.fleet import Fleet
+from muster.sim.worker import SimulatedWorker
+from muster.types.frames import ErrorFrame, Frame, RunRecord
 from muster.types.world import OutcomeState, Role
 from tests.sim.worlds import a_training, by_role, codes, everyone_leaves, told
 
 # Success
+
+
+def _code(answer: Frame) -> str:
+    assert isinstance(answer, ErrorFrame)
+    return answer.code
 
 
 def test_everyone_leaves_with_0_when_all_active_members_are_done() -> None:
@@ -36,7 +42,7 @@ def test_an_early_finisher_runs_again_when_a_peer_fails() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.finish(fleet.agent("a"))
     fleet.advance(1.0)
-    assert "1 done" in fleet.coordinator.protocol.reason
+    assert "1 done" in fleet.coordinator.protocol.at.reason
     fleet.fail("b")
     fleet.until("round 1", lambda: fleet.trains(1, 2))
     assert fleet.agent("a").machine.ranks, "its ranks run again"
@@ -103,10 +109,10 @@ def test_the_outcome_is_kept_before_anyone_is_told() -> None:
     kept: list[bool] = []
     watch = fleet.coordinator.on_saved
 
-    def on_saved(record: dict[str, object]) -> None:
+    def on_saved(record: RunRecord) -> None:
         assert watch is not None
         watch(record)
-        if record["outcome"] is not None:
+        if record.outcome is not None:
             kept.append(all(agent.outcome is None for agent in fleet.agents))
 
     fleet.coordinator.on_saved = on_saved
@@ -153,7 +159,7 @@ def test_a_cancel_ends_everyone_and_nothing_comes_after_it() -> None:
     everyone_leaves(fleet)
     assert fleet.outcome is not None and fleet.outcome.state is OutcomeState.CANCELLED
     assert fleet.outcome.message == "enough of this" and codes(fleet) == dict.fromkeys("abc", 1)
-    assert fleet.set_target(2)["code"] == "terminal_state"
+    assert _code(fleet.set_target(2)) == "terminal_state"
 
 
 def test_a_sigterm_is_a_leave_and_the_job_goes_on() -> None:
@@ -171,10 +177,10 @@ def test_a_sigterm_is_a_leave_and_the_job_goes_on() -> None:
 def test_the_same_round_goes_on_under_the_next_coordinator_and_no_rank_restarts(keep_record: bool) -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     before = [rank for agent in fleet.agents for rank in agent.machine.ranks]
-    epoch = fleet.coordinator.protocol.epoch
+    epoch = fleet.coordinator.protocol.at.epoch
     fleet.crash(keep_record=keep_record, back_after_s=1.0)
     fleet.advance(3.0)
-    assert fleet.trains(0, 2) and fleet.coordinator.protocol.epoch == epoch + 1
+    assert fleet.trains(0, 2) and fleet.coordinator.protocol.at.epoch == epoch + 1
     assert [rank for agent in fleet.agents for rank in agent.machine.ranks] == before
     assert by_role(fleet, Role.SPARE) == ["c"]
 
@@ -183,7 +189,7 @@ def test_a_reconnect_to_the_same_coordinator_is_no_new_epoch() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.agent("b").reset(guard=False, half=False)
     fleet.until("round 1", lambda: fleet.trains(1, 2))
-    assert fleet.coordinator.protocol.epoch == 1
+    assert fleet.coordinator.protocol.at.epoch == 1
 
 
 def test_exits_while_there_is_no_coordinator_are_not_lost() -> None:
@@ -249,7 +255,7 @@ def test_the_highest_round_presented_wins_and_those_who_came_before_hear_of_it()
     fleet.agent("b").kill()
     fleet.until("it dies", lambda: not fleet.coordinator.alive)
     fleet.advance(0.01)
-    knowing = [agent for agent in fleet.present if agent.record and agent.record["round"] == 1]
+    knowing = [agent for agent in fleet.present if agent.record and agent.record.round == 1]
     assert len(knowing) == 1, "one member was told of round 1"
     fleet.network.cut(knowing[0].machine.name)
     fleet.coordinator.saved = None
@@ -323,7 +329,7 @@ def test_a_partition_of_the_coordinator_never_trains_twice() -> None:
 
 def test_a_refused_agent_takes_its_ranks_along() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
-    old: Agent = fleet.agent("b")
+    old: SimulatedWorker = fleet.agent("b")
     fleet.cut(old, for_s=8.0)
     fleet.until("round 1", lambda: fleet.trains(1, 2))
     fleet.join("b", settings={"min": 2, "max": 2, "spares": 1}, machine="elsewhere")

@@ -6,8 +6,8 @@ import pytest
 
 from muster.sim.fleet import Fleet
 from muster.sim.network import DOWN, UP
+from muster.types.frames import FinishedFrame, Frame, HelloFrame, StaleFrame
 from muster.types.world import OutcomeState, Role
-from muster.world.wire import Frame
 from tests.sim.worlds import a_training, by_role, codes, everyone_leaves, told
 
 # Silence and fences
@@ -129,11 +129,11 @@ def test_messages_of_an_older_round_are_answered_with_the_current_one() -> None:
     fleet.agent("b").kill()
     fleet.until("round 1", lambda: fleet.trains(1, 2))
     heard: list[Frame] = []
-    link = fleet.agent("a").link
-    link._on_frame = heard.append
-    link.send("finished", round=0)
+    connection = fleet.agent("a").connection
+    connection._on_frame = heard.append
+    connection.send(FinishedFrame(round=0))
     fleet.advance(0.1)
-    assert [(frame["type"], frame["round"]) for frame in heard if frame["type"] == "stale"] == [("stale", 1)]
+    assert [frame.round for frame in heard if isinstance(frame, StaleFrame)] == [1]
     assert fleet.run.round is not None and not fleet.run.round.finished
 
 
@@ -186,7 +186,7 @@ def test_a_silent_member_extends_the_hold_until_its_lease_ends() -> None:
     rank = fleet.agent("a").machine.ranks[0]
     rank.machine.end(rank, 1)
     fleet.advance(0.8)
-    assert fleet.outcome is None and "b silent: lost, or slow?" in fleet.coordinator.protocol.reason
+    assert fleet.outcome is None and "b silent: lost, or slow?" in fleet.coordinator.protocol.at.reason
     fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=3.0)
     assert fleet.run.restarts_used == 0
 
@@ -228,14 +228,14 @@ def test_a_failure_in_the_gap_between_hello_and_welcome_is_not_lost() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
     fleet.crash(back_after_s=0.0)
     agent = fleet.agent("b")
-    present = agent._present
+    hello = agent.connection._hello
 
-    def present_and_fail() -> dict[str, object]:
+    def say_hello_and_fail() -> HelloFrame:
         if agent.machine.ranks:
             fleet.clock.after(0.0, fleet.fail, "b")
-        return present()
+        return hello()
 
-    agent._present = present_and_fail  # type: ignore[method-assign]
+    agent.connection._hello = say_hello_and_fail
     fleet.until("round 1", lambda: fleet.trains(1, 2))
 
 

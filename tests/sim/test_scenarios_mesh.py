@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.core.world.gates import State
 from muster.sim.fleet import Fleet
+from muster.types.world import GateState
 from tests.sim.worlds import a_training, a_world, told
 
 GATE: dict[str, Any] = {"gate_timeout_s": 10.0}
@@ -32,10 +32,10 @@ def test_ranks_start_when_the_last_way_opens() -> None:
     part(fleet, "a", "b")
     fleet.advance(4.0)
     assert fleet.run.round is None
-    assert fleet.coordinator.protocol.reason == "the mesh converges: a → b (refused); ranks start anyway after 10 s"
+    assert fleet.coordinator.protocol.at.reason == "the mesh converges: a → b (refused); ranks start anyway after 10 s"
     join(fleet, "a", "b")
     assert fleet.until("training", lambda: fleet.trains(0, 2)) < 1.0
-    assert fleet.run.gate is not None and fleet.run.gate.state is State.READY
+    assert fleet.run.gate is not None and fleet.run.gate.state is GateState.READY
 
 
 def test_the_gate_fails_open_and_heals_under_the_running_round() -> None:
@@ -44,7 +44,7 @@ def test_the_gate_fails_open_and_heals_under_the_running_round() -> None:
     assert fleet.until("training", lambda: fleet.trains(0, 3), 20) == pytest.approx(10.0, abs=0.3)
     assert fleet.run.gate is not None and fleet.run.gate.named == "c → a (refused)"
     join(fleet, "c", "a")
-    fleet.until("healed", lambda: fleet.run.gate is not None and fleet.run.gate.state is State.READY, 2.0)
+    fleet.until("healed", lambda: fleet.run.gate is not None and fleet.run.gate.state is GateState.READY, 2.0)
     assert fleet.trains(0, 3), "its ranks went on"
 
 
@@ -64,7 +64,7 @@ def test_a_newcomer_is_reached_before_the_world_grows() -> None:
     fleet.advance(1.0)
     fleet.join("c", settings={"min": 2, "max": 3, "target": 3, "last_call_s": 0.5, **GATE})
     fleet.advance(5.0)
-    assert fleet.trains(0, 2) and "a → b" in fleet.coordinator.protocol.reason
+    assert fleet.trains(0, 2) and "a → b" in fleet.coordinator.protocol.at.reason
     join(fleet, "a", "b")
     fleet.until("the world grows", lambda: fleet.trains(1, 3), 3.0)
 

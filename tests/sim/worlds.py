@@ -36,4 +36,4 @@ def everyone_leaves(fleet: Fleet, within_s: float = 10.0) -> float:
 
 def told(fleet: Fleet, kind: str) -> list[str]:
     """The lines of that kind in the coordinator's story."""
-    return [line.text for line in fleet.coordinator.protocol.story if line.kind == kind]
+    return [line.text for line in fleet.coordinator.protocol.at.story if line.kind == kind]

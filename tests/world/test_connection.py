@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from muster.types.world import RunId
-from muster.world.connection import Link
-from muster.world.wire import Channel, Frame
+from muster.core.member.held_round import InRound
+from muster.core.member.state import MemberState
+from muster.types.frames import ChallengeFrame, ExitsFrame, Frame, HelloFrame, WelcomeFrame
+from muster.types.world import MemberId, Place, RankEnd, Round, RunId, Seat, Settings
+from muster.world.membership import Identity, Membership
+from muster.world.wire import Channel
 
 
 def test_what_comes_up_between_hello_and_welcome_is_said_with_the_welcome() -> None:
@@ -15,30 +18,32 @@ def test_what_comes_up_between_hello_and_welcome_is_said_with_the_welcome() -> N
 
     async def scenario() -> None:
         heard: asyncio.Queue[Frame] = asyncio.Queue()
-        span = {"low": "1.0", "high": "1.0"}
 
         def greet(channel: Channel) -> None:
-            channel.send({"v": "1.0", "type": "challenge", "nonce": "n", **span})
+            channel.send(ChallengeFrame(nonce="n", low="1.0", high="1.0"))
 
         def came(channel: Channel, frame: Frame) -> None:
             heard.put_nowait(frame)
-            if frame["type"] == "hello":
-                assert link.send("exits", round=2, exits=[])
-                channel.send({"v": "1.0", "type": "welcome", "epoch": 7})
+            if isinstance(frame, HelloFrame):
+                member.handle(state.held.exited(RankEnd(0, 3, round=2), member.now))
+                channel.send(WelcomeFrame(), epoch=7)
 
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Channel(came, lambda *_: None, greet), "127.0.0.1", 0)
         address: Any = server.sockets[0].getsockname()[:2]
-        link = Link(
-            lambda: [address], RunId("run"), "agent", token=None, hello=lambda local: {}, on_frame=lambda frame: None
-        )
-        assert not link.send("exits", round=2, exits=[])  # nobody is there: the hello will say it
-        running = asyncio.create_task(link.run())
+        me = MemberId("m")
+        seat = Seat(0, me, "a", "127.0.0.1", 1)
+        state = MemberState(me, RunId("run"), Settings(), loop.time())
+        state.held.current = InRound(Place(Round(2, (seat,)), seat, 0, 3))
+        member = Membership(Identity(lambda: [address], RunId("run"), me, "a", {}), state, lambda order: None)
+        running = asyncio.create_task(member.run())
         async with asyncio.timeout(10):
             said = [await heard.get(), await heard.get()]
-        assert [frame["type"] for frame in said] == ["hello", "exits"]
-        assert (said[1]["round"], said[1]["epoch"]) == (2, 7)
+        assert isinstance(said[0], HelloFrame) and said[0].present.exits == ()
+        assert isinstance(said[1], ExitsFrame) and (said[1].round, said[1].epoch) == (2, 7)
+        assert [end.exit_code for end in said[1].exits] == [3]
         running.cancel()
+        member.close()
         server.close()
 
     asyncio.run(scenario())

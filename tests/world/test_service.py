@@ -29,7 +29,7 @@ class Raw:
         self._frames: list[dict[str, Any]] = []
 
     def send(self, **frame: Any) -> None:
-        self.socket.sendall(wire.encode(frame))
+        self.socket.sendall(wire.pack(frame))
 
     def read(self) -> dict[str, Any] | None:
         """The next frame, or None when the other side has closed."""
@@ -84,7 +84,7 @@ def test_an_agent_meets_a_coordinator_of_another_major(fleet: Fleet) -> None:
     fleet.port = server.getsockname()[1]
     node = fleet.node("a")
     connection, _ = server.accept()
-    connection.sendall(wire.encode({"v": "9.0", "type": "challenge", "nonce": "x", "low": "9.0", "high": "9.2"}))
+    connection.sendall(wire.pack({"v": "9.0", "type": "challenge", "nonce": "x", "low": "9.0", "high": "9.2"}))
     assert node.wait() == 1
     assert "the peer speaks protocol 9.0 to 9.2, this side speaks 1.0" in node.text
 
@@ -98,18 +98,18 @@ def hostile_bytes() -> dict[str, bytes]:
         "not an object": struct.pack(">I", 2) + b"[]",
         "no type": struct.pack(">I", 2) + b"{}",
         "deeply nested": struct.pack(">I", len(nested)) + nested,
-        "not a hello": wire.encode({"type": "renew"}),
-        "no run": wire.encode({"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent"}),
-        "bad member": wire.encode(
+        "not a hello": wire.pack({"type": "renew"}),
+        "no run": wire.pack({"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent"}),
+        "bad member": wire.pack(
             {"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "run", "member": 3}
         ),
-        "bad settings": wire.encode(
+        "bad settings": wire.pack(
             {
                 **{"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "other"},
                 **{"member": {"member_id": "x", "name": "x"}, "settings": {"min": "many"}},
             }
         ),
-        "bad record": wire.encode(
+        "bad record": wire.pack(
             {
                 **{"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "run"},
                 **{"member": {"member_id": "x", "name": "x"}, "present": {"record": {"round": 99}}},
@@ -208,7 +208,7 @@ def test_frames_survive_being_cut_anywhere() -> None:
         {"type": "b"},
         {"type": "c", "n": list(range(100))},
     ]
-    data = b"".join(wire.encode(frame) for frame in frames)
+    data = b"".join(wire.pack(frame) for frame in frames)
     for size in (1, 2, 3, 7, 64, len(data)):
         decoder = wire.Decoder()
         out = [frame for start in range(0, len(data), size) for frame in decoder.feed(data[start : start + size])]

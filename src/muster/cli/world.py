@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from muster.types.frames import AskFrame
 from muster.types.world import RunId
 from muster.world import wire
 
@@ -56,7 +57,7 @@ def show(
     context: typer.Context, output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it.")
 ) -> None:
     """Members, roles, ranks, and why the run is where it is."""
-    _print(_ask(context.obj, "show"), output)
+    _print(_ask(context.obj, AskFrame(ask="show")), output)
 
 
 @app.command("set-target", epilog="Example: muster world … set-target 3")
@@ -67,7 +68,7 @@ def set_target(
     output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it."),
 ) -> None:
     """Ask for N workers. Up waits for members; down sends the highest ranks away."""
-    _print(_ask(context.obj, "set-target", target=target, remove=remove), output)
+    _print(_ask(context.obj, AskFrame(ask="set-target", target=target, remove=tuple(remove))), output)
 
 
 @app.command(epilog="Example: muster world … cancel --reason enough")
@@ -77,16 +78,16 @@ def cancel(
     output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it."),
 ) -> None:
     """End the run as cancelled."""
-    _print(_ask(context.obj, "cancel", why=reason), output)
+    _print(_ask(context.obj, AskFrame(ask="cancel", why=reason)), output)
 
 
-def _ask(where: _Where, question: str, **fields: Any) -> dict[str, Any]:
-    from muster.world.connection import Refused, ask
+def _ask(where: _Where, question: AskFrame) -> dict[str, Any]:
+    from muster.world.connection import CoordinatorRefused, ask
 
     token = os.environ.get("MUSTER_RUN_TOKEN") or None
     try:
-        return asyncio.run(ask(where.addresses, where.run_id, question, token=token, **fields))
-    except Refused as refused:
+        return dict(asyncio.run(ask(where.addresses, where.run_id, question, token=token)))
+    except CoordinatorRefused as refused:
         _fail(str(refused), _EXIT_CODES.get(refused.code, 1))
     except TimeoutError as error:
         _fail(f"{error}; is the coordinator running?", 7)

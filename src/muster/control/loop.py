@@ -172,8 +172,8 @@ class Loop:
         for key in self._observer.waiting():
             self.wake(key)
 
-    def story(self, uid: Uid, event: Event) -> None:
-        """A line of a run's story, for the journal."""
+    def note(self, uid: Uid, event: Event) -> None:
+        """Something that happened to a training, for the journal."""
         key = self._observer.key_of(uid)
         if key is None:
             return
@@ -276,7 +276,7 @@ class Loop:
             exc_info=not isinstance(error, errors.MusterError),
         )
         if text != told and (stored := self._store.get(key)) is not None:
-            self.story(stored.uid, Event("ReconcileFailed", f"{text}; trying again", "Warning"))
+            self.note(stored.uid, Event("ReconcileFailed", f"{text}; trying again", "Warning"))
         self._failures[key] = (count + 1, text)
         self._wake_in(key, _pause(count))
 

@@ -141,7 +141,7 @@ class KubeSite:
 
         await _insist(point)
 
-    async def tend(self) -> str:
+    async def maintain(self) -> str:
         """Until another control plane may act."""
         fenced = asyncio.ensure_future(self._store.until_fenced())
         done, _ = await asyncio.wait({self._holding, fenced}, return_when=asyncio.FIRST_COMPLETED)

@@ -103,7 +103,7 @@ class LocalSite:
     async def serving(self, port: int) -> None:
         pass
 
-    async def tend(self) -> str:
+    async def maintain(self) -> str:
         """Take up what was edited around the API, for ever."""
         while True:
             await asyncio.sleep(FOREIGN_EDITS_EVERY_S)

@@ -34,12 +34,12 @@ from muster.daemon.rounds import TrainingRounds
 from muster.ports import Backend, Clock, Filter, Keys, Record, Store, Write, insist
 from muster.store.ledger import WallClock
 from muster.types.codec import Invalid, show_time
-from muster.types.event import Event
+from muster.types.frames import RunRecord
+from muster.types.run_event import RunEvent
 from muster.types.training import TERMINAL, Uid
 from muster.types.world import RunId
-from muster.world import wire
+from muster.world import records, wire
 from muster.world.direct import DirectedWorlds
-from muster.world.protocol import RunEvent
 from muster.world.service import Coordinator
 
 if TYPE_CHECKING:
@@ -52,29 +52,6 @@ log = logging.getLogger("muster.daemon")
 DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
 REPLACED = 75  # another control plane acts: start again, and stand by
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
-
-# What the coordinator tells of a run, as the journal calls it.
-_STORIES = {
-    "joined": ("WorkerJoined", "Normal"),
-    "left": ("WorkerLeft", "Normal"),
-    "lost": ("WorkerLost", "Warning"),
-    "leaving": ("WorkerLeaving", "Normal"),
-    "dismissed": ("WorkerDismissed", "Normal"),
-    "parked": ("WorkerParked", "Warning"),
-    "kept-out": ("WorkerKeptOut", "Warning"),
-    "unfit": ("WorkerUnfit", "Warning"),
-    "refused": ("WorkerRefused", "Warning"),
-    "gone": ("RanksGone", "Normal"),
-    "release": ("RoundReleased", "Normal"),
-    "recall": ("RoundRecalled", "Normal"),
-    "exit": ("RankFailed", "Warning"),
-    "saving": ("RecallHeld", "Normal"),
-    "target": ("TargetChanged", "Normal"),
-    "recovered": ("RoundRecovered", "Normal"),
-    "mesh-converging": ("MeshConverging", "Normal"),
-    "mesh-ready": ("MeshReady", "Normal"),
-    "mesh-degraded": ("DegradedMesh", "Warning"),
-}
 
 
 class SiteBackend(Backend, Protocol):
@@ -112,7 +89,7 @@ class Site(Protocol):
     async def serving(self, port: int) -> None:
         """The API can be reached."""
 
-    async def tend(self) -> str:
+    async def maintain(self) -> str:
         """What has to be done all the time. Returns why this control plane must end, if it must."""
 
     async def close(self) -> None: ...
@@ -136,8 +113,8 @@ class _KeptRuns:
     def records(self) -> Mapping[RunId, dict[str, Any]]:
         return {RunId(uid): dict(kept) for uid, kept in self._store.records(RUN_KIND).items()}
 
-    def save(self, run_id: RunId, record: dict[str, Any]) -> None:
-        self._write(Record(RUN_KIND, run_id, record))
+    def save(self, run_id: RunId, record: RunRecord) -> None:
+        self._write(Record(RUN_KIND, run_id, records.write(record)))
 
     def forget(self, run_id: RunId) -> None:
         self._write(Record(RUN_KIND, run_id, None))
@@ -169,7 +146,7 @@ class ControlPlane:
         self._site = site = site_of(self._options, self._clock)
         self._store = store = await site.open()
         self._runs = _KeptRuns(store)
-        self._coordinator = Coordinator(state=self._runs, director=self, on_story=self._tell)
+        self._coordinator = Coordinator(state=self._runs, director=self, on_event=self._tell)
         worlds = DirectedWorlds(self._coordinator)
         publisher = Publisher(store, await site.keys())
         self._backend = await site.backend()
@@ -202,7 +179,7 @@ class ControlPlane:
 
     async def until_replaced(self) -> str:
         """Go on until this control plane must end; says why."""
-        return await self._site.tend()
+        return await self._site.maintain()
 
     async def _start_pools(self, env: Mapping[str, str], rounds: TrainingRounds) -> None:
         """GPUs that several pipelines share, where the environment names some."""
@@ -316,10 +293,9 @@ class ControlPlane:
     def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
         return self._loop.withdraw(Uid(run_id))
 
-    def _tell(self, run_id: RunId, line: RunEvent) -> None:
-        if (shown := _STORIES.get(line.kind)) is not None:
-            reason, kind = shown
-            self._loop.story(Uid(run_id), Event(reason, line.text, kind, round=line.round))  # type: ignore[arg-type]
+    def _tell(self, run_id: RunId, event: RunEvent) -> None:
+        if (entry := event.journaled()) is not None:
+            self._loop.note(Uid(run_id), entry)
 
 
 def _rates(path: Path) -> Rates | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from muster import __version__
-from muster.node.rank_processes import Program
+from muster.node.program import Program
 from muster.node.standalone import Standalone
 from muster.types import address
 from muster.types.world import HELD_VARIABLE, MemberId, RunId, Settings

@@ -1,8 +1,8 @@
 """The guard: a small process beside each agent that outlives it by just long enough.
 
 It is the parent of the warm parent and inherits every orphan below it, so it can say for certain when no rank and
-no grandchild is left. When the agent dies, or is silent for a lease, the guard kills them all and tells the
-coordinator `gone(round)` over a connection of its own.
+no grandchild is left. When the agent dies, or `core.member.guard` says that its time is up, the guard kills them all
+and tells the coordinator `gone(round)` over a connection of its own.
 
 `muster.node.bootstrap` starts the warm parent and then calls `main`; the agent's first line says the rest.
 """
@@ -16,109 +16,114 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass, field
 
+from muster.core.member.guard import GuardState
+from muster.core.member.orders import Beat
 from muster.node import system
 from muster.node.warm import LOOK_S, LOOK_SOON_S
-from muster.types.world import RunId
-from muster.world.connection import Address, Link, Refused
-from muster.world.wire import Frame
+from muster.types import codec
+from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
+from muster.types.world import MemberId, RunId
+from muster.world.connection import Address, Connection, CoordinatorRefused
 
 REPORT_TIMEOUT_S = 10.0
+LEAVE_S = 0.02  # let the last frame leave before the process does
+
+
+@dataclass(frozen=True)
+class Posting:
+    """Whom a guard stands by: the agent's first line."""
+
+    run_id: RunId
+    member_id: MemberId
+    name: str
+    lease_s: float
+    addresses: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True)
+class Word:
+    """What the agent tells its guard, again and again."""
+
+    until: float | None = None  # None: no rank runs, so none has to end
+    lease_s: float = 2.0
+    round: int | None = None
+    addresses: tuple[Address, ...] = field(default=())
+    release: bool = False  # the agent leaves in good order: end everything, report nothing
+
+
+def word(beat: Beat, addresses: list[Address]) -> Word:
+    until = None if beat.until == float("inf") else beat.until
+    return Word(until, beat.lease_s, beat.round, tuple(addresses))
+
+
+def line(told: Posting | Word) -> bytes:
+    return json.dumps(codec.to_wire(told, names=codec.plain)).encode() + b"\n"
 
 
 class Guard:
     """Stands by an agent and, when that ends, clears what was below it. `clear()` returns when it is gone."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        clear: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, clear: Callable[[], Awaitable[None]]) -> None:
         self._reader = reader
-        self._writer = writer
         self._clear = clear
-        self._beat_at = asyncio.get_running_loop().time()
-        self._lease_s = 2.0
-        self._round: int | None = None
-        self._cleared = False
         self._reported = asyncio.Event()
-        self._link: Link | None = None
-        self._addresses: list[Address] = []
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        config = json.loads(await self._reader.readline())
-        self._lease_s = config["lease_s"]
-        self._watch(config)
-        linked = loop.create_task(self._stay_connected())
-        why = await self._stand_by()
-        await self._clear()
-        self._cleared = True
-        if why == "released" or self._round is None:
-            return
-        self._report()
-        done = loop.create_task(self._reported.wait())
-        await asyncio.wait({done, linked}, timeout=REPORT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-
-    def _watch(self, config: dict[str, Any]) -> None:
-        self._addresses = [(host, port) for host, port in config["addresses"]]
-        member = {"member_id": config["member_id"], "name": config["name"]}
-        self._link = Link(
+        posting = codec.from_wire(Posting, json.loads(await self._reader.readline()), names=codec.plain)
+        self._state = GuardState(posting.lease_s, loop.time())
+        self._addresses = list(posting.addresses)
+        member = Introduction(posting.member_id, posting.name)
+        self._connection = Connection(
             lambda: self._addresses,
-            RunId(config["run_id"]),
+            posting.run_id,
             "guard",
             token=os.environ.get("MUSTER_RUN_TOKEN") or None,
-            hello=lambda local: {"member": member},
+            hello=lambda local: HelloFrame(member=member),
             on_frame=self._hear,
         )
+        connected = loop.create_task(self._stay_connected())
+        released = await self._stand_by()
+        await self._clear()
+        self._state.cleared = True
+        if released or self._state.round is None:
+            return
+        self._say(self._state.report())
+        done = loop.create_task(self._reported.wait())
+        await asyncio.wait({done, connected}, timeout=REPORT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
 
     async def _stay_connected(self) -> None:
-        assert self._link is not None
         try:
-            await self._link.run()
-        except Refused:
+            await self._connection.run()
+        except CoordinatorRefused:
             return  # the coordinator will go by the clock instead
 
-    async def _stand_by(self) -> str:
-        """Follow the agent's orders until it lets go, dies, or falls silent for a lease."""
+    async def _stand_by(self) -> bool:
+        """Follow the agent until it dies, or its time is up; True if it lets go in good order."""
         loop = asyncio.get_running_loop()
         while True:
-            left = self._beat_at + self._lease_s - loop.time()
             try:
-                async with asyncio.timeout(max(0.0, left)):
-                    line = await self._reader.readline()
-            except TimeoutError:
-                return "silent"
-            except ConnectionError:
-                return "dead"
-            if not line:
-                return "dead"
-            self._beat_at = loop.time()
-            order = json.loads(line)
-            if "round" in order:
-                self._round = order["round"]
-            if "lease_s" in order:
-                self._lease_s = order["lease_s"]
-            if "addresses" in order:
-                self._addresses = [(host, port) for host, port in order["addresses"]]
-            if "release" in order:
-                return "released"
+                async with asyncio.timeout_at(self._state.due_at):
+                    told = await self._reader.readline()
+            except (TimeoutError, ConnectionError):
+                return False
+            if not told:
+                return False
+            said = codec.from_wire(Word, json.loads(told), names=codec.plain)
+            if said.release:
+                return True
+            until = float("inf") if said.until is None else said.until
+            self._state.beat(until, said.lease_s, said.round, loop.time())
+            self._addresses = list(said.addresses) or self._addresses
 
     def _hear(self, frame: Frame) -> None:
-        if frame["type"] == "welcome" and self._cleared:
-            self._report()
-        elif frame["type"] == "probe" and self._link is not None:
-            if self._cleared:
-                self._report()
-            else:
-                self._link.send("alive")
+        self._say(self._state.heard(frame))
 
-    def _report(self) -> None:
-        if self._link is not None and self._link.send("gone", round=self._round):
-            # Let the frame leave before the process does.
-            asyncio.get_running_loop().call_later(0.02, self._reported.set)
+    def _say(self, frame: Frame | None) -> None:
+        if frame is not None and self._connection.send(frame) and isinstance(frame, GoneFrame):
+            asyncio.get_running_loop().call_later(LEAVE_S, self._reported.set)
 
 
 class Below:
@@ -144,12 +149,16 @@ class Below:
                 patience_s = LOOK_S
 
 
-async def _stand_guard(control_fd: int, warm_pid: int) -> None:
-    system.adopt_orphans()
-    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
-    await Guard(reader, writer, Below(warm_pid).clear).run()
+async def stand(control_fd: int, clear: Callable[[], Awaitable[None]]) -> None:
+    reader, _writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
+    await Guard(reader, clear).run()
     os._exit(0)  # nothing to clean up, and the agent waits for us
 
 
+async def _main(control_fd: int, warm_pid: int) -> None:
+    system.adopt_orphans()
+    await stand(control_fd, Below(warm_pid).clear)
+
+
 def main(control_fd: int, warm_pid: int) -> None:
-    asyncio.run(_stand_guard(control_fd, warm_pid))
+    asyncio.run(_main(control_fd, warm_pid))

@@ -2,44 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from muster.types.world import MemberId, Round, Seat
-
-DEFAULT_FLAGS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-
-
-@dataclass(frozen=True)
-class Place:
-    """This worker's part in a round."""
-
-    round: Round
-    seat: Seat
-    restarts_used: int
-    max_restarts: int
-
-    @property
-    def number(self) -> int:
-        return self.round.number
-
-    @property
-    def ranks(self) -> range:
-        first = self.round.first_rank_of(self.seat.rank)
-        return range(first, first + self.seat.procs)
-
-    @property
-    def hosts_store(self) -> bool:
-        return self.seat.rank == 0
-
-
-def find(record: dict[str, Any], member_id: MemberId) -> Place | None:
-    """The place that a release gives to this member, if any."""
-    formed = Round.from_wire(record)
-    seat = formed.seat_of(member_id)
-    if seat is None:
-        return None
-    return Place(formed, seat, int(record["restarts_used"]), int(record["settings"]["max_restarts"]))
+from muster.types.world import Place
 
 
 def environment(place: Place, local_rank: int, run_id: str) -> dict[str, str]:

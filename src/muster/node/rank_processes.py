@@ -19,32 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.node import system
-from muster.node.warm import MAX_MESSAGE, STORE, interpreter_flags
+from muster.node.guard import Posting, Word, line
+from muster.node.program import Program, interpreter_flags
+from muster.node.warm import MAX_MESSAGE, STORE
 
 SPARE_NICE = 10
 STOP_MARGIN_S = 2.0
-
-
-@dataclass(frozen=True)
-class Program:
-    """What every rank runs."""
-
-    mode: str  # script | module | command
-    target: str
-    args: tuple[str, ...]
-    warm: bool
-    preload: tuple[str, ...]
-    detect_torch: bool
-
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "mode": self.mode,
-            "target": self.target,
-            "args": list(self.args),
-            "warm": self.warm,
-            "preload": list(self.preload),
-            "detect_torch": self.detect_torch,
-        }
 
 
 @dataclass(frozen=True)
@@ -67,7 +47,7 @@ class RankProcesses:
     def __init__(
         self,
         program: Program,
-        guard_config: dict[str, Any],
+        posting: Posting,
         *,
         hold: tuple[int, ...] = (),
         on_exit: Callable[[str, int], None],
@@ -76,7 +56,7 @@ class RankProcesses:
         on_note: Callable[[str], None],
     ) -> None:
         self._program = program
-        self._config = guard_config
+        self._posting = posting
         self._hold = hold
         self._on_exit = on_exit
         self._on_up = on_up
@@ -116,7 +96,7 @@ class RankProcesses:
 
     def _hire(self) -> None:
         plan = os.memfd_create("muster-plan")
-        os.write(plan, json.dumps(self._program.to_wire()).encode())
+        os.write(plan, json.dumps(self._program._asdict()).encode())
         os.lseek(plan, 0, os.SEEK_SET)
         self._guard_socket, guard_end = socket.socketpair()
         self._warm_socket, warm_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -144,7 +124,7 @@ class RankProcesses:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._guard_socket, self._hear_guard)
         loop.add_reader(self._warm_socket, self._hear_warm)
-        self._tell_guard(**self._config)
+        self.tell_guard(self._posting)
 
     # Ranks
 
@@ -200,14 +180,10 @@ class RankProcesses:
 
     # The guard
 
-    def beat(self, **news: Any) -> None:
-        """The agent is alive; the guard acts when this stops coming."""
-        self._tell_guard(**news)
-
     async def release(self, timeout_s: float = 3.0) -> None:
         """The agent leaves in good order: end everything below, and report nothing."""
         self._released = True
-        self._tell_guard(release=True)
+        self.tell_guard(Word(release=True))
         ended = asyncio.Event()
         watch = os.pidfd_open(self._guard.pid)
         asyncio.get_running_loop().add_reader(watch, ended.set)
@@ -225,11 +201,12 @@ class RankProcesses:
             self._guard.kill()
             self._guard.wait()
 
-    def _tell_guard(self, **news: Any) -> None:
+    def tell_guard(self, told: Posting | Word) -> None:
+        """The guard acts when this stops coming."""
         if self._lost:
             return
         try:
-            self._guard_socket.send(json.dumps(news).encode() + b"\n")
+            self._guard_socket.send(line(told))
         except BlockingIOError:
             return  # it has many unread beats already: they say the same
         except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import secrets
 import signal
@@ -34,14 +35,16 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from muster.node import rank_env, system
+from muster.core.member.orders import AwaitSaves, Beat, CheckOwnHealth, Exit, Order, StartRanks, StopRanks
+from muster.core.member.state import MemberState
+from muster.node import system
+from muster.node.guard import Posting, Word, line, word
 from muster.node.standalone import CannotStart, Standalone
 from muster.node.torchrun_guard import MARK
-from muster.types.world import MemberId, Outcome, OutcomeState, RankExit, RunId, Settings
+from muster.types.frames import FailedFrame, report
+from muster.types.world import MemberId, OutcomeState, Place, RankEnd, RunId, RunOutcome, Settings
 from muster.world import wire
-from muster.world.connection import Refused
 from muster.world.membership import Identity, Membership
-from muster.world.wire import Frame
 
 STORE_LOOK_S = 0.01  # how often a blocked store operation looks whether its round is still on
 STORE_CONNECT_S = 5.0
@@ -53,9 +56,9 @@ class MusterRendezvous(RendezvousHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         self._params = params
         self._identity, self._join_timeout_s = _read(params)
-        self._desk = _Member(self._identity)
+        self._member = _Member(self._identity)
         self._server: TCPStore | None = None
-        self._place: rank_env.Place | None = None
+        self._place: Place | None = None
         self._started = False
 
     def get_backend(self) -> str:
@@ -69,22 +72,22 @@ class MusterRendezvous(RendezvousHandler):
         return True
 
     def is_closed(self) -> bool:
-        return self._desk.outcome is not None
+        return self._member.outcome is not None
 
     def set_closed(self) -> None:
         """Nothing to do: an outcome is reported by `shutdown`, and only the coordinator ends a run."""
 
     def num_nodes_waiting(self) -> int:
-        return int(self._desk.must_leave.is_set())
+        return int(self._member.must_leave.is_set())
 
     def next_rendezvous(self) -> RendezvousInfo:
         if not self._started:
             self._started = True
             os.environ[MARK] = self._identity.member_id
-            self._desk.start()
+            self._member.start()
         elif self._place is not None:
             self._server = None
-            self._desk.confirm_stop(self._place.number)
+            self._member.confirm_stop(self._place.number)
         while True:
             place = self._await_place()
             store = self._open_store(place)
@@ -97,37 +100,37 @@ class MusterRendezvous(RendezvousHandler):
                     RendezvousStoreInfo(place.round.store_addr, place.round.store_port),
                 )
             self._server = None
-            self._desk.confirm_stop(place.number)
+            self._member.confirm_stop(place.number)
 
-    def _await_place(self) -> rank_env.Place:
+    def _await_place(self) -> Place:
         """Block until a round has a place for us. An end of the run ends this process, or raises."""
-        after = self._desk.stopped_for
-        self._desk.wait(lambda: self._desk.news(after), self._join_timeout_s, for_ever_once_joined=True)
-        desk = self._desk
-        if desk.refusal is not None:
-            raise RendezvousStateError(f"refused by the muster coordinator: {desk.refusal}")
-        if desk.dismissed is not None:
-            # torch 2.13 turns RendezvousGracefulExitError into exit code 1, so this is how a spare leaves in peace.
-            raise SystemExit(0)
-        if desk.outcome is not None:
-            if desk.outcome.state is OutcomeState.SUCCEEDED:
-                desk.leave()
+        member = self._member
+        after = member.stopped_for
+        member.wait(lambda: member.news(after), self._join_timeout_s, for_ever_once_joined=True)
+        if member.outcome is not None:
+            if member.outcome.state is OutcomeState.SUCCEEDED:
+                member.leave()
                 raise SystemExit(0)
-            raise RendezvousClosedError(f"the run {desk.outcome.state}: {desk.outcome.message}")
-        if desk.place is None or desk.place.number <= after:
+            raise RendezvousClosedError(f"the run {member.outcome.state}: {member.outcome.message}")
+        if member.ended is not None:
+            if member.ended.code == 0:
+                # torch 2.13 turns RendezvousGracefulExitError into exit code 1, so this is how a spare leaves in peace.
+                raise SystemExit(0)
+            raise RendezvousStateError(member.ended.why)
+        if member.place is None or member.place.number <= after:
             raise RendezvousConnectionError(
-                f"no muster coordinator ({desk.why_down}); gave up after {self._join_timeout_s:g} s"
+                f"no muster coordinator ({member.why_down}); gave up after {self._join_timeout_s:g} s"
             )
-        return desk.place
+        return member.place
 
-    def _open_store(self, place: rank_env.Place) -> Store | None:
+    def _open_store(self, place: Place) -> Store | None:
         """The round's store, served here if we have rank 0; None when the round ended before it was open."""
         addr, port = place.round.store_addr, place.round.store_port
-        if place.hosts_store and (listener := self._desk.take_listener()) is not None:
+        if place.hosts_store and (listener := self._member.take_listener()) is not None:
             self._server = TCPStore(
                 addr, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
             )
-        while not self._desk.must_leave.is_set():
+        while not self._member.must_leave.is_set():
             try:
                 limit = timedelta(seconds=STORE_CONNECT_S)
                 client = TCPStore(addr, port, is_master=False, wait_for_workers=False, timeout=limit)
@@ -135,26 +138,28 @@ class MusterRendezvous(RendezvousHandler):
                 continue
             except RuntimeError:
                 # Refused: its server died with its node; the recall is on its way.
-                self._desk.must_leave.wait(STORE_LOOK_S)
+                self._member.must_leave.wait(STORE_LOOK_S)
                 continue
-            return RoundStore(client, self._desk.must_leave)
+            return RoundStore(client, self._member.must_leave)
         return None
 
     def shutdown(self) -> bool:
         """Called when this node is done. No exception in flight: its ranks succeeded."""
         error = sys.exc_info()[1]
-        desk = self._desk
-        if self._place is not None and error is None and not desk.must_leave.is_set():
-            desk.report("finished", round=self._place.number)
-            desk.wait(lambda: desk.farewell or desk.must_leave.is_set(), desk.farewell_s)
-        elif isinstance(error, ChildFailedError) and desk.outcome is None:
+        member, place = self._member, self._place
+        if place is not None and error is None and not member.must_leave.is_set():
+            member.finished(place.number)
+            member.ranks_over(place.number)
+            member.wait(lambda: member.farewell or member.must_leave.is_set(), member.farewell_s)
+        elif isinstance(error, ChildFailedError) and member.outcome is None:
             ends = _failures(error, self._identity.name)
             told = "; ".join(f"rank {end.rank}: {end.reason}" for end in ends) or "a rank failed"
-            number = self._place.number if self._place else -1
-            exits = [end.to_wire() for end in ends]
-            desk.report("failed", round=number, message=f"torchrun gave up: {told}", exits=exits)
-            desk.wait(lambda: desk.outcome is not None, desk.farewell_s)
-        desk.leave()
+            number = place.number if place is not None else -1
+            exits = tuple(report(end, 0.0) for end in ends)
+            member.ranks_over(number)
+            member.failed(FailedFrame(round=number, message=f"torchrun gave up: {told}", exits=exits))
+            member.wait(lambda: member.outcome is not None, member.farewell_s)
+        member.leave()
         self._server = None
         return True
 
@@ -226,7 +231,11 @@ class RoundStore(Store):
 
 
 class _Member:
-    """Membership on a thread of its own; the main thread waits on a condition, which signals can interrupt."""
+    """Membership on a thread of its own; the main thread waits on a condition, which signals can interrupt.
+
+    Torch starts and ends ranks. So an order to start them only makes a place known, and an order to stop them asks
+    torch to leave its round; that it has done so is known when it comes for the next one.
+    """
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -237,19 +246,27 @@ class _Member:
         self._stopping: asyncio.Event | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._guard_socket: socket.socket | None = None
+        self._ranks_over = False  # torch has none any more, and will start no other
         self.must_leave = threading.Event()
-        self.place: rank_env.Place | None = None
+        self.place: Place | None = None
         self.stopped_for = -1
-        self.finished_round: int | None = None
-        self.outcome: Outcome | None = None
-        self.dismissed: str | None = None
-        self.refusal: str | None = None
-        self.farewell = False
-        self.farewell_s = 3.0
+        self.ended: Exit | None = None
+
+    @property
+    def outcome(self) -> RunOutcome | None:
+        return self._membership.state.at.outcome if self._membership else None
+
+    @property
+    def farewell(self) -> bool:
+        return self._membership is not None and self._membership.state.farewell
+
+    @property
+    def farewell_s(self) -> float:
+        return self._membership.state.at.settings.farewell_s if self._membership else 0.0
 
     @property
     def why_down(self) -> str:
-        return self._membership.link.why_down if self._membership else "not started"
+        return self._membership.connection.why_down if self._membership else "not started"
 
     def start(self) -> None:
         self._start_guard()
@@ -260,14 +277,14 @@ class _Member:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not look():
-                joined = self._membership is not None and self._membership.joined
+                joined = self._membership is not None and self._membership.state.at.joined
                 if time.monotonic() > deadline and not (joined and for_ever_once_joined):
                     return
                 self._changed.wait(0.2)
 
     def news(self, after: int) -> bool:
         placed = self.place is not None and self.place.number > after
-        return bool(placed or self.outcome or self.dismissed or self.refusal)
+        return bool(placed or self.outcome or self.ended)
 
     # From the main thread
 
@@ -276,16 +293,20 @@ class _Member:
         with self._changed:
             self.stopped_for = max(self.stopped_for, number)
             self.must_leave.clear()
-        membership = self._membership
-        if membership is not None:
-            self._on_loop(lambda: membership.send("stopped", round=number, store_port=membership.store_port()))
+        self._tell(lambda state, now: state.held.cleared(number, now))
 
-    def report(self, kind: str, **fields: Any) -> None:
-        if kind == "finished":
-            self.finished_round = fields["round"]
-        membership = self._membership
-        if membership is not None:
-            self._on_loop(lambda: membership.send(kind, **fields))
+    def finished(self, number: int) -> None:
+        self._tell(lambda state, now: state.held.finished(number, now))
+
+    def failed(self, frame: FailedFrame) -> None:
+        if (membership := self._membership) is not None:
+            self._on_loop(lambda: membership.connection.send(frame))
+
+    def ranks_over(self, number: int) -> None:
+        """This node is done: nothing is left to be stopped."""
+        self._ranks_over = True
+        if self.outcome is not None:
+            self._tell(lambda state, now: state.held.cleared(number, now))
 
     def take_listener(self) -> socket.socket | None:
         return self._membership.take_listener() if self._membership else None
@@ -295,10 +316,14 @@ class _Member:
             self._on_loop(self._stopping.set)
             self._thread.join(2.0)
         if self._guard_socket is not None:
-            self._tell_guard(release=True)
+            self._tell_guard(Word(release=True))
             self._guard_socket.close()
 
-    def _on_loop(self, act: Any) -> None:
+    def _tell(self, event: Callable[[MemberState, float], list[Order]]) -> None:
+        if (membership := self._membership) is not None:
+            self._on_loop(lambda: membership.handle(event(membership.state, membership.now)))
+
+    def _on_loop(self, act: Callable[[], Any]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(act)
 
@@ -310,97 +335,70 @@ class _Member:
     async def _take_part(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self._membership = Membership(
-            self._identity,
-            on_frame=self._hear,
-            on_silent=self._silent,
-            present=self._present,
-            on_beat=lambda: self._tell_guard(beat=True),
-        )
+        mine = self._identity
+        # How long to wait for a coordinator is for the main thread to say.
+        settings, now = Settings.parse(mine.settings), self._loop.time()
+        state = MemberState(mine.member_id, mine.run_id, settings, now, join_timeout_s=math.inf)
+        self._membership = Membership(mine, state, self._carry_out, on_frame=lambda frame: self._notify())
         member = self._loop.create_task(self._membership.run())
-        stop = self._loop.create_task(self._stopping.wait())
-        waits: set[asyncio.Future[Any]] = {member, stop}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if member.done():
-            with self._changed:
-                error = member.exception()
-                refusals = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
-                self.refusal = str(refusals[0])
-                self._changed.notify_all()
-            if not isinstance(refusals[0], Refused):
-                raise RuntimeError("the membership thread failed") from error
-        else:
-            await asyncio.sleep(0.01)  # let what was just sent leave
-            member.cancel()
+        await self._stopping.wait()
+        await asyncio.sleep(0.01)  # let what was just sent leave
+        member.cancel()
+        self._membership.close()
 
-    def _present(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {"outcome": self.outcome.to_wire()} if self.outcome else {}
-        if self.place is not None:
-            number = self.place.number
-            running = number > self.stopped_for
-            shown |= {"round": number, "running": running, "up": running, "finished": self.finished_round == number}
-        return shown
+    def _notify(self) -> None:
+        """Whoever waits looks again, after what just came has been dealt with."""
+        assert self._loop is not None
+        self._loop.call_soon(self._wake)
 
-    async def _silent(self) -> None:
-        if self.place is not None and self.place.number > self.stopped_for:
-            self.must_leave.set()
-
-    def _hear(self, frame: Frame) -> None:
+    def _wake(self) -> None:
         with self._changed:
-            self._take(frame)
             self._changed.notify_all()
 
-    def _take(self, frame: Frame) -> None:
-        match frame["type"]:
-            case "release":
-                place = rank_env.find(frame["record"], self._identity.member_id)
-                if place is not None and place.number > (self.place.number if self.place else -1):
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case StartRanks(place=place):
+                with self._changed:
                     self.must_leave.clear()
                     self.place = place
-                    self._tell_guard(round=place.number)
-                    self.report("started", round=place.number)
-                    self.report("up", round=place.number)
-            case "recall":
-                number = int(frame["round"])
-                if self.place is None or self.place.number < number or number <= self.stopped_for:
-                    self.confirm_stop(number)
-                elif self.place.number == number:
+                self._tell(lambda state, now: state.held.up(place.number, now))
+            case AwaitSaves(round=number):
+                self._tell(lambda state, now: state.held.saves_over(number, now))
+            case StopRanks(round=number) if self._ranks_over:
+                if self.outcome is None:
                     self.must_leave.set()
-            case "dismiss":
-                self.dismissed = str(frame.get("reason"))
+                self._tell(lambda state, now: state.held.cleared(number, now))
+            case StopRanks():
                 self.must_leave.set()
-            case "outcome":
-                self.outcome = Outcome.from_wire(frame["outcome"])
-                self.farewell_s = float(frame.get("farewell_s") or self.farewell_s)
-                if self.outcome.state is not OutcomeState.SUCCEEDED:
-                    self.must_leave.set()
-                self.report("ack", round=self.place.number if self.place else None)
-            case "farewell":
-                self.farewell = True
+            case Beat():
+                self._tell_guard(word(order, self._identity.addresses()))
+            case CheckOwnHealth():
+                self._tell(lambda state, now: state.checked(None, now))
+            case Exit():
+                with self._changed:
+                    self.ended = order
+                self.must_leave.set()
+        self._notify()
 
     # The guard: ranks of torchrun are not below it, so it knows them by a mark in their environment
 
     def _start_guard(self) -> None:
+        mine = self._identity
         self._guard_socket, end = socket.socketpair()
-        command = [sys.executable, "-m", "muster.node.torchrun_guard", str(end.fileno()), self._identity.member_id]
+        command = [sys.executable, "-m", "muster.node.torchrun_guard", str(end.fileno()), mine.member_id]
         env = {key: value for key, value in os.environ.items() if key != MARK}
         with system.deaf_children():
             self._guard = subprocess.Popen(command, pass_fds=(end.fileno(),), env=env, start_new_session=True)
         end.close()
         self._guard_socket.setblocking(False)
-        self._tell_guard(
-            addresses=self._identity.addresses(),
-            run_id=self._identity.run_id,
-            member_id=self._identity.member_id,
-            name=self._identity.name,
-            lease_s=Settings.parse(self._identity.settings).lease_s,
-        )
+        lease_s = Settings.parse(mine.settings).lease_s
+        self._tell_guard(Posting(mine.run_id, mine.member_id, mine.name, lease_s, tuple(mine.addresses())))
 
-    def _tell_guard(self, **news: Any) -> None:
+    def _tell_guard(self, told: Posting | Word) -> None:
         if self._guard_socket is None:
             return
         try:
-            self._guard_socket.send(json.dumps(news).encode() + b"\n")
+            self._guard_socket.send(line(told))
         except OSError:
             return  # without a guard the coordinator goes by the clock
 
@@ -443,10 +441,10 @@ def _start_coordinator(address: tuple[str, int]) -> None:
         return  # someone else was first; joining will tell whether it is a coordinator
 
 
-def _failures(error: ChildFailedError, worker: str) -> list[RankExit]:
+def _failures(error: ChildFailedError, worker: str) -> list[RankEnd]:
     ends = []
     for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp):
         name = signal.Signals(-failure.exitcode).name if failure.exitcode < 0 else None
         code = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
-        ends.append(RankExit(rank=int(rank), exit_code=code, signal=name, worker=worker))
+        ends.append(RankEnd(rank=int(rank), exit_code=code, signal=name, worker=worker))
     return ends

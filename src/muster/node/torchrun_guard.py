@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 
 MARK = "MUSTER_MEMBER"
@@ -44,12 +43,10 @@ async def clear(member_id: str) -> None:
 
 
 async def _main(control_fd: int, member_id: str) -> None:
-    from muster.node.guard import Guard
+    from muster.node import guard
 
-    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=control_fd))
-    await Guard(reader, writer, lambda: clear(member_id)).run()
+    await guard.stand(control_fd, lambda: clear(member_id))
 
 
 if __name__ == "__main__":
     asyncio.run(_main(int(sys.argv[1]), sys.argv[2]))
-    os._exit(0)

@@ -13,7 +13,6 @@ import faulthandler
 import gc
 import json
 import os
-import pkgutil
 import runpy
 import select
 import signal
@@ -26,6 +25,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
 from muster.node import system
+from muster.node.program import Program, interpreter_flags
 
 MAX_MESSAGE = 1 << 17
 STORE = "store"
@@ -33,53 +33,16 @@ LOOK_SOON_S = 0.003  # killed processes end by then; what has not is an orphan t
 LOOK_S = 0.02
 
 
-class Plan:
-    """What to run, fixed when the agent starts."""
-
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.mode: str = data["mode"]  # script | module | command
-        self.target: str = data["target"]
-        self.args: list[str] = data["args"]
-        self.warm: bool = data["warm"]  # fork and run, instead of fork and exec
-        self.preload: list[str] = data["preload"]
-        self.detect_torch: bool = data["detect_torch"]
-
-    @property
-    def command(self) -> list[str]:
-        """The command line of a fresh process."""
-        if self.mode == "command":
-            return [self.target, *self.args]
-        flag = ["-m"] if self.mode == "module" else []
-        return [sys.executable, *interpreter_flags(), *flag, self.target, *self.args]
-
-    @property
-    def path(self) -> str:
-        """The script as the interpreter names it: absolute, but neither normalised nor resolved."""
-        return os.getcwd() if self.target == "." else os.path.join(os.getcwd(), self.target)
-
-    @property
-    def is_folder(self) -> bool:
-        """A script that is itself a place to import from, a directory or an archive with a `__main__` in it."""
-        return self.mode == "script" and pkgutil.get_importer(self.path) is not None
-
-
-def interpreter_flags() -> list[str]:
-    """The interpreter's own options, so that a child runs under the same ones."""
-    import subprocess
-
-    return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
-
-
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     system.adopt_orphans()
     with open(int(sys.argv[2])) as file:
-        plan = Plan(json.load(file))
-    _look_fresh(plan)
-    parent = _Parent(control, plan, guard=int(sys.argv[3]))
+        program = Program(**json.load(file))
+    _look_fresh(program)
+    parent = _Parent(control, program, guard=int(sys.argv[3]))
     parent.warm_up()
     if parent.serve():  # True in a rank
-        run(plan)
+        run(program)
 
 
 # The parent --------------------------------------------------------------------------------------
@@ -97,10 +60,10 @@ class _Stopping:
 
 
 class _Parent:
-    def __init__(self, control: socket.socket, plan: Plan, guard: int) -> None:
+    def __init__(self, control: socket.socket, program: Program, guard: int) -> None:
         """It was started deaf to what asks to end (`system.deaf_children`), and hears of the guard's death alone."""
         self._control = control
-        self._plan = plan
+        self._program = program
         self._guard = guard
         self._pid = os.getpid()
         self._children: dict[int, str] = {}
@@ -114,11 +77,11 @@ class _Parent:
         """Import what ranks will need. A module that does not import is reported, not fatal: the rank will say more."""
         self._tell(warming=self._pid)
         started = time.monotonic()
-        modules = list(self._plan.preload)
-        if self._plan.detect_torch:
+        modules = list(self._program.preload)
+        if self._program.detect_torch:
             from muster.node import imports
 
-            if imports.needs_torch(self._plan.mode, self._plan.target):
+            if imports.needs_torch(self._program.mode, self._program.target):
                 modules.insert(0, "torch")
         problems = []
         for name in modules:
@@ -189,8 +152,8 @@ class _Parent:
             self._become_child()
             _take_streams(order["out"], order["err"])
             os.environ.update(order["env"])
-            if not self._plan.warm:
-                _execute(self._plan.command)
+            if not self._program.warm:
+                _execute(self._program.command)
             return True
         self._children[pid] = order["key"]
         self._tell(spawned=order["key"], pid=pid)
@@ -346,24 +309,24 @@ def _take_streams(out: str, err: str) -> None:
 # The rank ----------------------------------------------------------------------------------------
 
 
-def _look_fresh(plan: Plan) -> None:
+def _look_fresh(program: Program) -> None:
     """Put `sys.path` in the state that it would have in the script's own interpreter; imports below depend on it."""
     if not sys.flags.safe_path:
         del sys.path[0]
-    if plan.is_folder:
-        sys.path.insert(0, plan.path)
+    if program.is_folder:
+        sys.path.insert(0, program.path)
     elif not sys.flags.safe_path:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(plan.path)) if plan.mode == "script" else os.getcwd())
+        sys.path.insert(0, os.path.dirname(os.path.realpath(program.path)) if program.mode == "script" else os.getcwd())
 
 
-def run(plan: Plan) -> None:
+def run(program: Program) -> None:
     """Run the user's program as `__main__`, in the process that was forked for it."""
-    sys.orig_argv = plan.command
-    system.show_as(plan.command)
+    sys.orig_argv = program.command
+    system.show_as(program.command)
     _renew(sys.modules)
     if not faulthandler.is_enabled():
         faulthandler.enable()
-    error = _run_main(plan)
+    error = _run_main(program)
     if error is not None:
         _report(error)
         if isinstance(error, KeyboardInterrupt):
@@ -382,22 +345,22 @@ def _renew(modules: dict[str, Any]) -> None:
         modules["threading"].main_thread()._set_native_id()
 
 
-def _run_main(plan: Plan) -> BaseException | None:
+def _run_main(program: Program) -> BaseException | None:
     """What ended the program, if it was an error. A SystemExit is left to the interpreter."""
     sys.modules["__main__"] = main_module = types.ModuleType("__main__")
     vars(main_module)["__builtins__"] = builtins
     if sys.version_info < (3, 14):
         main_module.__annotations__ = {}
     try:
-        if plan.mode == "module":
-            sys.argv = ["-m", *plan.args]
-            runpy._run_module_as_main(plan.target)  # type: ignore[attr-defined]
-        elif plan.is_folder:
-            sys.argv = [plan.target, *plan.args]
+        if program.mode == "module":
+            sys.argv = ["-m", *program.args]
+            runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]
+        elif program.is_folder:
+            sys.argv = [program.target, *program.args]
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         else:
-            sys.argv = [plan.target, *plan.args]
-            _run_script(plan, main_module)
+            sys.argv = [program.target, *program.args]
+            _run_script(program, main_module)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001  the top of the user's program
@@ -405,14 +368,14 @@ def _run_main(plan: Plan) -> BaseException | None:
     return None
 
 
-def _run_script(plan: Plan, main_module: types.ModuleType) -> None:
+def _run_script(program: Program, main_module: types.ModuleType) -> None:
     try:
-        with open(plan.path, "rb") as file:
-            code = compile(file.read(), plan.path, "exec", dont_inherit=True)
+        with open(program.path, "rb") as file:
+            code = compile(file.read(), program.path, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError):
-        _execute(plan.command)  # a fresh interpreter says best what is wrong with it, or can run it all the same
-    loader = SourceFileLoader("__main__", plan.path)
-    vars(main_module).update(__file__=plan.path, __cached__=None, __loader__=loader)
+        _execute(program.command)  # a fresh interpreter says best what is wrong with it, or can run it all the same
+    loader = SourceFileLoader("__main__", program.path)
+    vars(main_module).update(__file__=program.path, __cached__=None, __loader__=loader)
     exec(code, vars(main_module))
 
 

@@ -15,7 +15,7 @@ from muster.core.world import run as runs
 from muster.ports import Clock, LogQuery, RunView
 from muster.types.training import Training, Uid
 from muster.types.worker import Capacity, Worker
-from muster.types.world import Member, MemberId, Outcome, OutcomeState, Reach, Settings
+from muster.types.world import Member, MemberId, OutcomeState, Reach, RunOutcome, Settings
 
 MOST_DECISIONS = 100
 
@@ -96,12 +96,12 @@ class SimulatedWorlds:
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
         if (view := self._runs.get(uid)) is not None:
-            self._settle(uid, replace(view, run=transitions.order(view.run, Outcome(state, reason, message))))
+            self._settle(uid, replace(view, run=transitions.order(view.run, RunOutcome(state, reason, message))))
 
     def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         """Its members never have to be waited for."""
 
-    def confirm(self, uid: Uid, outcome: Outcome) -> None:
+    def confirm(self, uid: Uid, outcome: RunOutcome) -> None:
         if (view := self._runs.get(uid)) is not None:
             run = transitions.confirm(view.run, outcome)
             for member_id in run.members:

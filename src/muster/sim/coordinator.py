@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
-from typing import Any
 
 from muster.core.world.run import Decision, Run
 from muster.sim.clock import Clock, Process
 from muster.sim.network import Item, Line, frame_of
+from muster.types.frames import AskFrame, ChallengeFrame, ErrorFrame, Frame, HelloFrame, RenewFrame, RunRecord
+from muster.types.run_event import RunEvent
 from muster.types.world import RunId, Settings
-from muster.world.protocol import RunEvent, RunProtocol
-from muster.world.wire import VERSION, Frame, encode, show
+from muster.world import records
+from muster.world.protocol import RunProtocol
+from muster.world.wire import encode
 
 BEAT_S = 0.25
 RUN = RunId("run")
@@ -26,7 +27,7 @@ class Port:
         self._line = line
         self._open = True
         line.up.sink = self._arrives
-        self.send_raw(encode({"v": show(VERSION), "type": "challenge"}))
+        self.send_raw(encode(ChallengeFrame(low="1.0", high="1.0")))
 
     def _arrives(self, item: Item) -> None:
         self._coordinator.process.read(self._coordinator.hear, self, item)
@@ -36,7 +37,7 @@ class Port:
             self._line.down.send(data)
 
     def refuse(self, code: str, message: str) -> None:
-        self.send_raw(encode({"v": show(VERSION), "type": "error", "code": code, "message": message}))
+        self.send_raw(encode(ErrorFrame(code=code, message=message)))
         self.close()
         self._coordinator.process.after(0.0, self._coordinator.hear, self, None)
 
@@ -59,10 +60,10 @@ class Asker:
         self.answers: list[Frame] = []
 
     def send_raw(self, data: bytes) -> None:
-        self.answers.append(json.loads(data[4:]))
+        self.answers.append(frame_of(data))
 
     def refuse(self, code: str, message: str) -> None:
-        self.answers.append({"type": "error", "code": code, "message": message})
+        self.answers.append(ErrorFrame(code=code, message=message))
 
 
 class SimulatedCoordinator:
@@ -72,15 +73,15 @@ class SimulatedCoordinator:
         self._clock = clock
         self._settings = settings
         self.process = Process(clock)
-        self.saved: dict[str, Any] | None = None
+        self.saved: RunRecord | None = None
         self.wall = 1.7e9
         self.lives = 0
-        self.on_story: Callable[[RunEvent], None] | None = None
+        self.on_event: Callable[[RunEvent], None] | None = None
         self.on_decision: Callable[[Run, Decision, Run], None] | None = None
-        self.on_saved: Callable[[dict[str, Any]], None] | None = None
+        self.on_saved: Callable[[RunRecord], None] | None = None
         self.crash_mid_send: int | None = None  # die after that many frames of the next record that is kept
         self._ports: list[Port] = []
-        self._protocol_of: set[int] = set()
+        self._greeted: set[int] = set()
         self.start()
 
     # Life and death
@@ -88,14 +89,14 @@ class SimulatedCoordinator:
     def start(self) -> None:
         self.process = Process(self._clock)
         self.lives += 1
-        self._ports, self._protocol_of = [], set()
+        self._ports, self._greeted = [], set()
         self._touched, self._wakes = False, 0
         self._expected = self._clock.now + BEAT_S
         if self.saved is None:
             self.protocol = RunProtocol(RUN, settings=self._settings)
         else:
-            self.protocol = RunProtocol.from_record(RUN, json.loads(json.dumps(self.saved)), self._clock.now)
-        self.protocol.on_story = self.on_story
+            self.protocol = RunProtocol.from_record(RUN, records.read(records.write(self.saved)), self._clock.now)
+        self.protocol.at.on_event = self.on_event
         self.protocol.on_decision = self.on_decision
         self.process.after(BEAT_S, self._beat)
         self._touch()
@@ -124,34 +125,35 @@ class SimulatedCoordinator:
         now = self._clock.now
         if item is None:
             port.close()
-            self._protocol_of.discard(id(port))
+            self._greeted.discard(id(port))
             self.protocol.part(port, now)
             if port in self._ports:
                 self._ports.remove(port)
             self._touch()
             return
         frame = frame_of(item)
-        if id(port) not in self._protocol_of:
-            self._protocol_of.add(id(port))
+        if id(port) not in self._greeted:
+            self._greeted.add(id(port))
+            assert isinstance(frame, HelloFrame)
             self.protocol.greet(port, frame, now)
             self._touch()
             return
         self.protocol.hear(port, frame, now)
-        if frame["type"] != "renew":
+        if not isinstance(frame, RenewFrame):
             self._touch()
-        elif self.protocol.outbox:
+        elif self.protocol.at.outbox:
             self._flush()
 
-    def ask(self, question: str, **fields: Any) -> Frame:
+    def ask(self, question: AskFrame) -> Frame:
         """What `muster world` does: one question over a control connection, one answer."""
         asker = Asker()
         now = self._clock.now
-        self.protocol.greet(asker, {"type": "hello", "kind": "control"}, now)
-        self.protocol.hear(asker, {"type": "ask", "ask": question, "seq": 1, **fields}, now)
+        self.protocol.greet(asker, HelloFrame(kind="control"), now)
+        self.protocol.hear(asker, question, now)
         self._touch()
         self._flush()
         self.protocol.part(asker, now)
-        return asker.answers[-1] if asker.answers else {"type": "lost"}
+        return asker.answers[-1] if asker.answers else ErrorFrame(code="lost")
 
     # Settling
 
@@ -173,14 +175,13 @@ class SimulatedCoordinator:
             self._touch()
 
     def _flush(self) -> None:
-        kept = self.protocol.unsaved
+        at = self.protocol.at
+        kept, at.unsaved = at.unsaved, False
         if kept:
-            self.protocol.unsaved = False
-            self.protocol.stamp_outcome(self.wall + self._clock.now)
-            self.saved = self.protocol.record()
+            self.saved = self.protocol.orders.record(self.wall + self._clock.now)
             if self.on_saved is not None:
                 self.on_saved(self.saved)
-        outbox, self.protocol.outbox = self.protocol.outbox, []
+        outbox, at.outbox = at.outbox, []
         for sent, (peer, data) in enumerate(outbox):
             if kept and self.crash_mid_send == sent:
                 self.crash_mid_send = None
@@ -194,6 +195,6 @@ class SimulatedCoordinator:
         if late > BEAT_S:
             self.protocol.stood_still(late)
         self.protocol.probe_lost()
-        if self.protocol.outbox:
+        if self.protocol.at.outbox:
             self._flush()
         self.process.after(BEAT_S, self._beat)

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from muster.sim.agent import Agent
 from muster.sim.fleet import Fleet
 from muster.sim.network import BOTH, DOWN, UP
+from muster.sim.worker import SimulatedWorker
+from muster.types.frames import AskFrame
 
 Fault = Callable[[Fleet, Random], str | None]
 
 
-def _someone(fleet: Fleet, rng: Random) -> Agent | None:
+def _someone(fleet: Fleet, rng: Random) -> SimulatedWorker | None:
     """Mostly one that has a place in the round, where it matters, and often the same again: troubles come together."""
     people = [agent for agent in fleet.present if not agent.process.stopped]
     busy = [agent for agent in people if agent.round is not None and agent.round.running]
@@ -138,7 +139,7 @@ def fail_often(fleet: Fleet, rng: Random) -> str | None:
     return f"ranks of {agent.name} fail again and again"
 
 
-def _fail_one_of(fleet: Fleet, agent: Agent) -> None:
+def _fail_one_of(fleet: Fleet, agent: SimulatedWorker) -> None:
     if agent.machine.ranks:
         fleet.fail_rank(agent.machine.ranks[0])
 
@@ -209,7 +210,7 @@ def set_target(fleet: Fleet, rng: Random) -> str | None:
     names = sorted(member.name for member in run.members.values())
     remove = rng.sample(names, min(len(names), 1)) if rng.random() < 0.3 else []
     answer = fleet.set_target(target, *remove)
-    return f"set-target {target} {' '.join(remove)}: {answer['type']}"
+    return f"set-target {target} {' '.join(remove)}: {answer.type}"
 
 
 def cancel(fleet: Fleet, rng: Random) -> str | None:
@@ -222,7 +223,7 @@ def cancel(fleet: Fleet, rng: Random) -> str | None:
 def show(fleet: Fleet, rng: Random) -> str | None:
     if not _answers(fleet):
         return None
-    fleet.coordinator.ask("show")
+    fleet.coordinator.ask(AskFrame(ask="show"))
     return "show"
 
 

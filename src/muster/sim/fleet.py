@@ -11,17 +11,17 @@ from random import Random
 from typing import Any
 
 from muster.core.world.run import Run
-from muster.sim.agent import Agent
 from muster.sim.clock import Clock
 from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.invariants import Checker
 from muster.sim.machine import Census, Machine, Rank
 from muster.sim.network import BOTH, Network
-from muster.sim.places import Config
-from muster.types.world import MemberId, Outcome, Settings
-from muster.world.protocol import RunEvent
+from muster.sim.worker import SimulatedWorker, WorkerConfig
+from muster.types.frames import AskFrame, Frame
+from muster.types.run_event import Kind, RunEvent
+from muster.types.world import MemberId, RunOutcome, Settings
 
-TURNS = frozenset({"release", "recall", "recovered", "lost"})
+TURNS = frozenset({Kind.RELEASE, Kind.RECALL, Kind.RECOVERED, Kind.LOST})
 MOMENTS_S = (0.0, 0.001, 0.003, 0.01, 0.05, 0.2)
 
 
@@ -40,26 +40,26 @@ class Fleet:
         self.census = Census()
         self.coordinator = SimulatedCoordinator(self.clock, settings)
         self.checker = Checker(self.clock, self.census, self.coordinator)
-        self.agents: list[Agent] = []
+        self.agents: list[SimulatedWorker] = []
         self.collateral = collateral  # how likely a rank fails when a peer's rank ends
         self.work_done = False
         self.calm_until = 0.0
         self.expected = 0  # members that have yet to start
-        self.last_hit: Agent | None = None
+        self.last_hit: SimulatedWorker | None = None
         self._tell = tell
         self._doomed: set[Rank] = set()
-        self._cut_at: dict[Agent, float] = {}
-        self._by_id: dict[MemberId, Agent] = {}
+        self._cut_at: dict[SimulatedWorker, float] = {}
+        self._by_id: dict[MemberId, SimulatedWorker] = {}
         self.coordinator.on_decision = self.coordinator.protocol.on_decision = self.checker.decided
         self.coordinator.on_saved = self.checker.saved
         self.clock.after_each = self.checker.after_event
-        self.coordinator.on_story = self.coordinator.protocol.on_story = self._story
+        self.coordinator.on_event = self.coordinator.protocol.at.on_event = self._event
         self._at_turn: list[Callable[[], None]] = []
 
-    def _story(self, line: RunEvent) -> None:
+    def _event(self, event: RunEvent) -> None:
         if self._tell is not None:
-            self.say(f"coordinator: {line.kind}: {line.text}")
-        if self._at_turn and line.kind in TURNS:
+            self.say(f"coordinator: {event.kind}: {event.text}")
+        if self._at_turn and event.kind in TURNS:
             waiting, self._at_turn = self._at_turn, []
             for call in waiting:
                 self.clock.after(self.rng.choice(MOMENTS_S), call)
@@ -82,7 +82,7 @@ class Fleet:
         began = self.clock.now
         if not self.clock.run(began + within_s, lambda: bool(seen())):
             raise AssertionError(
-                f"not in {within_s:g} s: {what}; the coordinator says: {self.coordinator.protocol.reason}"
+                f"not in {within_s:g} s: {what}; the coordinator says: {self.coordinator.protocol.at.reason}"
             )
         return self.clock.now - began
 
@@ -102,14 +102,14 @@ class Fleet:
         )
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RunOutcome | None:
         return self.coordinator.protocol.run.outcome if self.coordinator.protocol.run is not None else None
 
     @property
-    def present(self) -> list[Agent]:
+    def present(self) -> list[SimulatedWorker]:
         return [agent for agent in self.agents if agent.alive]
 
-    def agent(self, name: str) -> Agent:
+    def agent(self, name: str) -> SimulatedWorker:
         """The newest of that name."""
         return next(agent for agent in reversed(self.agents) if agent.name == name)
 
@@ -132,17 +132,23 @@ class Fleet:
 
     def _runs(self, member_id: MemberId, number: int) -> bool:
         agent = self._by_id[member_id]
-        known = agent.alive and not agent.process.stopped and agent.link.up and agent.round is not None
+        known = agent.alive and not agent.process.stopped and agent.connection.up and agent.round is not None
         return known and agent.round is not None and agent.round.number == number and agent.round.running
 
     # Members
 
-    def join(self, name: str, *, machine: str | None = None, healthy: bool = True, **config: Any) -> Agent:
+    def join(self, name: str, *, machine: str | None = None, healthy: bool = True, **config: Any) -> SimulatedWorker:
         where = machine or f"{name}.{len(self.agents)}"
         host = Machine(where, self.clock, self.census, self)
         member_id = MemberId(f"m{len(self.agents)}")
-        made = Agent(
-            Config(name, **config), member_id, host, self.network, self.coordinator, self.rng, on_end=self._agent_ended
+        made = SimulatedWorker(
+            WorkerConfig(name, **config),
+            member_id,
+            host,
+            self.network,
+            self.coordinator,
+            self.rng,
+            on_end=self._agent_ended,
         )
         made.healthy = healthy
         self.agents.append(made)
@@ -150,10 +156,10 @@ class Fleet:
         made.start()
         return made
 
-    def join_all(self, *names: str, **config: Any) -> list[Agent]:
+    def join_all(self, *names: str, **config: Any) -> list[SimulatedWorker]:
         return [self.join(name, **config) for name in names]
 
-    def _agent_ended(self, agent: Agent) -> None:
+    def _agent_ended(self, agent: SimulatedWorker) -> None:
         self.checker.agent_ended(agent)
         self.say(f"{agent.name} ({agent.member_id}) ended with {'a kill' if agent.code is None else agent.code}")
 
@@ -200,7 +206,7 @@ class Fleet:
                 if peer.hung_at is None:
                     peer.hung_at, peer.waiting = self.clock.now, True
 
-    def finish(self, agent: Agent) -> None:
+    def finish(self, agent: SimulatedWorker) -> None:
         for rank in list(agent.machine.ranks):
             agent.machine.end(rank, 0)
 
@@ -213,21 +219,21 @@ class Fleet:
 
     # What befalls machines and processes
 
-    def excuse(self, agent: Agent) -> None:
+    def excuse(self, agent: SimulatedWorker) -> None:
         """What follows may end its ranks without a loss being seen: a restart may be charged for it."""
         known = {agent.round.number} if agent.round is not None else set()
         if self.coordinator.protocol.run is not None:
             known |= {self.coordinator.protocol.run.next_round - 1, self.coordinator.protocol.run.next_round}
         self.checker.chargeable |= known
 
-    def stop(self, agent: Agent, for_s: float = math.inf) -> None:
+    def stop(self, agent: SimulatedWorker, for_s: float = math.inf) -> None:
         """SIGSTOP; the guard and the ranks go on."""
         self.excuse(agent)
         agent.process.stop()
         if for_s < math.inf:
             self.clock.after(for_s, agent.process.go_on)
 
-    def cut(self, agent: Agent, for_s: float = math.inf, directions: frozenset[str] = BOTH) -> None:
+    def cut(self, agent: SimulatedWorker, for_s: float = math.inf, directions: frozenset[str] = BOTH) -> None:
         """Neither the agent nor its guard is reached; ranks of others lose this peer too."""
         self._cut_at[agent] = self.clock.now
         self.network.cut(agent.machine.name, directions)
@@ -238,7 +244,7 @@ class Fleet:
         if for_s < math.inf:
             self.clock.after(for_s, self.heal, agent)
 
-    def heal(self, agent: Agent) -> None:
+    def heal(self, agent: SimulatedWorker) -> None:
         """A cut that is shorter than a lease is no loss; if peers failed over it, that is a failure like any other."""
         began = self._cut_at.pop(agent, None)
         if began is not None and self.clock.now - began < 1.5 * self.lease_s:
@@ -275,22 +281,22 @@ class Fleet:
 
     def can_present(self) -> bool:
         """Can the last round be learnt from members alone: by whoever comes back first, from one that can come back?"""
-        newest = [int(agent.record["round"]) if agent.record else -1 for agent in self.present]
+        newest = [agent.record.round if agent.record else -1 for agent in self.present]
         return bool(newest) and min(newest) >= 0 and self.known_round() == max(newest)
 
     def known_round(self) -> int:
         """The highest round that a member which can come back at once would present."""
         return max(
             (
-                int(agent.record["round"])
+                agent.record.round
                 for agent in self.present
                 if agent.record and not agent.process.stopped and self.network.reaches(agent.machine.name)
             ),
             default=-1,
         )
 
-    def set_target(self, target: int, *remove: str) -> dict[str, Any]:
-        return self.coordinator.ask("set-target", target=target, remove=list(remove))
+    def set_target(self, target: int, *remove: str) -> Frame:
+        return self.coordinator.ask(AskFrame(ask="set-target", target=target, remove=remove))
 
-    def cancel(self, why: str = "enough") -> dict[str, Any]:
-        return self.coordinator.ask("cancel", why=why)
+    def cancel(self, why: str = "enough") -> Frame:
+        return self.coordinator.ask(AskFrame(ask="cancel", why=why))

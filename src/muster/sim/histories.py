@@ -13,7 +13,7 @@ from random import Random
 from muster.sim import faults
 from muster.sim.fleet import Fleet
 from muster.sim.invariants import Broken
-from muster.sim.places import Config
+from muster.sim.worker import WorkerConfig
 from muster.types.world import OutcomeState, Settings
 
 FAULTS_UNTIL_S = 3.5
@@ -53,8 +53,8 @@ def a_setting(rng: Random) -> Settings:
     )
 
 
-def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object]) -> Config:
-    return Config(
+def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object]) -> WorkerConfig:
+    return WorkerConfig(
         name=f"w{index}",
         settings=given,
         procs=1 if settings.segment or rng.random() < 0.8 else 2,
@@ -99,7 +99,7 @@ class History:
         self._finish()
         return self._look_back()
 
-    def _join(self, config: Config) -> None:
+    def _join(self, config: WorkerConfig) -> None:
         self.fleet.say(f"{config.name} starts")
         self.fleet.expected -= 1
         values = {name: value for name, value in vars(config).items() if name != "name"}

@@ -7,16 +7,17 @@ was kept. A promise that is broken raises `Broken` at the event that broke it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from muster.core.world.run import CallBack, Decision, End, GiveUpOn, Release, Run, Wait
 from muster.sim.clock import Clock
 from muster.sim.coordinator import SimulatedCoordinator
 from muster.sim.machine import Census, Rank
-from muster.types.world import MemberId, Outcome, OutcomeState, Role, Round
+from muster.types.frames import RunRecord
+from muster.types.world import MemberId, OutcomeState, Role, Round, RunOutcome
 
 if TYPE_CHECKING:
-    from muster.sim.agent import Agent
+    from muster.sim.worker import SimulatedWorker
 
 MOST_DECISIONS = 40  # that one moment may need
 
@@ -34,8 +35,8 @@ class Checker:
         self._round: Round | None = None
         self._highest = -1
         self._started: dict[tuple[int, int], MemberId] = {}
-        self._outcome: Outcome | None = None
-        self._told: Outcome | None = None
+        self._outcome: RunOutcome | None = None
+        self._told: RunOutcome | None = None
         self._moment = -1.0
         self._decisions = 0
         self.chargeable: set[int] = set()  # rounds in which something happened that may cost a restart
@@ -66,7 +67,7 @@ class Checker:
         active = sum(member.role is Role.ACTIVE for member in run.members.values())
         self._demand(active <= current.world_size, "more members are active than there are seats")
 
-    def _same_outcome(self, outcome: Outcome) -> None:
+    def _same_outcome(self, outcome: RunOutcome) -> None:
         if outcome is self._told:
             return
         self._told, plain = outcome, replace(outcome, finished_at=0.0)
@@ -158,7 +159,7 @@ class Checker:
         order = [new for _, new in kept]
         self._demand(order == sorted(order), f"survivors changed their order: {kept}")
 
-    def _ended(self, before: Run, outcome: Outcome) -> None:
+    def _ended(self, before: Run, outcome: RunOutcome) -> None:
         self._demand(before.outcome is None, "a second outcome")
         self._demand(bool(outcome.message), "an outcome without a message")
         if outcome.state is OutcomeState.FAILED and outcome.reason in ("rank_failed", "hang"):
@@ -170,11 +171,11 @@ class Checker:
 
     # Records and members
 
-    def saved(self, record: dict[str, Any]) -> None:
-        if record["outcome"] is not None:
-            self._same_outcome(Outcome.from_wire(record["outcome"]))
+    def saved(self, record: RunRecord) -> None:
+        if record.outcome is not None:
+            self._same_outcome(record.outcome)
 
-    def agent_ended(self, agent: Agent) -> None:
+    def agent_ended(self, agent: SimulatedWorker) -> None:
         if agent.outcome is not None:
             self._same_outcome(agent.outcome)
             if agent.code is not None and agent.outcome.state is OutcomeState.SUCCEEDED and not agent.leaving:

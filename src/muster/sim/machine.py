@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from muster.core.member.guard import GuardState
+from muster.core.member.orders import Beat
 from muster.sim.clock import Clock, Process
+from muster.sim.connection import SimulatedConnection
 from muster.sim.coordinator import SimulatedCoordinator
-from muster.sim.link import Link
 from muster.sim.network import Network
+from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
 from muster.types.world import MemberId
-from muster.world.wire import Frame
 
 KILL_S = 0.003  # from SIGKILL to the end of a process
 SWEEP_S = 0.002  # the guard looks for grandchildren
-SLACK_S = 0.2  # the agent ends its ranks itself when its lease is over, unless it cannot
 REPORT_S = 0.02  # a guard lets its last frame leave
 REPORT_TIMEOUT_S = 10.0
 
@@ -71,7 +72,6 @@ class Machine:
         self.name = name
         self.clock = clock
         self.ranks: list[Rank] = []
-        self.powered = True
         self._census = census
         self._observer = observer
 
@@ -97,16 +97,12 @@ class Machine:
                 self.clock.after(rank.term_s, self.end, rank, -number)
 
     def power_off(self) -> None:
-        self.powered = False
         for rank in list(self.ranks):
             self.end(rank, -signal.SIGKILL)
 
 
-class Guard:
-    """Kills the ranks when its agent ends or is silent for a lease, and says `gone` on a connection of its own.
-
-    Silent for a lease means two things: no sign of the agent itself, or none that it has heard from the coordinator.
-    """
+class SimulatedGuard:
+    """Does on virtual time what `node.guard` does: kills when `core.member.guard` says so, and tells of it."""
 
     def __init__(
         self,
@@ -118,20 +114,17 @@ class Guard:
         *,
         name: str,
         lease_s: float,
-        on_swept: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
         self.process = Process(machine.clock)
-        self.lease_s = lease_s
-        self.round: int | None = None
+        self.lost = False  # the agent has seen that it is gone
+        self.standing_down = False
         self._machine = machine
-        self._on_swept = on_swept
         self._on_end = on_end
-        self._beat_at = machine.clock.now
-        self._until = math.inf
-        self._cleared = self.standing_down = False
-        hello = {"member": {"member_id": member_id, "name": name}}
-        self.link = Link(
+        self._state = GuardState(lease_s, machine.clock.now)
+        self._timer = math.inf
+        hello = HelloFrame(member=Introduction(member_id, name))
+        self.connection = SimulatedConnection(
             self.process,
             network,
             coordinator,
@@ -139,23 +132,21 @@ class Guard:
             rng,
             kind="guard",
             hello=lambda: hello,
-            on_frame=self._hear,
+            on_frame=lambda frame: self._say(self._state.heard(frame)),
             on_refused=lambda code, message: None,
         )
-        self.link.connect()
-        self._look_at(self._beat_at + lease_s)
+        self.connection.connect()
+        self._set_timer()
 
     # Orders of the agent
 
-    def beat(self, until: float) -> None:
-        """The agent lives, and may have ranks until then."""
-        self._beat_at = self._machine.clock.now
-        self._until = until + SLACK_S
-        if self._until < self._looks_at:
-            self._look_at(self._until)
+    def beat(self, beat: Beat) -> None:
+        if not self.standing_down:
+            self._state.beat(beat.until, beat.lease_s, beat.round, self._machine.clock.now)
+            self._set_timer()
 
-    def sweep(self) -> None:
-        self.process.after(SWEEP_S, self._on_swept)
+    def sweep(self, then: Callable[[], None]) -> None:
+        self.process.after(SWEEP_S, then)
 
     def release(self) -> None:
         """The agent leaves in good order: end everything, report nothing."""
@@ -168,20 +159,19 @@ class Guard:
 
     # Its own part
 
-    def _look_at(self, when: float) -> None:
-        self._looks_at = when
-        self.process.after(when - self._machine.clock.now, self._watch, when)
+    def _set_timer(self) -> None:
+        if (due := self._state.due_at) < self._timer:
+            self._timer = due
+            self.process.after(due - self._machine.clock.now, self._look, due)
 
-    def _watch(self, when: float) -> None:
-        if when != self._looks_at:
+    def _look(self, when: float) -> None:
+        if when != self._timer:
             return
-        limit = self._beat_at + self.lease_s
-        if self._machine.ranks:
-            limit = min(limit, self._until)
-        if limit > self._machine.clock.now:
-            self._look_at(limit)
-        else:
+        self._timer = math.inf
+        if self._machine.clock.now >= self._state.due_at:
             self._stand_down()
+        else:
+            self._set_timer()
 
     def _stand_down(self) -> None:
         if self.standing_down:
@@ -192,29 +182,20 @@ class Guard:
 
     def _clear(self) -> None:
         """The parent of the ranks went too, which the agent sees."""
-        self._cleared = True
+        self._state.cleared = True
         self._on_end()
-        if self.round is None:
+        if self._state.round is None:
             self._exit()
             return
-        self._report()
+        self._say(self._state.report())
         self.process.after(REPORT_TIMEOUT_S, self._exit)
 
-    def _hear(self, frame: Frame) -> None:
-        if frame["type"] == "welcome" and self._cleared:
-            self._report()
-        elif frame["type"] == "probe":
-            if self._cleared:
-                self._report()
-            else:
-                self.link.send("alive")
-
-    def _report(self) -> None:
-        if self.link.send("gone", round=self.round):
+    def _say(self, frame: Frame | None) -> None:
+        if frame is not None and self.connection.send(frame) and isinstance(frame, GoneFrame):
             self.process.after(REPORT_S, self._exit)
 
     def _exit(self) -> None:
-        self.link.close()
+        self.connection.close()
         self.process.end()
         self._on_end()
 
@@ -226,9 +207,9 @@ class Guard:
 
     def dismiss(self) -> None:
         """Whatever state it is in, another takes its place."""
-        self.link.close()
+        self.connection.close()
         self.process.end()
 
     def vanish(self) -> None:
-        self.link.vanish()
+        self.connection.vanish()
         self.process.end()

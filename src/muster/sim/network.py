@@ -13,7 +13,8 @@ from functools import lru_cache
 from random import Random
 
 from muster.sim.clock import Clock
-from muster.world.wire import Frame
+from muster.types.frames import Frame
+from muster.world.wire import understood
 
 UP = "up"  # towards the coordinator
 DOWN = "down"
@@ -26,8 +27,7 @@ Sink = Callable[[Item], None]
 @lru_cache(maxsize=256)
 def frame_of(data: bytes) -> Frame:
     """Many members send or get the same bytes; nobody changes a frame."""
-    frame: Frame = json.loads(data[4:])
-    return frame
+    return understood(json.loads(data[4:]))
 
 
 class Network:

@@ -149,7 +149,7 @@ def _decoder(kind: Any, names: Names) -> _Read:
         cls = typing.cast(type, kind)
         return _positional_decoder(cls, names) if _is_list(cls) else _record_decoder(cls, names)
     if origin is tuple and args[-1] is not Ellipsis:
-        return _fixed_decoder([_decoder(part, names) for part in args])
+        return _fixed_decoder([(_decoder(part, names), _optional(part)) for part in args])
     if origin in (tuple, frozenset):
         return _list_decoder(_decoder(args[0], names), origin)
     if origin is typing.Literal:
@@ -229,13 +229,15 @@ def _list_decoder(reader: _Read, made: Callable[[Iterable[Any]], Any]) -> _Read:
     return read
 
 
-def _fixed_decoder(readers: list[_Read]) -> _Read:
+def _fixed_decoder(readers: list[tuple[_Read, bool]]) -> _Read:
     def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
         if not isinstance(data, list) or len(data) != len(readers):
             problems.append(Problem(at, f"must be a list of {len(readers)} values, not {_kind_of(data)}"))
             return ()
-        pairs = enumerate(zip(readers, data, strict=True))
-        return tuple(reader(value, f"{at}[{index}]", problems, strict) for index, (reader, value) in pairs)
+        return tuple(
+            None if value is None and optional else reader(value, f"{at}[{index}]", problems, strict)
+            for index, ((reader, optional), value) in enumerate(zip(readers, data, strict=True))
+        )
 
     return read
 

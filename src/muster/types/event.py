@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+EventType = Literal["Normal", "Warning"]
 SYSTEM = "muster"  # the actor of what the control plane does on its own
 
 # Reasons that programs look for. Metering reads data["worker"], data["gpus"] and, where the time of writing is not
@@ -24,7 +25,7 @@ class Event:
 
     reason: str
     message: str = ""
-    type: Literal["Normal", "Warning"] = "Normal"
+    type: EventType = "Normal"
     actor: str = SYSTEM
     round: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NewType, Self
 
+from muster.types.codec import as_list
+
 MemberId = NewType("MemberId", str)
 RunId = NewType("RunId", str)
 Path = tuple[str, int]  # a host and a port
@@ -116,9 +118,6 @@ class Settings:
             found.append("no_progress_rounds must be at least 1")
         return found
 
-    def to_wire(self) -> dict[str, Any]:
-        return dict(vars(self))
-
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> Self:
         """Settings from loosely typed values (a wire frame, an option string); ValueError says what is wrong."""
@@ -172,6 +171,48 @@ class Reach:
     shut: Mapping[MemberId, str] = field(default_factory=dict)  # why not
 
 
+class GateState(StrEnum):
+    CONVERGING = "converging"
+    READY = "ready"
+    DEGRADED = "degraded"
+
+
+@as_list
+@dataclass(frozen=True)
+class Pair:
+    """Two workers, at least one of which does not reach the other."""
+
+    source: str
+    target: str
+    why: str
+    both: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source} {'↔' if self.both else '→'} {self.target} ({self.why})"
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What is known of the network between the members of one round."""
+
+    state: GateState
+    size: int  # members
+    since: float = 0.0  # when ranks first had to wait for it, on the coordinator's clock
+    pairs: tuple[Pair, ...] = ()
+    more: bool = False  # than these
+    slowest_s: float = 0.0  # the longest round trip
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is not GateState.CONVERGING
+
+    @property
+    def named(self) -> str:
+        """The pairs, as a sentence can carry them."""
+        return ", ".join(map(str, self.pairs)) + (" and others" if self.more else "")
+
+
+@as_list
 @dataclass(frozen=True)
 class Seat:
     """A place in a round: which member holds which worker rank."""
@@ -183,16 +224,9 @@ class Seat:
     procs: int
     domain: str | None = None
 
-    def to_wire(self) -> list[object]:
-        return [self.rank, self.member_id, self.name, self.addr, self.procs, self.domain]
-
-    @classmethod
-    def from_wire(cls, data: list[Any]) -> Seat:
-        return cls(*data)
-
 
 @dataclass(frozen=True)
-class RankExit:
+class RankEnd:
     """How one rank ended. `signal` is the name of a signal, `exit_code` is then 128 + its number."""
 
     rank: int
@@ -224,15 +258,8 @@ class RankExit:
             return "Stopped"
         return f"Signal {self.signal}" if self.signal else f"Exit {self.exit_code}"
 
-    def to_wire(self) -> dict[str, Any]:
-        return {**vars(self), "reason": self.reason}
-
     @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> RankExit:
-        return cls(**{**_known(cls, data), "stderr_tail": tuple(data.get("stderr_tail", ()))})
-
-    @classmethod
-    def from_status(cls, rank: int, status: int, **known: Any) -> RankExit:
+    def from_status(cls, rank: int, status: int, **known: Any) -> RankEnd:
         """From what `waitpid` gave: negative means a signal, as in `subprocess`."""
         if status < 0:
             try:
@@ -244,27 +271,15 @@ class RankExit:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The one terminal record of a run."""
 
     state: OutcomeState
     reason: str
     message: str
     round: int | None = None
-    first_failure: RankExit | None = None
+    first_failure: RankEnd | None = None
     finished_at: float = 0.0  # wall-clock, stamped where it is stored
-
-    def to_wire(self) -> dict[str, Any]:
-        first = self.first_failure.to_wire() if self.first_failure else None
-        return {**vars(self), "state": str(self.state), "first_failure": first}
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Outcome:
-        first = data.get("first_failure")
-        known = _known(cls, data)
-        known["state"] = OutcomeState(known["state"])
-        known["first_failure"] = RankExit.from_wire(first) if first else None
-        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -303,7 +318,6 @@ class Round:
     seats: tuple[Seat, ...]
     store_addr: str = ""
     store_port: int = 0
-    released_at: float = 0.0
     why: str = ""
 
     recall: Recall | None = None
@@ -314,7 +328,7 @@ class Round:
     up_at: float | None = None  # since when everyone's are
     fences: Mapping[MemberId, float] = field(default_factory=dict)  # lost: when they count as gone anyway
     losses: tuple[Loss, ...] = ()
-    exits: Mapping[int, RankExit] = field(default_factory=dict)
+    exits: Mapping[int, RankEnd] = field(default_factory=dict)
     first_failed_at: float | None = None
     first_failed_rank: int | None = None
     first_stopped_at: float = math.inf  # when the first rank ended because it was told to
@@ -345,19 +359,28 @@ class Round:
             first += seat.procs
         return None
 
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "round": self.number,
-            "seats": [seat.to_wire() for seat in self.seats],
-            "store": [self.store_addr, self.store_port],
-            "why": self.why,
-        }
 
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Round:
-        addr, port = data["store"]
-        seats = tuple(Seat.from_wire(seat) for seat in data["seats"])
-        return cls(number=data["round"], seats=seats, store_addr=addr, store_port=port, why=data.get("why", ""))
+@dataclass(frozen=True)
+class Place:
+    """One worker's part in a round."""
+
+    round: Round
+    seat: Seat
+    restarts_used: int
+    max_restarts: int
+
+    @property
+    def number(self) -> int:
+        return self.round.number
+
+    @property
+    def ranks(self) -> range:
+        first = self.round.first_rank_of(self.seat.rank)
+        return range(first, first + self.seat.procs)
+
+    @property
+    def hosts_store(self) -> bool:
+        return self.seat.rank == 0
 
 
 def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:

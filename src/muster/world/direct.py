@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from muster.ports import RunView
 from muster.types.training import Uid
-from muster.types.world import Outcome, OutcomeState, RunId, Settings
+from muster.types.world import OutcomeState, RunId, RunOutcome, Settings
 from muster.world.protocol import RunProtocol
 from muster.world.service import Coordinator
 
@@ -21,31 +21,31 @@ class DirectedWorlds:
         return (
             None
             if protocol is None or protocol.run is None
-            else RunView(protocol.run, protocol.reason, protocol.confirmed)
+            else RunView(protocol.run, protocol.at.reason, protocol.at.confirmed)
         )
 
     def open(self, uid: Uid, settings: Settings, target: int) -> None:
         protocol = self._coordinator.open_run(RunId(uid), settings)
-        protocol.reconfigure(settings, target, asyncio.get_running_loop().time())
+        protocol.orders.reconfigure(settings, target, asyncio.get_running_loop().time())
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
         if (protocol := self._protocol(uid)) is not None:
-            protocol.order(Outcome(state, reason, message))
+            protocol.orders.end(RunOutcome(state, reason, message))
             self._coordinator.touch(protocol)
 
     def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         if (protocol := self._protocol(uid)) is not None:
-            protocol.mark_dead(names)
+            protocol.orders.mark_dead(names)
             self._coordinator.touch(protocol)
 
-    def confirm(self, uid: Uid, outcome: Outcome) -> None:
+    def confirm(self, uid: Uid, outcome: RunOutcome) -> None:
         if (protocol := self._protocol(uid)) is not None:
-            protocol.confirm(outcome)
+            protocol.orders.confirm(outcome)
             self._coordinator.touch(protocol)
 
     def let_go(self, uid: Uid) -> None:
         if (protocol := self._protocol(uid)) is not None:
-            protocol.let_go()
+            protocol.orders.let_go()
             self._coordinator.touch(protocol)
 
     def close(self, uid: Uid) -> None:

@@ -7,131 +7,149 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from muster.core.world.run import Run
+from muster.types.frames import (
+    Frame,
+    OutcomeFrame,
+    Presented,
+    ReachFrame,
+    RecallFrame,
+    RecordFrame,
+    ReleaseFrame,
+    RunRecord,
+)
 from muster.types.world import Cause, MemberId, OutcomeState, Path, Role, Round, RunId
 from muster.world import records
-from muster.world.wire import VERSION, encode, show
+from muster.world.wire import encode
 
 
 class Peer(Protocol):
-    """What a protocol needs of a connection."""
+    """What a run's protocol needs of a connection."""
 
     def send_raw(self, data: bytes) -> None: ...
     def refuse(self, code: str, message: str) -> None: ...
 
 
-Notice = tuple[Peer, bytes]
+Addressed = tuple[Peer, bytes]
 
 
 @dataclass(frozen=True)
-class Voice:
-    """In whose name and at which moment something is said: every frame carries the epoch and the round."""
+class Moment:
+    """Of which run, in which epoch and at which state something is said: every frame carries epoch and round."""
 
     run_id: RunId
     epoch: int
     run: Run | None
 
-    def frame(self, kind: str, **fields: Any) -> bytes:
+    def encode(self, frame: Frame) -> bytes:
         number = self.run.round.number if self.run is not None and self.run.round else None
-        return encode({"v": show(VERSION), "type": kind, "epoch": self.epoch, "round": number, **fields})
+        return encode(frame, epoch=self.epoch, round=number)
 
-    def record(self, kind: str) -> bytes:
+    @property
+    def record(self) -> RunRecord:
         assert self.run is not None
-        return self.frame(kind, record=records.record(self.run_id, self.epoch, self.run))
+        return records.record(self.run_id, self.epoch, self.run)
 
     def recall(self, current: Round, grace_s: float) -> bytes:
         recall = current.recall
         assert recall is not None
-        order = {"round": current.number, "grace_s": grace_s, "cause": str(recall.cause), "reason": recall.reason}
-        return self.frame("recall", **order, dump=recall.cause is Cause.HANG)
+        return self.encode(
+            RecallFrame(
+                round=current.number,
+                grace_s=grace_s,
+                cause=recall.cause,
+                reason=recall.reason,
+                dump=recall.cause is Cause.HANG,
+            )
+        )
 
     def outcome(self) -> bytes:
         assert self.run is not None and self.run.outcome is not None
         outcome, settings = self.run.outcome, self.run.settings
         cancelled = outcome.state is OutcomeState.CANCELLED
         grace = settings.stop_grace_s if cancelled else settings.fail_grace_s
-        return self.frame("outcome", outcome=outcome.to_wire(), grace_s=grace, farewell_s=settings.farewell_s)
+        return self.encode(OutcomeFrame(outcome=outcome, grace_s=grace, farewell_s=settings.farewell_s))
 
 
-def recalls(voice: Voice, agents: Mapping[MemberId, Peer]) -> list[Notice]:
+def recalls(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:
     """To everyone whose ranks may still run: the round is called back."""
-    assert voice.run is not None and voice.run.round is not None
-    current = voice.run.round
+    assert moment.run is not None and moment.run.round is not None
+    current = moment.run.round
     frames: dict[float, bytes] = {}
-    notices: list[Notice] = []
+    found: list[Addressed] = []
     for seat in current.seats:
         if seat.member_id not in current.gone and (peer := agents.get(seat.member_id)):
             grace = _grace(current, seat.member_id)
             if grace not in frames:
-                frames[grace] = voice.recall(current, grace)
-            notices.append((peer, frames[grace]))
-    return notices
+                frames[grace] = moment.recall(current, grace)
+            found.append((peer, frames[grace]))
+    return found
 
 
-def releases(voice: Voice, agents: Mapping[MemberId, Peer]) -> list[Notice]:
+def releases(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:
     """A new round: those that have a rank start it, the others keep its record."""
-    assert voice.run is not None
-    release, record = voice.record("release"), voice.record("record")
+    assert moment.run is not None
+    kept = moment.record
+    release, record = moment.encode(ReleaseFrame(record=kept)), moment.encode(RecordFrame(record=kept))
     return [
         (peer, release if member.role is Role.ACTIVE else record)
-        for member_id, member in voice.run.members.items()
+        for member_id, member in moment.run.members.items()
         if (peer := agents.get(member_id))
     ]
 
 
-def releases_to_idle(voice: Voice, agents: Mapping[MemberId, Peer]) -> list[Notice]:
+def releases_to_idle(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:
     """A round that was taken over goes on: those that never heard of it start now."""
-    assert voice.run is not None and voice.run.round is not None
-    current = voice.run.round
+    assert moment.run is not None and moment.run.round is not None
+    current = moment.run.round
     if current.losses:
         return []
     idle = [seat.member_id for seat in current.seats if seat.member_id not in current.started]
-    release = voice.record("release")
+    release = moment.encode(ReleaseFrame(record=moment.record))
     return [(peer, release) for member_id in idle if (peer := agents.get(member_id))]
 
 
 def peers(
-    voice: Voice,
+    moment: Moment,
     agents: Mapping[MemberId, Peer],
     new: Mapping[MemberId, Peer],
     told: Mapping[MemberId, tuple[Path, ...]],
     listening: Mapping[MemberId, tuple[Path, ...]],
-) -> list[Notice]:
+) -> list[Addressed]:
     """Whom to reach: everyone, to those that are new; what has changed, to the others."""
-    found: list[Notice] = []
+    found: list[Addressed] = []
     if new:
-        order = voice.frame("reach", peers=list(listening.items()))
+        order = moment.encode(ReachFrame(peers=tuple(listening.items())))
         found += [(peer, order) for peer in new.values()]
-    more = [(member_id, paths) for member_id, paths in listening.items() if told.get(member_id) != paths]
-    gone = [member_id for member_id in told if member_id not in listening]
+    more = tuple((member_id, paths) for member_id, paths in listening.items() if told.get(member_id) != paths)
+    gone = tuple(member_id for member_id in told if member_id not in listening)
     if more or gone:
-        order = voice.frame("reach", peers=more, gone=gone)
+        order = moment.encode(ReachFrame(peers=more, gone=gone))
         found += [(peer, order) for i, peer in agents.items() if i in told and i in listening and i not in new]
     return found
 
 
-def for_newcomer(voice: Voice, member_id: MemberId, present: Mapping[str, Any], now: float) -> list[bytes]:
+def for_newcomer(moment: Moment, member_id: MemberId, present: Presented, now: float) -> list[bytes]:
     """What a member that was just welcomed has to hear, given what it presented, while there is no outcome."""
-    assert voice.run is not None
+    assert moment.run is not None
     frames: list[bytes] = []
-    current = voice.run.round
-    held = present.get("round") if present.get("running") else None
-    member = voice.run.members[member_id]
+    current = moment.run.round
+    held = present.round if present.running else None
+    member = moment.run.members[member_id]
     mine = current is not None and member.role is Role.ACTIVE and current.seat_of(member_id) is not None
     if held is not None and not (mine and current is not None and current.number == held):
-        reason = "the world went on without it"
-        frames.append(voice.frame("recall", round=held, grace_s=0.0, cause="loss", reason=reason))
+        frames.append(moment.encode(RecallFrame(round=held, cause=Cause.LOSS, reason="the world went on without it")))
     if current is None:
         return frames
     # One that does not know the round is not told to start it while a later one may still be presented.
-    sure = present.get("round") == current.number or now >= voice.run.not_before
+    sure = present.round == current.number or now >= moment.run.not_before
     if mine and current.recall is None and sure:
-        return [*frames, voice.record("release")]
+        return [*frames, moment.encode(ReleaseFrame(record=moment.record))]
     if mine and current.recall is not None and member_id not in current.gone:
-        return [*frames, voice.recall(current, _grace(current, member_id))]
-    return [*frames, voice.record("record")]
+        return [*frames, moment.recall(current, _grace(current, member_id))]
+    return [*frames, moment.encode(RecordFrame(record=moment.record))]
 
 
 def _grace(current: Round, member_id: MemberId) -> float:

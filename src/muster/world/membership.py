@@ -1,8 +1,7 @@
-"""Being a member: the connection, the lease, and what is presented when the connection has to be made anew.
+"""Being a member: drives `core.member` over a connection, for the agent and for torchrun's handler.
 
-Used by the agent and by torchrun's backend; each says what it runs through `present` and obeys frames in `on_frame`.
-The lease counts from the moment at which we *sent* the renewal that was answered, so it ends here no later than the
-coordinator believes. When it ends without the coordinator having been found dead, `on_silent` must end the ranks.
+What has to do with ranks is handed on as orders; what has to do with the coordinator and with peers is done here: the
+connection, the socket for the next round's store, and probes.
 """
 
 from __future__ import annotations
@@ -10,18 +9,27 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+from muster.core.member.orders import Drop, Listen, Order, ReachPeers, Renew, Send
+from muster.core.member.state import MemberState
 from muster.mesh import probe
-from muster.types.world import MemberId, Path, RunId, Settings
+from muster.types.frames import (
+    Frame,
+    HelloFrame,
+    Introduction,
+    ListensFrame,
+    ReachedFrame,
+    RenewFrame,
+    StoppedFrame,
+)
+from muster.types.world import MemberId, Path, RunId
 from muster.world import wire
-from muster.world.connection import Address, Link
-from muster.world.wire import Frame
+from muster.world.connection import Address, Connection, CoordinatorRefused
 
-RENEW_S = 0.7  # at least that often, however long the lease: steps travel with it
+Steps = tuple[tuple[int, int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -44,57 +52,94 @@ class Identity:
 
 
 class Membership:
+    """`carry_out` gets the orders that are not dealt with here; `handle` takes what the state answers."""
+
     def __init__(
         self,
         identity: Identity,
+        state: MemberState,
+        carry_out: Callable[[Order], None],
         *,
-        on_frame: Callable[[Frame], None],
-        on_silent: Callable[[], Awaitable[None]],
-        present: Callable[[], dict[str, Any]],
-        steps: Callable[[], list[list[float]]] = list,
-        on_beat: Callable[[], None] = lambda: None,
-        on_down: Callable[[str], None] = lambda why: None,
+        steps: Callable[[], Steps] = tuple,
+        on_frame: Callable[[Frame], None] = lambda frame: None,
     ) -> None:
+        self.state = state
         self._identity = identity
-        self._on_frame = on_frame
-        self._on_silent = on_silent
-        self._present = present
+        self._carry_out = carry_out
         self._steps = steps
-        self._on_beat = on_beat
+        self._on_frame = on_frame
+        self._loop = asyncio.get_running_loop()
+        self._orders: deque[Order] = deque()
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
         self._listener: socket.socket | None = None
         self._prober: probe.Prober | None = None
         self._paths: list[Path] = []
         self._addr = identity.local_addr or ""
-        self._lease_from = time.monotonic()
-        self._hello_sent = 0.0
-        self._renew_sent: float | None = None
-        self.settings = Settings.parse(identity.settings)
-        self.record: dict[str, Any] | None = None
-        self.joined = False
-        self.unfit = ""  # what the health check says, if it failed
-        self.link = Link(
+        self.connection = Connection(
             identity.addresses,
             identity.run_id,
             "agent",
             token=identity.token,
             hello=self._hello,
             on_frame=self._hear,
-            on_down=on_down,
+            on_down=lambda why: self.handle(state.down(why, self.now)),
+            on_dead=lambda: state.found_dead(self.now),
         )
 
-    def send(self, kind: str, **fields: Any) -> bool:
-        return self.link.send(kind, **fields)
-
     @property
-    def lease_over(self) -> bool:
-        return time.monotonic() >= max(self._lease_from, self.link.dead_at) + self.settings.lease_s
+    def now(self) -> float:
+        return self._loop.time()
 
     async def run(self) -> None:
-        """Stay a member for ever; raises `client.Refused` when the coordinator will not have us."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.link.run())
-            group.create_task(self._renew())
-            group.create_task(self._watch_silence())
+        """Stay a member until it is refused."""
+        self.handle(self.state.tick(self.now))
+        try:
+            await self.connection.run()
+        except CoordinatorRefused as refused:
+            self.handle(self.state.refused(str(refused), self.now))
+
+    def handle(self, orders: Iterable[Order]) -> None:
+        """Carry out orders one after the other, also those that come up meanwhile."""
+        self._orders += orders
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._orders:
+                self._do(self._orders.popleft())
+        finally:
+            self._busy = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """A timer that comes too early does no harm; one that comes too late would."""
+        due = self.state.wake_at
+        if self._timer is None or self._timer.cancelled() or due < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.handle(self.state.tick(self.now))
+
+    def _do(self, order: Order) -> None:
+        match order:
+            case Send(frame=StoppedFrame() as frame):
+                self.connection.send(replace(frame, store_port=self.store_port()))
+            case Send(frame=frame):
+                self.connection.send(frame)
+            case Renew(round=number):
+                self.connection.send(RenewFrame(round=number, steps=self._steps()))
+            case Drop(why=why):
+                self.connection.drop(why)
+            case Listen():
+                self._open_to_probes()
+            case ReachPeers(peers=peers, gone=gone):
+                self._reach(dict(peers), gone)
+            case _:
+                self._carry_out(order)
 
     # A place for the next round's store
 
@@ -110,6 +155,8 @@ class Membership:
         return listener
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._listener is not None:
             self._listener.close()
         if self._prober is not None:
@@ -120,7 +167,7 @@ class Membership:
     def _open_to_probes(self) -> None:
         """The run has a gate: say where we can be reached. It costs nothing where there is none."""
         mine = self._identity
-        if self._prober is not None or self.settings.gate_timeout_s is None:
+        if self._prober is not None:
             return
         self._prober = probe.Prober(mine.token or mine.run_id, mine.member_id, self._found)
         overlay = [probe.own_path(mine.probe_addr, mine.name)] if mine.probe_addr else []
@@ -133,79 +180,48 @@ class Membership:
                 continue
             self._prober.serve(listener)
             self._paths.append((host, int(listener.getsockname()[1])))
-        self.send("listens", paths=self._paths)
+        self.connection.send(ListensFrame(paths=tuple(self._paths)))
+
+    def _reach(self, peers: dict[MemberId, tuple[Path, ...]], gone: tuple[MemberId, ...] | None) -> None:
+        if self._prober is None:
+            return
+        where = {str(member_id): list(paths) for member_id, paths in peers.items()}
+        if gone is None:
+            self._prober.follow(where)
+        else:
+            self._prober.change(where, list(gone))
 
     def _found(self, rows: list[probe.Row]) -> None:
-        self.send("reached", peers=rows)  # what is lost is asked for again after a reconnect
+        # What is lost is asked for again after a reconnect.
+        self.connection.send(ReachedFrame(peers=tuple((MemberId(peer), rtt, why) for peer, rtt, why in rows)))
 
     # Talking
 
-    def _hello(self, local_host: str) -> dict[str, Any]:
+    def _hello(self, local_host: str) -> HelloFrame:
         mine = self._identity
         self._addr = mine.local_addr or local_host
-        self._hello_sent = time.monotonic()
-        member = {
-            "member_id": mine.member_id,
-            "name": mine.name,
-            "addr": self._addr,
-            "procs": mine.procs,
-            "infra_rank": mine.infra_rank,
-            "domain": mine.domain,
-            "version": wire.show(wire.VERSION),
-            "store_port": self.store_port(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "launcher": mine.launcher,
-            "checks_health": mine.checks_health,
-            "unfit": self.unfit,
-            "paths": self._paths,
-        }
-        known = {"epoch": self.link.epoch, "record": self.record, "store_port": self.store_port()}
-        return {"member": member, "settings": mine.settings, "present": known | self._present()}
+        member = Introduction(
+            member_id=mine.member_id,
+            name=mine.name,
+            addr=self._addr,
+            procs=mine.procs,
+            infra_rank=mine.infra_rank,
+            domain=mine.domain,
+            version=wire.show(wire.VERSION),
+            store_port=self.store_port(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            launcher=mine.launcher,
+            checks_health=mine.checks_health,
+            unfit=self.state.unfit,
+            paths=tuple(self._paths),
+        )
+        present = replace(self.state.hello(self.now), epoch=self.connection.epoch, store_port=self.store_port())
+        return HelloFrame(member=member, settings=mine.settings, present=present)
 
     def _hear(self, frame: Frame) -> None:
-        match frame["type"]:
-            case "welcome":
-                if settings := frame.get("settings"):
-                    self.settings = Settings.parse(settings)
-                self._lease_from = max(self._lease_from, self._hello_sent)
-                self._renew_sent = None
-                self.joined = True
-                self._open_to_probes()
-            case "renewed":
-                if self._renew_sent is not None:
-                    self._lease_from = max(self._lease_from, self._renew_sent)
-                    self._renew_sent = None
-            case "release" | "record":
-                self.record = frame["record"]
-            case "reach" if self._prober is not None:
-                peers = {str(peer): [(str(host), int(port)) for host, port in where] for peer, where in frame["peers"]}
-                if frame.get("gone") is None:
-                    self._prober.follow(peers)
-                else:
-                    self._prober.change(peers, frame["gone"])
         self._on_frame(frame)
-
-    async def _renew(self) -> None:
-        while True:
-            self._on_beat()
-            if self.link.up:
-                if self._renew_sent is None:
-                    self._renew_sent = time.monotonic()
-                number = self.record["round"] if self.record else None
-                self.link.send("renew", round=number, steps=self._steps())
-            await asyncio.sleep(min(RENEW_S, self.settings.lease_s / 3))
-
-    async def _watch_silence(self) -> None:
-        while True:
-            now = time.monotonic()
-            deadline = max(self._lease_from, self.link.dead_at) + self.settings.lease_s
-            if now < deadline:
-                await asyncio.sleep(deadline - now)
-                continue
-            await self._on_silent()
-            self.link.drop("silent for a lease")
-            await asyncio.sleep(self.settings.lease_s / 3)
+        self.handle(self.state.heard(frame, self.now))
 
 
 def _listen(addr: str, port: int = 0) -> socket.socket:

@@ -21,10 +21,12 @@ from typing import Any, NamedTuple, Protocol
 from muster import descriptors, listening
 from muster.core import crowding
 from muster.listening import Door
+from muster.types.frames import ChallengeFrame, Frame, HelloFrame, RenewFrame, RunRecord, UnknownFrame
+from muster.types.run_event import RunEvent
 from muster.types.world import RunId, Settings
-from muster.world import wire
-from muster.world.protocol import RunEvent, RunProtocol
-from muster.world.wire import Channel, Frame
+from muster.world import records, wire
+from muster.world.protocol import RunProtocol
+from muster.world.wire import Channel
 
 log = logging.getLogger("muster.coordinator")
 
@@ -39,8 +41,10 @@ _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 class Keeps(Protocol):
     """Where records outlive this process."""
 
-    def records(self) -> Mapping[RunId, dict[str, Any]]: ...
-    def save(self, run_id: RunId, record: dict[str, Any]) -> None: ...
+    def records(self) -> Mapping[RunId, Mapping[str, Any]]:
+        """As they were kept, perhaps by an older version: `world.records` reads them."""
+
+    def save(self, run_id: RunId, record: RunRecord) -> None: ...
     def forget(self, run_id: RunId) -> None: ...
 
 
@@ -69,14 +73,14 @@ class Coordinator:
         token: str | None = None,
         state: Keeps | None = None,
         outcome_ttl_s: float = 600.0,
-        on_story: Callable[[RunId, RunEvent], None] | None = None,
+        on_event: Callable[[RunId, RunEvent], None] | None = None,
         director: Director | None = None,
     ) -> None:
         """With a `director` runs are opened and ended by it alone; members cannot bring their own."""
         self._token = token
         self._state = state
         self._outcome_ttl_s = outcome_ttl_s
-        self._on_story = on_story
+        self._on_event = on_event
         self._director = director
         self._protocols: dict[RunId, RunProtocol] = {}
         self._protocol_of: dict[Channel, RunProtocol] = {}
@@ -98,11 +102,12 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         self.busy_at = loop.time()
         if self._state is not None:
-            for run_id, record in self._state.records().items():
+            for run_id, kept in self._state.records().items():
                 try:
-                    restored = RunProtocol.from_record(run_id, record, loop.time(), directed=self._director is not None)
+                    record, directed = records.read(kept), self._director is not None
+                    restored = RunProtocol.from_record(run_id, record, loop.time(), directed=directed)
                     self._protocols[run_id] = self._listened(restored)
-                except _MALFORMED as error:
+                except ValueError as error:
                     log.warning("the kept record of run %s cannot be used (%r)", run_id, error)
         if port == 0:
             # Of a name with several addresses only one can get the port that we are about to learn.
@@ -133,7 +138,7 @@ class Coordinator:
         protocol = self._protocols.get(run_id)
         if protocol is None:
             protocol = self._protocols[run_id] = self._listened(RunProtocol(run_id, settings=settings, directed=True))
-            protocol.unsaved = True
+            protocol.at.unsaved = True
         self.touch(protocol)
         return protocol
 
@@ -158,11 +163,11 @@ class Coordinator:
 
     @property
     def all_ended(self) -> bool:
-        return bool(self._protocols) and all(protocol.ended_at is not None for protocol in self._protocols.values())
+        return bool(self._protocols) and all(protocol.at.ended_at is not None for protocol in self._protocols.values())
 
     def _listened(self, protocol: RunProtocol) -> RunProtocol:
-        if (listen := self._on_story) is not None:
-            protocol.on_story = lambda line: listen(protocol.run_id, line)
+        if (listen := self._on_event) is not None:
+            protocol.at.on_event = lambda event: listen(protocol.run_id, event)
         return protocol
 
     # Connections
@@ -193,18 +198,18 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(HELLO_TIMEOUT_S, channel.refuse, "timeout", "no hello in time")
         self._strangers[channel] = _Stranger(nonce, timer, listening.whose(channel.peer_host), loop.time())
-        span = {"low": wire.show((wire.VERSION[0], 0)), "high": wire.show(wire.VERSION)}
-        channel.send({"v": wire.show(wire.VERSION), "type": "challenge", "nonce": nonce, **span})
+        low, high = wire.show((wire.VERSION[0], 0)), wire.show(wire.VERSION)
+        channel.send(ChallengeFrame(nonce=nonce, low=low, high=high))
 
     def _stranger_says(self, channel: Channel, frame: Frame) -> None:
         """The first frame must be a hello in a version that we speak, with a proof of the token."""
         try:
             if (protocol := self._protocol_of.get(channel)) is not None:
                 protocol.hear(channel, frame, asyncio.get_running_loop().time())
-                if frame["type"] != "renew" or protocol.first_steps:
+                if not isinstance(frame, RenewFrame) or protocol.first_steps:
                     protocol.first_steps = False
                     self.touch(protocol)
-                elif protocol.outbox:
+                elif protocol.at.outbox:
                     self._flush(protocol)
                 return
             self._hello(channel, frame)
@@ -215,13 +220,14 @@ class Coordinator:
 
     def _hello(self, channel: Channel, frame: Frame) -> None:
         nonce, timer, *_ = self._strangers[channel]
-        if frame["type"] != "hello":
-            raise wire.WireError("garbage", f"expected a hello, not {frame['type']!r}")
-        wire.agree(frame.get("low", frame.get("v")), frame.get("high", frame.get("v")))
-        run_id, kind = RunId(str(frame.get("run_id") or "")), str(frame.get("kind"))
+        if not isinstance(frame, HelloFrame):
+            told = frame.name if isinstance(frame, UnknownFrame) else frame.type
+            raise wire.WireError("garbage", f"expected a hello, not {told!r}")
+        wire.agree(frame.low or frame.v, frame.high or frame.v)
+        run_id, kind = RunId(frame.run_id), frame.kind
         if not run_id:
             raise wire.WireError("invalid", "a hello must name its run")
-        if not self._is_proved(frame, nonce, run_id, kind):
+        if not self._is_proved(frame.proof, nonce, run_id, kind):
             raise wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
         timer.cancel()
         del self._strangers[channel]
@@ -236,12 +242,12 @@ class Coordinator:
             del self._protocols[run_id]
         self.touch(protocol)
 
-    def _is_proved(self, frame: Frame, nonce: str, run_id: RunId, kind: str) -> bool:
+    def _is_proved(self, proof: str, nonce: str, run_id: RunId, kind: str) -> bool:
         """A directed run has a token before it has workers: until that is known, nobody can have anything to say."""
         token = self._token if self._director is None else self._director.token_of(run_id)
         if not token:
             return self._director is None
-        return secrets.compare_digest(wire.proof(token, nonce, run_id, kind), str(frame.get("proof") or ""))
+        return secrets.compare_digest(wire.proof(token, nonce, run_id, kind).encode(), proof.encode())
 
     def _known_runs(self) -> str:
         if self._director is not None or not self._protocols:
@@ -288,14 +294,15 @@ class Coordinator:
             self._director.settled(protocol.run_id)
 
     def _flush(self, protocol: RunProtocol) -> None:
-        if protocol.unsaved:
-            protocol.unsaved = False
-            protocol.stamp_outcome(time.time())
+        at = protocol.at
+        if at.unsaved:
+            at.unsaved = False
+            record = protocol.orders.record(time.time())
             if self._state is not None:
-                self._state.save(protocol.run_id, protocol.record())
+                self._state.save(protocol.run_id, record)
         if protocol.run_id in self._holding or self._is_to_be_held(protocol):
             return
-        outbox, protocol.outbox = protocol.outbox, []
+        outbox, at.outbox = at.outbox, []
         for peer, data in outbox:
             peer.send_raw(data)
 
@@ -345,8 +352,8 @@ class Coordinator:
     def _forget_old(self, protocol: RunProtocol, now: float) -> None:
         if (
             self._director is not None
-            or protocol.ended_at is None
-            or now - protocol.ended_at < self._outcome_ttl_s
+            or protocol.at.ended_at is None
+            or now - protocol.at.ended_at < self._outcome_ttl_s
             or protocol.connected
         ):
             return

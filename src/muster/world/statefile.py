@@ -12,11 +12,18 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from muster.types.frames import RunRecord
 from muster.types.world import RunId
+from muster.world import records
 
 log = logging.getLogger("muster.coordinator")
+
+
+class _Kept(TypedDict):
+    at: float
+    record: dict[str, Any]
 
 
 class StateFileBusy(Exception):
@@ -34,15 +41,15 @@ class StateFile:
         except OSError:
             os.close(self._lock)
             raise StateFileBusy(f"{path} is in use by another coordinator") from None
-        self._runs: dict[str, dict[str, Any]] = self._read()
+        self._runs = self._read()
 
-    def _read(self) -> dict[str, dict[str, Any]]:
+    def _read(self) -> dict[str, _Kept]:
         """What can be read. The rest is said and left out: agents bring their runs back."""
         oldest = time.time() - self._keep_s
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, _Kept] = {}
         try:
             for run_id, kept in json.loads(self.path.read_text())["runs"].items():
-                if kept["at"] > oldest or not kept["record"]["outcome"]:
+                if kept["at"] > oldest or not kept["record"].get("outcome"):
                     found[run_id] = kept
         except FileNotFoundError:
             return found
@@ -53,9 +60,9 @@ class StateFile:
     def records(self) -> dict[RunId, dict[str, Any]]:
         return {RunId(run_id): kept["record"] for run_id, kept in self._runs.items()}
 
-    def save(self, run_id: RunId, record: dict[str, Any]) -> None:
-        self._runs[run_id] = {"at": time.time(), "record": record}
-        self._write(durable=record["outcome"] is not None)
+    def save(self, run_id: RunId, record: RunRecord) -> None:
+        self._runs[run_id] = {"at": time.time(), "record": records.write(record)}
+        self._write(durable=record.outcome is not None)
 
     def forget(self, run_id: RunId) -> None:
         if self._runs.pop(run_id, None) is not None:

@@ -5,11 +5,13 @@ The run as it stands; its story is added by the protocol, which keeps it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from muster.core.world.run import Run
 from muster.core.world.seating import natural
-from muster.types.world import Member, Role, RunId
+from muster.types import codec
+from muster.types.world import Member, Role, RunId, RunOutcome
 
 
 def view(run_id: RunId, epoch: int, run: Run, reason: str, now: float) -> dict[str, Any]:
@@ -30,9 +32,19 @@ def view(run_id: RunId, epoch: int, run: Run, reason: str, now: float) -> dict[s
         "max_restarts": run.settings.max_restarts,
         "members": [_member_view(member, now) for member in _in_order(run)],
         "steps": {str(rank): mark.step for rank, mark in sorted(current.progress.items())} if current else {},
-        "outcome": run.outcome.to_wire() if run.outcome else None,
-        "mesh": gate.to_wire() if (gate := run.coming or run.gate) else None,
+        "outcome": _outcome_view(run.outcome) if run.outcome else None,
+        "mesh": _plain(replace(gate, since=0.0)) if (gate := run.coming or run.gate) else None,
     }
+
+
+def _outcome_view(outcome: RunOutcome) -> dict[str, Any]:
+    first = outcome.first_failure
+    shown = {"round": outcome.round, **_plain(outcome)}
+    return shown | {"first_failure": {**_plain(first), "reason": first.reason} if first is not None else None}
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return codec.to_wire(record, names=codec.plain)
 
 
 def _state(run: Run) -> str:

@@ -1,7 +1,7 @@
 """How do coordinator and members talk? Length-prefixed JSON frames, a version range, a proof of the run token.
 
 A frame is four bytes of length (big-endian) and one JSON object with `v`, `type`, `epoch`, `round` and what the
-type needs. Unknown fields and unknown types are ignored, so a newer minor version may add both.
+type needs: `types.frames`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import ipaddress
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-Frame = dict[str, Any]
+from muster.types import frames
+from muster.types.codec import Invalid
+from muster.types.frames import ErrorFrame, Frame, HelloFrame
+
 Version = tuple[int, int]
 
 VERSION: Version = (1, 0)
 MAX_FRAME = 1 << 20
 MAX_UNSENT = 32 << 20  # a peer that lets this much pile up is not reading
 _LENGTH = struct.Struct(">I")
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 class WireError(Exception):
@@ -54,20 +58,35 @@ def _version(text: object) -> Version:
     return int(major), int(minor)
 
 
-def encode(frame: Frame) -> bytes:
-    body = json.dumps(frame, separators=(",", ":")).encode()
+def encode(frame: Frame, *, epoch: int | None = None, round: int | None = None) -> bytes:
+    """With the epoch and the round in which it is said, where it names none itself."""
+    said_in = {"v": show(VERSION)} | ({} if epoch is None else {"epoch": epoch})
+    return pack(said_in | ({} if round is None else {"round": round}) | frames.write(frame))
+
+
+def pack(told: Mapping[str, Any]) -> bytes:
+    body = _JSON.encode(told).encode()
     if len(body) > MAX_FRAME:
         raise WireError("frame_too_large", f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
     return _LENGTH.pack(len(body)) + body
 
 
+def understood(told: Mapping[str, Any]) -> Frame:
+    """What a JSON object with a type says."""
+    try:
+        return frames.read(told)
+    except Invalid as error:
+        code = "invalid" if told["type"] == HelloFrame.type else "garbage"
+        raise WireError(code, f"a frame could not be understood: {told['type']}: {str(error)[:500]}") from None
+
+
 class Decoder:
-    """Bytes in, frames out. Anything that is not a frame raises WireError."""
+    """Bytes in, JSON objects with a type out. Anything else raises WireError."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterable[Frame]:
+    def feed(self, data: bytes) -> Iterable[dict[str, Any]]:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -81,7 +100,7 @@ class Decoder:
             yield _parse(body)
 
 
-def _parse(body: bytes) -> Frame:
+def _parse(body: bytes) -> dict[str, Any]:
     try:
         frame = json.loads(body)
     except (ValueError, RecursionError):
@@ -162,8 +181,8 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._decoder.feed(data):
-                self._on_frame(self, frame)
+            for told in self._decoder.feed(data):
+                self._on_frame(self, understood(told))
                 if self._transport is None or self._transport.is_closing():
                     return
         except WireError as error:
@@ -175,8 +194,8 @@ class Channel(asyncio.Protocol):
             self.peer_died = not self._ours and (exc is None or isinstance(exc, ConnectionError))
             self._on_end(self, str(exc) if exc else self._why)
 
-    def send(self, frame: Frame) -> None:
-        self.send_raw(encode(frame))
+    def send(self, frame: Frame, *, epoch: int | None = None) -> None:
+        self.send_raw(encode(frame, epoch=epoch))
 
     def send_raw(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -187,7 +206,7 @@ class Channel(asyncio.Protocol):
 
     def refuse(self, code: str, message: str) -> None:
         """Tell the peer what is wrong, then end this connection and nothing else."""
-        self.send({"v": show(VERSION), "type": "error", "code": code, "message": message})
+        self.send(ErrorFrame(code=code, message=message))
         self._why = message
         if self._transport is not None:
             self._transport.close()

@@ -15,8 +15,7 @@ from muster.core.training.status import Observed
 from muster.core.world.run import Run, lose
 from muster.types.training import Outcome, RankExit, Training, Uid
 from muster.types.worker import Worker
-from muster.types.world import Cause, Loss
-from muster.types.world import Outcome as WorldOutcome
+from muster.types.world import Cause, Loss, RunOutcome
 from muster.types.world import OutcomeState as State
 from tests.core.builders import NOW as ROLL_NOW
 from tests.core.builders import a_recall, a_run, an_exit, an_id, settle
@@ -107,23 +106,23 @@ def test_ranks_of_an_evicted_worker_count_as_evicted_if_the_run_fails_and_it_was
 # What a run fails for ------------------------------------------------------------------------------
 
 
-def first(proposal: WorldOutcome, run: Run, *workers: Worker) -> RankExit | None:
+def first(proposal: RunOutcome, run: Run, *workers: Worker) -> RankExit | None:
     return exits.first_failure(a_training("w", world=(2, 2, 2)), seen(run, *workers), proposal, NOW)
 
 
 def test_the_first_failure_of_a_run_that_lost_its_workers_is_the_rank_that_the_platform_ended_first() -> None:
-    below = WorldOutcome(State.FAILED, "below_minimum", "too few")
+    below = RunOutcome(State.FAILED, "below_minimum", "too few")
     workers = (a_worker("w0", "NodeLost", ended=3), a_worker("w1", "OOMKilled", 137, ended=4))
     found = first(below, lost_one(), *workers)
     assert found is not None and str(found) == "rank 1: exit_code=137 reason=OOMKilled"
     assert first(below, lost_one(), running("w0"), running("w1")) is None, "nobody knows why yet"
-    assert first(WorldOutcome(State.FAILED, "deadline_exceeded", "late"), lost_one(), *workers) is None
-    assert first(WorldOutcome(State.CANCELLED, "cancelled", "asked"), lost_one(), *workers) is None
+    assert first(RunOutcome(State.FAILED, "deadline_exceeded", "late"), lost_one(), *workers) is None
+    assert first(RunOutcome(State.CANCELLED, "cancelled", "asked"), lost_one(), *workers) is None
 
 
 def test_the_first_failure_that_was_reported_is_told_with_the_platforms_reason() -> None:
     kill = an_exit(1, 137, "w1", signal="SIGKILL")
-    found = first(WorldOutcome(State.FAILED, "rank_failed", "x", 0, kill), lost_one(), a_worker("w1", "OOMKilled", 137))
+    found = first(RunOutcome(State.FAILED, "rank_failed", "x", 0, kill), lost_one(), a_worker("w1", "OOMKilled", 137))
     assert found is not None and found.termination_reason == "OOMKilled"
 
 
@@ -147,7 +146,7 @@ def test_a_worker_killed_for_memory_costs_a_restart_and_fails_the_run_when_none_
     assert order.message == "rank 1 on w-1: OOMKilled in round 0; 0 of 0 restarts used"
     assert not [action for action in plan.actions if isinstance(action, StartWorker)]
 
-    ended, _ = settle(replace(run, ordered=WorldOutcome(order.state, order.reason, order.message)), ROLL_NOW)
+    ended, _ = settle(replace(run, ordered=RunOutcome(order.state, order.reason, order.message)), ROLL_NOW)
     stored = replace(training, status=look(training, ended, running("w-0"), killed).status)
     assert stored.status.outcome is not None
     assert str(stored.status.outcome.first_failure) == "rank 1: exit_code=137 reason=OOMKilled"
@@ -176,7 +175,7 @@ def test_workers_killed_for_memory_together_are_one_incident_and_others_are_none
 
 def test_a_run_that_stayed_below_its_minimum_says_whom_the_platform_let_wait() -> None:
     waiting = replace(running("w-1"), waiting="0/2 nodes are available")
-    run = replace(a_run(max=2), outcome=WorldOutcome(State.FAILED, "below_minimum", "below the minimum for 300 s"))
+    run = replace(a_run(max=2), outcome=RunOutcome(State.FAILED, "below_minimum", "below the minimum for 300 s"))
     plan = look(a_training("w", world=(2, 2, 2)), run, running("w-0"), waiting)
     outcome = plan.status.outcome
     assert isinstance(outcome, Outcome)

@@ -29,7 +29,7 @@ from muster.core.world import run as runs
 from muster.types.event import FINISHED, TERMINAL_EDIT, WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.training import Status, Training, Uid
 from muster.types.worker import Worker
-from muster.types.world import Member, MemberId, Outcome, RankExit, Role, Round
+from muster.types.world import Member, MemberId, RankEnd, Role, Round, RunOutcome
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -54,7 +54,7 @@ class TrainingLife(stateful.RuleBasedStateMachine):
         self.kept: tuple[int, Round | None, int] | None = None
         self.confirmed = False
         self.workers: dict[str, Worker] = {}
-        self.reports: dict[str, dict[int, dict[int, RankExit]]] = {}  # what each worker knows: round → rank → end
+        self.reports: dict[str, dict[int, dict[int, RankEnd]]] = {}  # what each worker knows: round → rank → end
         self.journal: list[Event] = []
         self.history: list[Status] = [self.training.status]
         self.removed = False
@@ -103,7 +103,7 @@ class TrainingLife(stateful.RuleBasedStateMachine):
                 self.die(self.workers[name])
             case EndRun(state=state, reason=reason, message=message):
                 assert self.run is not None
-                self.run = transitions.order(self.run, Outcome(state, reason, message))
+                self.run = transitions.order(self.run, RunOutcome(state, reason, message))
             case Confirm(outcome=outcome):
                 assert self.run is not None and outcome == self.training.status.outcome, "stored before it is told"
                 self.run, self.confirmed = transitions.confirm(self.run, world_outcome(outcome)), True
@@ -194,7 +194,7 @@ class TrainingLife(stateful.RuleBasedStateMachine):
         if not worker.alive or self.member(worker) is None or self.run is None:
             return
         known = self.reports.setdefault(name, {}).setdefault(current.number, {})
-        known.setdefault(rank, RankExit(rank, code, name, round=current.number, stopped=stopped))
+        known.setdefault(rank, RankEnd(rank, code, name, round=current.number, stopped=stopped))
         self.tell_exits(worker, current)
 
     @stateful.rule()

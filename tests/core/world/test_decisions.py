@@ -25,11 +25,11 @@ from muster.core.world.run import (
 from muster.types.world import (
     Cause,
     Loss,
-    Outcome,
     OutcomeState,
     Progress,
     Role,
     Round,
+    RunOutcome,
 )
 from tests.core.builders import (
     NOW,
@@ -450,7 +450,7 @@ def test_one_whose_guard_says_that_it_is_gone_is_not_awaited() -> None:
 def ended(*, acknowledged: bool) -> Run:
     given = a_run("a b", max=2)
     given = with_members(given, *(replace(m, acknowledged=acknowledged) for m in given.members.values()))
-    return replace(given, outcome=Outcome(OutcomeState.SUCCEEDED, "succeeded", "done"))
+    return replace(given, outcome=RunOutcome(OutcomeState.SUCCEEDED, "succeeded", "done"))
 
 
 def test_farewell_is_said_when_everyone_has_the_outcome() -> None:
@@ -466,7 +466,7 @@ def test_nothing_follows_a_farewell_but_leases_that_run_out() -> None:
 
 
 def test_a_cancel_ends_the_run() -> None:
-    order = Outcome(OutcomeState.CANCELLED, "cancelled", "enough")
+    order = RunOutcome(OutcomeState.CANCELLED, "cancelled", "enough")
     action = decide(replace(a_run("a b", max=2), ordered=order), NOW).action
     assert isinstance(action, End)
     assert (action.outcome.state, action.outcome.message) == (OutcomeState.CANCELLED, "enough")
@@ -497,7 +497,7 @@ def test_a_round_that_another_has_followed_is_over() -> None:
 
 
 def test_a_round_whose_run_has_ended_is_over_when_its_ranks_are_gone() -> None:
-    outcome = Outcome(OutcomeState.CANCELLED, "cancelled", "somebody cancelled it", 0)
+    outcome = RunOutcome(OutcomeState.CANCELLED, "cancelled", "somebody cancelled it", 0)
     ended = replace(a_run("a b"), outcome=outcome)
     assert not over(ended, 0, NOW)
     assert over(all_gone(ended), 0, NOW)

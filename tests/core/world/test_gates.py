@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from muster.core.world import gates, transitions
 from muster.core.world.decisions import carry_out, decide
-from muster.core.world.gates import Gate, Pair, State, healed, judge
+from muster.core.world.gates import healed, judge
 from muster.core.world.run import CallBack, Heal, Release, Run, TurnGate, Wait
-from muster.types.world import Member, MemberId, Reach
+from muster.types import codec
+from muster.types.world import Gate, GateState, Member, MemberId, Pair, Reach
 from tests.core.builders import NOW, a_member, a_run, all_gone, an_id, members, recalled, with_members, without
 
 TIMEOUT_S = 60.0
@@ -73,8 +74,8 @@ def test_a_long_list_of_pairs_says_that_there_are_others() -> None:
 
 def test_a_gate_travels_in_the_record() -> None:
     gate = judge(members("a b c"), reach("a>b a!c"), None, 0.0, NOW).gate
-    assert gate.state is State.DEGRADED
-    assert Gate.from_wire(gate.to_wire()) == replace(gate, since=0.0)
+    assert gate.state is GateState.DEGRADED
+    assert codec.from_wire(Gate, codec.to_wire(gate, names=codec.plain), names=codec.plain) == gate
 
 
 # The states
@@ -106,9 +107,9 @@ def test_a_gate_is_ready_exactly_when_every_pair_is_open_both_ways(
         for other in people
         if one is not other and other.member_id not in ways.get(one.member_id, Reach()).open
     ]
-    assert (gate.state is State.READY) == (not shut)
+    assert (gate.state is GateState.READY) == (not shut)
     if shut:
-        assert gate.state is (State.DEGRADED if NOW + waited >= NOW + timeout else State.CONVERGING)
+        assert gate.state is (GateState.DEGRADED if NOW + waited >= NOW + timeout else GateState.CONVERGING)
         told = {(pair.source, pair.target) for pair in gate.pairs}
         told |= {(pair.target, pair.source) for pair in gate.pairs if pair.both}
         assert told == set(shut) if not gate.more else told < set(shut) and len(gate.pairs) == gates.MOST_NAMED
@@ -137,17 +138,17 @@ def test_only_a_degraded_gate_heals_and_only_when_all_is_open(
         gate = judge(people, ways, before, 0.0, NOW).gate
         better = healed(gate, people, ways)
         assert better is None, "what is as good as it can be is no news"
-    degraded = Gate(State.DEGRADED, len(people), NOW)
+    degraded = Gate(GateState.DEGRADED, len(people), NOW)
     better = healed(degraded, people, ways)
-    assert (better is not None) == (judge(people, ways, None, 0.0, NOW).gate.state is State.READY)
-    assert better is None or better.state is State.READY
+    assert (better is not None) == (judge(people, ways, None, 0.0, NOW).gate.state is GateState.READY)
+    assert better is None or better.state is GateState.READY
 
 
 def test_patience_does_not_begin_anew_when_members_change() -> None:
     gate = judge(members("a b"), {}, None, TIMEOUT_S, NOW).gate
     later = judge(members("a b c"), {}, gate, TIMEOUT_S, NOW + 59.0)
     assert later.look_at == NOW + TIMEOUT_S
-    assert judge(members("a b c"), {}, later.gate, TIMEOUT_S, NOW + 60.0).gate.state is State.DEGRADED
+    assert judge(members("a b c"), {}, later.gate, TIMEOUT_S, NOW + 60.0).gate.state is GateState.DEGRADED
 
 
 # In a run
@@ -164,7 +165,7 @@ def test_ranks_are_held_until_everyone_of_the_coming_round_is_reached() -> None:
     assert wake_at == NOW + 2.0, "a lease runs out before the gate's patience does"
     run, action, _, _ = settled(replace(run, reach=reach("a>b b>a")), NOW + 1.0)
     assert isinstance(action, Release)
-    assert run.gate is not None and run.gate.state is State.READY and run.coming is None
+    assert run.gate is not None and run.gate.state is GateState.READY and run.coming is None
 
 
 def test_after_the_timeout_ranks_start_and_the_pairs_are_named() -> None:
@@ -174,7 +175,7 @@ def test_after_the_timeout_ranks_start_and_the_pairs_are_named() -> None:
     assert isinstance(action, Wait) and wake_at == NOW + TIMEOUT_S
     run, action, _, _ = settled(run, NOW + TIMEOUT_S)
     assert isinstance(action, Release)
-    assert run.gate is not None and run.gate.state is State.DEGRADED and run.gate.named == "b → a (refused)"
+    assert run.gate is not None and run.gate.state is GateState.DEGRADED and run.gate.named == "b → a (refused)"
 
 
 def test_spares_do_not_have_to_be_reached_before_the_round_forms() -> None:
@@ -219,20 +220,20 @@ def test_too_few_to_train_wait_for_nobody() -> None:
 
 
 def test_a_round_that_began_degraded_heals_while_it_trains() -> None:
-    degraded = Gate(State.DEGRADED, 2, NOW, (Pair("a", "b", "refused"),))
+    degraded = Gate(GateState.DEGRADED, 2, NOW, (Pair("a", "b", "refused"),))
     run = replace(gated("a b", ways="b>a a!b", target=2), gate=degraded)
     assert isinstance(decide(run, NOW).action, Wait)
     run = replace(run, reach=reach("a>b b>a"))
     assert isinstance(decide(run, NOW).action, Heal)
     run, action, _, _ = settled(run)
-    assert isinstance(action, Wait) and run.gate is not None and run.gate.state is State.READY
+    assert isinstance(action, Wait) and run.gate is not None and run.gate.state is GateState.READY
     assert not isinstance(decide(run, NOW).action, TurnGate)
 
 
 # Newcomers that stay unreached
 
 
-def trains(active: str, waiting: str, ways: str, state: State = State.READY, **settings: Any) -> Run:
+def trains(active: str, waiting: str, ways: str, state: GateState = GateState.READY, **settings: Any) -> Run:
     """A world that trains, began with such a gate, and has leases that outlast the gate's time."""
     run = gated(active, waiting, ways, lease_s=1000.0, **settings)
     run = with_members(run, *(replace(one, lease_until=NOW + 500.0) for one in run.members.values()))
@@ -262,13 +263,13 @@ def test_a_world_grows_by_those_newcomers_that_reach_it_and_each_other() -> None
     assert isinstance(action, CallBack) and run.kept_out.keys() == {an_id("d")}
     run, action, _, _ = settled(all_gone(run), LATE + 1.0)
     assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "b", "c"]
-    assert run.gate is not None and run.gate.state is State.READY
+    assert run.gate is not None and run.gate.state is GateState.READY
 
 
 def test_a_world_that_is_degraded_anyway_takes_a_newcomer_in_after_the_timeout() -> None:
-    run, _, _, _ = settled(trains("a b", "c", "a>b b!a", State.DEGRADED, target=3))
+    run, _, _, _ = settled(trains("a b", "c", "a>b b!a", GateState.DEGRADED, target=3))
     run, action, _, _ = settled(run, LATE)
-    assert isinstance(action, CallBack) and run.coming is not None and run.coming.state is State.DEGRADED
+    assert isinstance(action, CallBack) and run.coming is not None and run.coming.state is GateState.DEGRADED
 
 
 def test_a_world_whose_own_ways_have_shut_is_not_called_back_to_grow() -> None:
@@ -289,7 +290,7 @@ def test_who_is_kept_out_is_not_seated_after_a_failure_either_unless_there_are_t
     assert isinstance(action, Wait) and "a ↔ c (no answer yet)" in reason
     lost, action, _, _ = settled(lost, LATE + 1.0 + TIMEOUT_S)
     assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "c"]
-    assert lost.gate is not None and lost.gate.state is State.DEGRADED and not lost.kept_out
+    assert lost.gate is not None and lost.gate.state is GateState.DEGRADED and not lost.kept_out
 
 
 def test_of_two_spares_the_one_that_is_reached_takes_over_at_once() -> None:
@@ -301,18 +302,18 @@ def test_of_two_spares_the_one_that_is_reached_takes_over_at_once() -> None:
 ways_among = st.frozensets(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=20)
 
 
-@given(ways_among, st.integers(2, 5), st.integers(1, 2), st.sampled_from([State.READY, State.DEGRADED]))
+@given(ways_among, st.integers(2, 5), st.integers(1, 2), st.sampled_from([GateState.READY, GateState.DEGRADED]))
 def test_no_ready_world_is_called_back_for_a_degraded_one(
-    ways: frozenset[tuple[str, str]], target: int, least: int, state: State
+    ways: frozenset[tuple[str, str]], target: int, least: int, state: GateState
 ) -> None:
     known = all_ways("a b") + " " + " ".join(f"{source}>{to}" for source, to in ways if source != to)
     run = trains("a b", "c d e", known, state, min=least, target=target)
     run, action, _, _ = settled(run)
     if isinstance(action, Wait):
         run, action, _, _ = settled(run, LATE)
-    began_ready = run.gate is not None and run.gate.state is State.READY  # a degraded one heals first
+    began_ready = run.gate is not None and run.gate.state is GateState.READY  # a degraded one heals first
     assert began_ready, "a and b reach each other"
     if isinstance(action, CallBack):
-        assert run.coming is not None and run.coming.state is State.READY
+        assert run.coming is not None and run.coming.state is GateState.READY
         run, action, _, _ = settled(all_gone(run), LATE + 60.0)
-        assert isinstance(action, Release) and run.gate is not None and run.gate.state is State.READY
+        assert isinstance(action, Release) and run.gate is not None and run.gate.state is GateState.READY

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from muster.core.world import transitions
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.run import Decision, Release, Run, Wait
-from muster.core.world.transitions import Held, Refused
-from muster.types.world import Cause, Outcome, OutcomeState, Progress, RanksState, Role, Round, Settings
+from muster.core.world.transitions import Held, Refusal
+from muster.types.world import Cause, OutcomeState, Progress, RanksState, Role, Round, RunOutcome, Settings
 from tests.core.builders import NOW, a_member, a_round, a_run, an_exit, an_id, recalled, settle, with_members
 
 
-def entered(answer: Run | Refused | Held) -> Run:
+def entered(answer: Run | Refusal | Held) -> Run:
     assert isinstance(answer, Run), answer
     return answer
 
@@ -47,19 +47,19 @@ def test_a_name_is_refused_when_its_bearer_was_heard_since() -> None:
     given = transitions.renew(a_run("a", max=2), {an_id("a"): NOW + 1.0})
     twin = replace(a_member("a", host="there", pid=7), member_id=an_id("other"), joined_at=NOW)
     answer = transitions.join(given, twin, NOW + 1.0)
-    assert isinstance(answer, Refused) and answer.code == "duplicate_name"
+    assert isinstance(answer, Refusal) and answer.code == "duplicate_name"
     assert "a (127.0.0.1, pid 0) is alive, a (there, pid 7) may not use it" in answer.message
 
 
 def test_a_duplicate_infra_rank_names_both() -> None:
     given = with_members(a_run("a", max=3), a_member("b", infra_rank=4))
     answer = transitions.join(given, a_member("c", infra_rank=4), NOW)
-    assert isinstance(answer, Refused) and "b (" in answer.message and "c (" in answer.message
+    assert isinstance(answer, Refusal) and "b (" in answer.message and "c (" in answer.message
 
 
 def test_a_segmented_run_refuses_members_without_a_domain() -> None:
     answer = transitions.join(transitions.open_run(Settings(min=2, max=4, segment=2)), a_member("a"), NOW)
-    assert isinstance(answer, Refused) and answer.code == "no_domain"
+    assert isinstance(answer, Refusal) and answer.code == "no_domain"
 
 
 def test_an_active_member_that_connects_anew_has_lost_its_place() -> None:
@@ -193,23 +193,23 @@ def test_ranks_that_were_stopped_without_a_recall_are_a_loss() -> None:
 )
 def test_a_target_that_cannot_be_is_refused(target: int, remove: list[str], code: str) -> None:
     answer = transitions.set_target(a_run("a b", min=2, max=4, segment=2), target, remove, NOW)
-    assert isinstance(answer, Refused) and answer.code == code
+    assert isinstance(answer, Refusal) and answer.code == code
 
 
 def test_names_to_remove_must_be_known_and_of_use() -> None:
     given = a_run("a b c", min=2, max=3)
     for target, name, code in ((2, "zoe", "not_found"), (3, "a", "out_of_bounds")):
         answer = transitions.set_target(given, target, [name], NOW)
-        assert isinstance(answer, Refused) and answer.code == code
+        assert isinstance(answer, Refusal) and answer.code == code
     assert entered(transitions.set_target(given, 2, ["a"], NOW)).removals == ("a",)
 
 
 def test_nothing_changes_after_the_outcome() -> None:
-    outcome = Outcome(OutcomeState.FAILED, "rank_failed", "too bad")
+    outcome = RunOutcome(OutcomeState.FAILED, "rank_failed", "too bad")
     given = replace(a_run("a b", max=4), outcome=outcome)
-    assert isinstance(transitions.set_target(given, 3, [], NOW), Refused)
-    assert isinstance(transitions.cancel(given, "enough"), Refused)
-    assert transitions.adopt(given, Outcome(OutcomeState.SUCCEEDED, "succeeded", "no")).outcome == outcome
+    assert isinstance(transitions.set_target(given, 3, [], NOW), Refusal)
+    assert isinstance(transitions.cancel(given, "enough"), Refusal)
+    assert transitions.adopt(given, RunOutcome(OutcomeState.SUCCEEDED, "succeeded", "no")).outcome == outcome
 
 
 @pytest.mark.parametrize(

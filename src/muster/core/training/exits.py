@@ -33,7 +33,7 @@ def collected(training: Training, seen: Observed, state: str, now: datetime) -> 
     return tuple(found)
 
 
-def told(end: world.RankExit, state: str, old: RankStatus | None, seen: Observed) -> RankExit:
+def told(end: world.RankEnd, state: str, old: RankStatus | None, seen: Observed) -> RankExit:
     """An exit that was reported, as the training shows it."""
     worker = seen.by_name.get(end.worker)
     return RankExit(
@@ -50,7 +50,7 @@ def told(end: world.RankExit, state: str, old: RankStatus | None, seen: Observed
     )
 
 
-def first_failure(training: Training, seen: Observed, proposal: world.Outcome, now: datetime) -> RankExit | None:
+def first_failure(training: Training, seen: Observed, proposal: world.RunOutcome, now: datetime) -> RankExit | None:
     """The rank that a failed run failed for; where none reported it, the first that the platform ended."""
     if proposal.first_failure is not None:
         return told(proposal.first_failure, proposal.state.value, None, seen)
@@ -61,7 +61,7 @@ def first_failure(training: Training, seen: Observed, proposal: world.Outcome, n
     return min(ends, key=lambda end: (ended[end.worker], end.rank), default=None)
 
 
-def _reason(end: world.RankExit, state: str, worker: Worker | None, seen: Observed) -> str:
+def _reason(end: world.RankEnd, state: str, worker: Worker | None, seen: Observed) -> str:
     if end.exit_code == 0:
         return "Completed"
     if end.stopped and state == "cancelled":
@@ -88,7 +88,7 @@ def _lost(rank: RankStatus, worker: Worker | None) -> RankExit:
     if worker is None or worker.alive or not worker.reason:
         return known
     code = worker.exit_code or None  # an agent's 0 is not its rank's
-    signal = None if code is None or code <= 128 else world.RankExit.from_status(rank.rank, 128 - code).signal
+    signal = None if code is None or code <= 128 else world.RankEnd.from_status(rank.rank, 128 - code).signal
     return RankExit(
         rank.rank,
         code,

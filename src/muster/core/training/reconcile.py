@@ -129,10 +129,10 @@ def settings_of(spec: Spec) -> world.Settings:
     )
 
 
-def world_outcome(outcome: Outcome) -> world.Outcome:
+def world_outcome(outcome: Outcome) -> world.RunOutcome:
     """A stored outcome as workers are told it."""
     at = outcome.finished_at.timestamp() if outcome.finished_at is not None else 0.0
-    return world.Outcome(world.OutcomeState(outcome.state), outcome.reason, outcome.message, finished_at=at)
+    return world.RunOutcome(world.OutcomeState(outcome.state), outcome.reason, outcome.message, finished_at=at)
 
 
 def reconcile(training: Training, seen: Observed, now: datetime) -> Plan:
@@ -206,7 +206,7 @@ def _wish(spec: Spec) -> str:
 # Proposed and closing ----------------------------------------------------------------------------
 
 
-def _proposed(training: Training, seen: Observed, proposal: world.Outcome, now: datetime) -> Plan:
+def _proposed(training: Training, seen: Observed, proposal: world.RunOutcome, now: datetime) -> Plan:
     """Store the outcome, phase unchanged. A cancel that was stored before it wins over ranks that exited 0."""
     outcome = Outcome(
         state=proposal.state.value,
@@ -224,7 +224,7 @@ def _proposed(training: Training, seen: Observed, proposal: world.Outcome, now: 
     return Plan((), status, outcome.message, (event,))
 
 
-def _message(proposal: world.Outcome, seen: Observed) -> str:
+def _message(proposal: world.RunOutcome, seen: Observed) -> str:
     """On one line, without the rank's last words; whom the platform lets wait is why too few are there."""
     told = proposal.message.partition("\n")[0].removesuffix("; its last stderr lines:")
     waits = statuses.waits(seen) if proposal.reason == "below_minimum" else ""

@@ -15,7 +15,7 @@ from typing import Literal
 
 from muster.core.training import lifecycle
 from muster.core.training.admission import Grant
-from muster.core.world import gates, run
+from muster.core.world import run
 from muster.types import world
 from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
@@ -31,6 +31,7 @@ from muster.types.training import (
     problems_of,
 )
 from muster.types.worker import KILLED, OOM_KILLED, Worker
+from muster.types.world import Gate, GateState
 
 RankPhase = Literal["starting", "running", "stopping", "succeeded", "failed", "lost"]
 
@@ -219,10 +220,10 @@ def _waits_long(seen: Observed, why: str, now: datetime) -> bool:
 # The mesh ----------------------------------------------------------------------------------------
 
 
-def _mesh_conditions(training: Training, gate: gates.Gate | None, status: Status, why: str, now: datetime) -> Status:
+def _mesh_conditions(training: Training, gate: Gate | None, status: Status, why: str, now: datetime) -> Status:
     name = "Converging" if gate is None else gate.state.value.capitalize()
     told = f"nobody has to be reached yet: {why}"
-    if gate is not None and gate.state is gates.State.READY:
+    if gate is not None and gate.state is GateState.READY:
         told = f"all {gate.size} workers reach each other, at most {gate.slowest_s * 1000:.3g} ms for a round trip"
     elif gate is not None:
         told = f"not reached: {gate.named}"
@@ -233,7 +234,7 @@ def _mesh_conditions(training: Training, gate: gates.Gate | None, status: Status
     return status
 
 
-def _gate(seen: Observed) -> gates.Gate | None:
+def _gate(seen: Observed) -> Gate | None:
     """Of the world that trains; where none does, of the one that is to, or was."""
     if seen.run is None or seen.run.running is not None:
         return seen.run.gate if seen.run is not None else None

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from muster.core.world.run import Decision, End, Run, Wait, listed, next_expiry
-from muster.types.world import Cause, Outcome, OutcomeState, RankExit, Round, Seat
+from muster.types.world import Cause, OutcomeState, RankEnd, Round, RunOutcome, Seat
 
 
 def decide(run: Run, now: float) -> Decision | None:
@@ -27,25 +27,25 @@ def decide(run: Run, now: float) -> Decision | None:
     if limit is not None and stale_after(run, closed) >= limit:
         step = "no step at all" if run.best_step is None else f"highest step {run.best_step}"
         message = f"{limit} rounds in a row made no progress ({step})"
-        outcome = Outcome(OutcomeState.FAILED, "no_progress", message, closed.number, verdict.first)
+        outcome = RunOutcome(OutcomeState.FAILED, "no_progress", message, closed.number, verdict.first)
         return Decision(End(outcome), message)
     if verdict.charged and run.restarts_used >= run.settings.max_restarts:
         return _failed(run, closed, verdict.first)
     return None
 
 
-def _failed(run: Run, closed: Round, first: RankExit | None) -> Decision:
+def _failed(run: Run, closed: Round, first: RankEnd | None) -> Decision:
     assert closed.recall is not None
     spent = f"{run.restarts_used} of {run.settings.max_restarts} restarts used"
     if first is None:
         message = f"round {closed.number}: {closed.recall.reason}; {spent}"
-        return Decision(End(Outcome(OutcomeState.FAILED, "hang", message, closed.number)), message)
+        return Decision(End(RunOutcome(OutcomeState.FAILED, "hang", message, closed.number)), message)
     where = f" at {first.stack}" if first.stack else ""
     tail = "".join(f"\n  {line}" for line in first.stderr_tail) if not first.hung else ""
     message = f"rank {first.rank} on {first.worker}: {first.reason}{where} in round {closed.number}; {spent}"
     message += f"; its last stderr lines:{tail}" if tail else ""
     reason = "hang" if first.hung else "rank_failed"
-    outcome = Outcome(OutcomeState.FAILED, reason, message, closed.number, first)
+    outcome = RunOutcome(OutcomeState.FAILED, reason, message, closed.number, first)
     return Decision(End(outcome), message)
 
 
@@ -54,7 +54,7 @@ class Verdict:
     """What the end of a round cost. `until` is set while it is too early to say."""
 
     charged: bool = False
-    first: RankExit | None = None
+    first: RankEnd | None = None
     until: float | None = None
     why: str = ""
 
@@ -102,10 +102,10 @@ def _silent_since(run: Run, closed: Round, failed_at: float, now: float) -> Verd
     return Verdict(until=until, why=f"{listed(member.name for member in quiet)} silent: lost, or slow?")
 
 
-def guilty_of_hang(closed: Round) -> RankExit | None:
+def guilty_of_hang(closed: Round) -> RankEnd | None:
     """The rank that stopped first: least advanced, not itself waiting for others, longest idle."""
 
-    def suspicion(end: RankExit) -> tuple[float, bool, float, int]:
+    def suspicion(end: RankEnd) -> tuple[float, bool, float, int]:
         step = -math.inf if end.step is None else end.step
         return (step, end.waiting or not end.stack, -(end.idle_s or 0.0), end.rank)
 

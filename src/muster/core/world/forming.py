@@ -13,7 +13,18 @@ from dataclasses import replace
 from muster.core.world import gates, seating
 from muster.core.world.closing import judge, stale_after, still_there
 from muster.core.world.run import CheckHealth, Decision, End, KeepOut, Release, Run, TurnGate, Wait, listed, next_expiry
-from muster.types.world import Member, MemberId, Outcome, OutcomeState, RanksState, Role, Round, Seat
+from muster.types.world import (
+    Gate,
+    GateState,
+    Member,
+    MemberId,
+    OutcomeState,
+    RanksState,
+    Role,
+    Round,
+    RunOutcome,
+    Seat,
+)
 
 _BLAMED_NOTE = "its ranks failed first twice"
 
@@ -54,7 +65,7 @@ def _below_min(run: Run, planned: seating.Seating, now: float) -> Decision:
         return Decision(Wait(), reason, min(until, next_expiry(run)))
     message = f"below the minimum for {run.settings.below_min_timeout_s:g} s: {reason}"
     number = run.round.number if run.round else None
-    return Decision(End(Outcome(OutcomeState.FAILED, "below_minimum", message, number)), message)
+    return Decision(End(RunOutcome(OutcomeState.FAILED, "below_minimum", message, number)), message)
 
 
 def _last_call(run: Run, planned: seating.Seating, now: float) -> Decision | None:
@@ -95,7 +106,7 @@ def reach_first(run: Run, planned: seating.Seating, now: float) -> Decision | No
     if run.settings.gate_timeout_s is None:
         return None
     verdict = gates.judge(planned.order, run.reach, run.coming, run.settings.gate_timeout_s, now)
-    if verdict.gate.state is not gates.State.READY and (out := _worse_with(run, planned, verdict.gate)):
+    if verdict.gate.state is not GateState.READY and (out := _worse_with(run, planned, verdict.gate)):
         names = listed(run.members[member_id].name for member_id in out)
         reason = f"{names} stays out: {verdict.gate.named}"
         return Decision(KeepOut(out, reason), reason)
@@ -106,14 +117,14 @@ def reach_first(run: Run, planned: seating.Seating, now: float) -> Decision | No
     return Decision(Wait(), verdict.reason, min(verdict.look_at, next_expiry(run)))
 
 
-def _worse_with(run: Run, planned: seating.Seating, gate: gates.Gate) -> frozenset[MemberId]:
+def _worse_with(run: Run, planned: seating.Seating, gate: Gate) -> frozenset[MemberId]:
     """Newcomers for whom a world whose mesh was ready would get a degraded one, though there are enough without them.
 
     They are given the gate's time, unless others can take their places now. A world that trains, and some of whose
     own ways have shut meanwhile, takes in nobody: called back, it might not come up again.
     """
     last = run.round
-    if last is None or run.gate is None or run.gate.state is not gates.State.READY:
+    if last is None or run.gate is None or run.gate.state is not GateState.READY:
         return frozenset()
     seated = {seat.member_id for seat in last.seats}
     newcomers = [member for member in planned.order if member.member_id not in seated]
@@ -138,7 +149,7 @@ def _release(run: Run, planned: seating.Seating, now: float) -> Decision:
     )
     reason, charged, blamed, parked = _story(run, planned, now)
     host = planned.order[0]
-    formed = Round(run.next_round, seats, store_addr=host.addr, store_port=host.store_port, released_at=now, why=reason)
+    formed = Round(run.next_round, seats, store_addr=host.addr, store_port=host.store_port, why=reason)
     return Decision(Release(formed, charged, blamed, parked), reason)
 
 

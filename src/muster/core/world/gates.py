@@ -11,63 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
 
-from muster.types.world import Member, MemberId, Reach, Seat
+from muster.types.world import Gate, GateState, Member, MemberId, Pair, Reach, Seat
 
 MOST_NAMED = 16  # pairs that a gate names
 NOT_TRIED = "no answer yet"
-
-
-class State(StrEnum):
-    CONVERGING = "converging"
-    READY = "ready"
-    DEGRADED = "degraded"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two workers, at least one of which does not reach the other."""
-
-    source: str
-    target: str
-    why: str
-    both: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.source} {'↔' if self.both else '→'} {self.target} ({self.why})"
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What is known of the network between the members of one round."""
-
-    state: State
-    size: int  # members
-    since: float = 0.0  # when ranks first had to wait for it
-    pairs: tuple[Pair, ...] = ()
-    more: bool = False  # than these
-    slowest_s: float = 0.0  # the longest round trip
-
-    @property
-    def is_open(self) -> bool:
-        return self.state is not State.CONVERGING
-
-    @property
-    def named(self) -> str:
-        """The pairs, as a sentence can carry them."""
-        return ", ".join(map(str, self.pairs)) + (" and others" if self.more else "")
-
-    def to_wire(self) -> dict[str, Any]:
-        pairs = [[pair.source, pair.target, pair.why, pair.both] for pair in self.pairs]
-        told = {"state": str(self.state), "size": self.size, "pairs": pairs, "more": self.more}
-        return told | {"slowest_s": self.slowest_s}
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Gate:
-        pairs = tuple(Pair(*pair) for pair in data["pairs"])
-        return cls(State(data["state"]), data["size"], 0.0, pairs, data["more"], data["slowest_s"])
 
 
 @dataclass(frozen=True)
@@ -92,25 +40,25 @@ def judge(
     """
     pairs, more = _not_open(people, reach)
     if not pairs:
-        gate = Gate(State.READY, len(people), before.since if before else now, slowest_s=_slowest(people, reach))
+        gate = Gate(GateState.READY, len(people), before.since if before else now, slowest_s=_slowest(people, reach))
         # A slower answer alone is no news.
         if before is not None and replace(before, slowest_s=gate.slowest_s) == gate:
             gate = before
         return Verdict(gate, f"all {len(people)} workers reach each other")
-    since = now if before is None or before.state is State.READY else before.since
+    since = now if before is None or before.state is GateState.READY else before.since
     until = since + timeout_s
     if now < until:
-        gate = Gate(State.CONVERGING, len(people), since, pairs, more)
+        gate = Gate(GateState.CONVERGING, len(people), since, pairs, more)
         return Verdict(gate, f"the mesh converges: {gate.named}; ranks start anyway after {timeout_s:g} s", until)
-    gate = Gate(State.DEGRADED, len(people), since, pairs, more)
+    gate = Gate(GateState.DEGRADED, len(people), since, pairs, more)
     return Verdict(gate, f"the mesh is degraded after {timeout_s:g} s: {gate.named}")
 
 
 def healed(gate: Gate, people: Sequence[Member | Seat], reach: Mapping[MemberId, Reach]) -> Gate | None:
     """The gate of a round that is out, if it opened degraded and every way is open now."""
-    if gate.state is not State.DEGRADED or _not_open(people, reach)[0]:
+    if gate.state is not GateState.DEGRADED or _not_open(people, reach)[0]:
         return None
-    return Gate(State.READY, gate.size, gate.since, slowest_s=_slowest(people, reach))
+    return Gate(GateState.READY, gate.size, gate.since, slowest_s=_slowest(people, reach))
 
 
 def left_out(

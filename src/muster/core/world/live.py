@@ -12,7 +12,7 @@ from dataclasses import replace
 from muster.core.world import gates, seating
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
 from muster.core.world.run import CallBack, Decision, Dismiss, End, Heal, Run, TurnGate, Wait, listed, next_expiry
-from muster.types.world import Cause, MemberId, Outcome, OutcomeState, Recall, Round, Seat
+from muster.types.world import Cause, MemberId, OutcomeState, Recall, Round, RunOutcome, Seat
 
 
 def succeeded(run: Run) -> Decision | None:
@@ -21,7 +21,7 @@ def succeeded(run: Run) -> Decision | None:
     if current is None or not all(seat.member_id in current.finished for seat in current.seats):
         return None
     message = f"all {current.rank_count} ranks of round {current.number} exited 0"
-    return Decision(End(Outcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
+    return Decision(End(RunOutcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
 
 
 def decide(run: Run, now: float) -> Decision | None:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from muster.core.world import seating
-from muster.core.world.gates import Gate
-from muster.types.world import Loss, Member, MemberId, Outcome, Reach, Recall, Round, Seat, Settings
+from muster.types.world import Gate, Loss, Member, MemberId, Reach, Recall, Round, RunOutcome, Seat, Settings
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,12 @@ class Run:
     target: int
     members: Mapping[MemberId, Member] = field(default_factory=dict)
     round: Round | None = None
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
     restarts_used: int = 0
     next_round: int = 0
     target_set_at: float = -math.inf
     removals: tuple[str, ...] = ()  # names that the next shrink should take first
-    ordered: Outcome | None = None  # an end that was asked for from outside
+    ordered: RunOutcome | None = None  # an end that was asked for from outside
     min_reached_at: float | None = None
     below_min_since: float | None = None
     recovery_until: float | None = None
@@ -123,7 +122,7 @@ class GiveUpOn:
 
 @dataclass(frozen=True)
 class End:
-    outcome: Outcome
+    outcome: RunOutcome
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a report does to the run: one function per kind of event, each returning the run after it.
 
 Nothing is decided here; `core.world.decide.decide` looks at the result. An event that may not be entered gives
-`Refused` (with the reason to send back) or `Held` (ask again at that time) instead of a run.
+`Refusal` (with the reason to send back) or `Held` (ask again at that time) instead of a run.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from muster.core.world.forming import available
-from muster.core.world.gates import Gate
 from muster.core.world.run import UNSEEN, Run, lose, with_loss
 from muster.types.world import (
+    Gate,
     Loss,
     Member,
     MemberId,
-    Outcome,
     OutcomeState,
     Path,
     Progress,
-    RankExit,
+    RankEnd,
     RanksState,
     Reach,
     Role,
     Round,
+    RunOutcome,
     Settings,
 )
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refusal:
     code: str
     message: str
 
@@ -69,7 +69,7 @@ def restored(
         settings=settings,
         target=target,
         restarts_used=restarts_used,
-        round=None if last is None else replace(last, released_at=now),
+        round=last,
         next_round=0 if last is None else last.number + 1,
         recovery_until=None if last is None else now + wait,
         not_before=-math.inf if certain else now + fence,
@@ -92,10 +92,10 @@ def tell_time(run: Run, now: float) -> Run:
 # Coming and going --------------------------------------------------------------------------------
 
 
-def join(run: Run, member: Member, now: float) -> Run | Refused | Held:
+def join(run: Run, member: Member, now: float) -> Run | Refusal | Held:
     """A member says hello, or the same process says it again after its connection broke."""
     if run.settings.segment is not None and member.domain is None:
-        return Refused("no_domain", f"{member.name} has no --domain, and segment={run.settings.segment} needs one")
+        return Refusal("no_domain", f"{member.name} has no --domain, and segment={run.settings.segment} needs one")
     for other in run.members.values():
         if other.member_id == member.member_id:
             continue
@@ -103,7 +103,7 @@ def join(run: Run, member: Member, now: float) -> Run | Refused | Held:
             return _same_name(run, member, other, now)
         if member.infra_rank is not None and other.infra_rank == member.infra_rank:
             both = f"{_who(other)} and {_who(member)}"
-            return Refused("duplicate_infra_rank", f"infra rank {member.infra_rank} is claimed by {both}")
+            return Refusal("duplicate_infra_rank", f"infra rank {member.infra_rank} is claimed by {both}")
     if run.recovery_until is None:
         run = lose(run, member.member_id, now, "it connected anew")
     back = replace(
@@ -127,10 +127,10 @@ def _role_on_return(run: Run, member_id: MemberId) -> Role:
     return Role.ACTIVE
 
 
-def _same_name(run: Run, new: Member, old: Member, now: float) -> Refused | Held:
+def _same_name(run: Run, new: Member, old: Member, now: float) -> Refusal | Held:
     heard = old.lease_until - run.settings.lease_s
     if heard > new.joined_at:
-        return Refused(
+        return Refusal(
             "duplicate_name", f"the name {new.name!r} is taken: {_who(old)} is alive, {_who(new)} may not use it"
         )
     return Held(old.lease_until, f"waiting until the lease of {_who(old)} ends")
@@ -237,7 +237,7 @@ def up(run: Run, member_id: MemberId, number: int, now: float) -> Run:
     return replace(run, round=current)
 
 
-def exited(run: Run, member_id: MemberId, number: int, ends: Iterable[tuple[RankExit, float]]) -> Run:
+def exited(run: Run, member_id: MemberId, number: int, ends: Iterable[tuple[RankEnd, float]]) -> Run:
     """Ranks of the current round ended, each at its time on the run's clock. Told twice, it counts once."""
     current = _current(run, member_id, number)
     if current is None:
@@ -341,34 +341,34 @@ def advanced(run: Run, member_id: MemberId, number: int, marks: Iterable[tuple[i
 # Orders from outside -----------------------------------------------------------------------------
 
 
-def set_target(run: Run, target: int, remove: Iterable[str], now: float) -> Run | Refused:
+def set_target(run: Run, target: int, remove: Iterable[str], now: float) -> Run | Refusal:
     settings = run.settings
     if run.outcome is not None:
-        return Refused("terminal_state", f"the run has ended ({run.outcome.state}): its target cannot change")
+        return Refusal("terminal_state", f"the run has ended ({run.outcome.state}): its target cannot change")
     if not settings.min <= target <= settings.max:
-        return Refused("out_of_bounds", f"target {target} is not between min {settings.min} and max {settings.max}")
+        return Refusal("out_of_bounds", f"target {target} is not between min {settings.min} and max {settings.max}")
     if settings.segment and target % settings.segment:
-        return Refused("out_of_bounds", f"target {target} is not a multiple of segment {settings.segment}")
+        return Refusal("out_of_bounds", f"target {target} is not a multiple of segment {settings.segment}")
     names = tuple(remove)
     unknown = sorted(set(names) - {member.name for member in run.members.values()})
     if unknown:
-        return Refused("not_found", f"no member is called {', '.join(unknown)}")
+        return Refusal("not_found", f"no member is called {', '.join(unknown)}")
     if names and (settings.segment or target >= run.target):
         why = "whole segments leave" if settings.segment else f"the target does not go down from {run.target}"
-        return Refused("out_of_bounds", f"names to remove are of no use: {why}")
+        return Refusal("out_of_bounds", f"names to remove are of no use: {why}")
     return replace(run, target=target, removals=names, target_set_at=now)
 
 
-def cancel(run: Run, why: str) -> Run | Refused:
+def cancel(run: Run, why: str) -> Run | Refusal:
     """Cancelled twice is cancelled; a run that ended otherwise cannot be."""
     if run.outcome is None:
-        return replace(run, ordered=Outcome(OutcomeState.CANCELLED, "cancelled", why))
+        return replace(run, ordered=RunOutcome(OutcomeState.CANCELLED, "cancelled", why))
     if run.outcome.state is OutcomeState.CANCELLED:
         return run
-    return Refused("terminal_state", f"the run has ended ({run.outcome.state}): it cannot be cancelled")
+    return Refusal("terminal_state", f"the run has ended ({run.outcome.state}): it cannot be cancelled")
 
 
-def order(run: Run, outcome: Outcome) -> Run:
+def order(run: Run, outcome: RunOutcome) -> Run:
     """Ended from outside; an end that was decided or ordered before stands."""
     return run if run.outcome is not None or run.ordered is not None else replace(run, ordered=outcome)
 
@@ -381,7 +381,7 @@ def reconfigure(run: Run, settings: Settings, target: int, now: float) -> Run:
     return replace(run, settings=settings, target=target, target_set_at=since)
 
 
-def confirm(run: Run, outcome: Outcome) -> Run:
+def confirm(run: Run, outcome: RunOutcome) -> Run:
     """The outcome as it was recorded, which is the one that counts."""
     return replace(run, outcome=outcome, recovery_until=None)
 
@@ -396,7 +396,7 @@ def skip_past(run: Run, number: int) -> Run:
     return run if number < run.next_round else replace(run, next_round=number + 1)
 
 
-def adopt(run: Run, outcome: Outcome) -> Run:
+def adopt(run: Run, outcome: RunOutcome) -> Run:
     """An outcome that a member already holds was decided once, by a coordinator that is no more."""
     return run if run.outcome is not None else replace(run, outcome=outcome, recovery_until=None)
 

@@ -1,0 +1,271 @@
+"""What does a member do about the round that it has a place in? It starts ranks, tells of them, and ends them.
+
+Of a stop only the beginning is decided here and what follows it: `StopRanks` is answered with `cleared`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from muster.core.member.orders import AwaitSaves, Drop, Hasten, Order, RestartProcesses, Say, StartRanks, StopRanks
+from muster.core.member.standing import Standing
+from muster.types.frames import (
+    ExitsFrame,
+    FinishedFrame,
+    RecallFrame,
+    ReportedEnd,
+    RunRecord,
+    SavingFrame,
+    StartedFrame,
+    StoppedFrame,
+    UpFrame,
+    report,
+)
+from muster.types.world import Place, RankEnd
+
+TAILS_TOLD = 8  # ends that travel with their last lines, for a frame has a limit
+
+Then = Callable[[], None]
+
+
+@dataclass
+class InRound:
+    """The round that this worker has, or last had, a place in."""
+
+    place: Place
+    exits: dict[int, tuple[RankEnd, float]] = field(default_factory=dict)
+    running: bool = True  # its ranks, or what they left behind, may still be there
+    stopping: bool = False
+    hung: bool = False
+    up: bool = False
+    finished: bool = False
+    why_stopped: str = ""
+    afterwards: list[Then] = field(default_factory=list)  # when nothing of it is left
+    after_saves: list[Then] | None = None  # None: nobody waits for saves
+
+    @property
+    def number(self) -> int:
+        return self.place.number
+
+    def reported(self, now: float, only: int | None = None) -> tuple[ReportedEnd, ...]:
+        """Ends as they travel, first ones first."""
+        ends = sorted(self.exits.values(), key=lambda known: known[1])
+        told = [(end, now - at) for end, at in ends if only is None or end.rank == only]
+        return tuple(report(end, age, tail=index < TAILS_TOLD) for index, (end, age) in enumerate(told))
+
+
+class HeldRound:
+    def __init__(self, at: Standing) -> None:
+        self._at = at
+        self._seq = 0
+        self._processes_lost = False
+        self._next: tuple[Place, int] | None = None  # a release that waits, and the session that brought it
+        self.current: InRound | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.current is not None and self.current.running
+
+    def beat(self) -> None:
+        self._at.beat(self.current.number if self.current is not None else None, runs=self.runs)
+
+    # Starting
+
+    def released(self, record: RunRecord) -> None:
+        """A round is out, or is told again after a reconnect."""
+        place = record.place_of(self._at.member_id)
+        if place is None or self._at.outcome is not None or self._at.leaving:
+            return
+        current = self.current
+        if current is not None and place.number <= current.number:
+            if place.number == current.number and not current.running:
+                self._confirm_stop(current)
+            return
+        self._next = (place, self._at.session)
+        if current is not None and current.running:
+            self.stop(current, 0.0, self._start_next, why="a newer round was released")
+        else:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """Where what runs the ranks is gone, another is started first; the release may have become old meanwhile."""
+        at = self._at
+        if self._next is None:
+            return
+        place, session = self._next
+        if self._processes_lost:
+            at.do(RestartProcesses())
+            return
+        self._next = None
+        if session != at.session or at.leaving or at.outcome is not None:
+            return
+        if at.now >= at.lease.since + at.settings.lease_s:
+            at.do(Drop("a release was read too late"))  # the world may have gone on; the next hello tells
+            return
+        self.current = InRound(place)
+        ranks = place.ranks
+        span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        # Before their output: where only the copy of it is kept, this line tells the round.
+        at.do(Say(f"round {place.number}: {span} of {place.round.rank_count}; {place.round.why}"))
+        self.beat()
+        at.do(StartRanks(place))
+        at.send(StartedFrame(round=place.number))
+
+    def up(self, number: int, now: float) -> list[Order]:
+        """All ranks of a round run."""
+        self._at.reach(now)
+        if (current := self.current) is not None and current.number == number and not current.stopping:
+            current.up = True
+            self._at.send(UpFrame(round=number))
+        return self._at.taken()
+
+    # Ends of ranks
+
+    def exited(self, end: RankEnd, now: float) -> list[Order]:
+        at, current = self._at, self.current
+        at.reach(now)
+        if current is None or current.number != end.round:
+            return at.taken()
+        current.exits[end.rank] = (end, now)
+        if end.failed and not end.hung:
+            at.do(Say(f"rank {end.rank}: {end.reason}"))
+        if not current.stopping:  # else they travel with the confirmation
+            self._seq += 1
+            at.send(ExitsFrame(round=end.round, seq=self._seq, exits=current.reported(now, end.rank)))
+            every = [one.exit_code for one, _ in current.exits.values()]
+            if len(every) == current.place.seat.procs and not any(every):
+                self._finished(current)
+        return at.taken()
+
+    def finished(self, number: int, now: float) -> list[Order]:
+        """All ranks of a round have exited 0, says a launcher that does not tell of each."""
+        self._at.reach(now)
+        if (current := self.current) is not None and current.number == number and not current.stopping:
+            self._finished(current)
+        return self._at.taken()
+
+    def _finished(self, current: InRound) -> None:
+        current.finished = True
+        self._at.send(FinishedFrame(round=current.number))
+
+    # Ending ranks
+
+    def recalled(self, frame: RecallFrame) -> None:
+        number = -1 if frame.round is None else frame.round
+        if self._next is not None and self._next[0].number <= number:
+            self._next = None  # it waits to begin, and must not any more
+        current = self.current
+        if current is None or current.number < number:
+            self._at.send(StoppedFrame(round=number))
+        elif current.number == number and current.running:
+            if not current.stopping:
+                self._at.do(Say(f"round {number} is called back: {frame.reason}"))
+            if frame.dump:
+                self.stop(current, frame.grace_s, lambda: self._confirm_stop(current), dump=True)
+            else:
+                self.stop_after_saves(current, frame.grace_s, lambda: self._confirm_stop(current))
+        elif current.number == number:
+            self._confirm_stop(current)
+
+    def _confirm_stop(self, current: InRound) -> None:
+        ends = current.reported(self._at.now)
+        self._at.send(StoppedFrame(round=current.number, why=current.why_stopped, exits=ends))
+
+    def leave(self, grace_s: float, why: str, then: Then) -> None:
+        """End what runs, confirm it, and go."""
+        current = self.current
+        if current is None or not current.running:
+            then()
+            return
+
+        def gone() -> None:
+            self._confirm_stop(current)
+            then()
+
+        self.stop_after_saves(current, grace_s, gone, why=why, at_most_s=grace_s)
+
+    def stop(self, current: InRound, grace_s: float, then: Then, *, why: str = "", dump: bool = False) -> None:
+        """End the ranks of a round and all that they left; `then` when nothing is left."""
+        if not current.running:
+            then()
+            return
+        current.afterwards.append(then)
+        if current.stopping:
+            self._at.do(Hasten(grace_s))
+            return
+        current.stopping, current.hung, current.why_stopped = True, dump, why
+        self._at.do(StopRanks(current.number, grace_s, dump))
+
+    def stop_after_saves(
+        self, current: InRound, grace_s: float, then: Then, *, why: str = "", at_most_s: float = math.inf
+    ) -> None:
+        """Those that are in the middle of a save end it before they are asked to go.
+
+        Without a grace they must go at once, because the world may have gone on without them.
+        """
+        one, began = self._at.settings, self._at.now
+
+        def stop() -> None:
+            left = max(grace_s - (self._at.now - began), min(grace_s, one.restart_grace_s))
+            self.stop(current, left, then, why=why)
+
+        if grace_s <= 0 or not current.running or current.stopping:
+            self.stop(current, grace_s, then, why=why)
+        elif current.after_saves is not None:
+            current.after_saves.append(stop)
+        else:
+            current.after_saves = [stop]
+            limits = min(one.save_grace_s, at_most_s), min(one.saving_timeout_s, at_most_s)
+            self._at.do(AwaitSaves(current.number, *limits))
+
+    def saving(self, number: int, what: str, now: float) -> list[Order]:
+        """A rank that should end saves, and is given time for it."""
+        self._at.reach(now)
+        self._at.do(Say(f"round {number}: {what}"))
+        self._at.send(SavingFrame(round=number, what=what))
+        return self._at.taken()
+
+    def saves_over(self, number: int, now: float) -> list[Order]:
+        self._at.reach(now)
+        current = self.current
+        if current is not None and current.number == number and current.after_saves is not None:
+            waiting, current.after_saves = current.after_saves, None
+            for stop in waiting:
+                stop()
+        return self._at.taken()
+
+    def cleared(self, number: int, now: float) -> list[Order]:
+        """Nothing is left of the ranks of a round."""
+        self._at.reach(now)
+        current = self.current
+        if current is None or current.number != number or not current.running:
+            return self._at.taken()
+        current.running, current.stopping = False, True
+        self.beat()
+        afterwards, current.afterwards = current.afterwards, []
+        for then in afterwards:
+            then()
+        if self._processes_lost and self._next is None:
+            self._at.do(RestartProcesses())
+        return self._at.taken()
+
+    # What runs the ranks
+
+    def processes_lost(self, why: str, now: float) -> list[Order]:
+        """What runs ranks has died; the ends of its ranks have been told before."""
+        self._at.reach(now)
+        self._processes_lost = True
+        self._at.do(Say(f"{why}: its ranks are gone, starting another"))
+        if not self.runs:
+            self._at.do(RestartProcesses())
+        return self._at.taken()
+
+    def restarted(self, now: float) -> list[Order]:
+        """Ranks can be started again."""
+        self._at.reach(now)
+        self._processes_lost = False
+        self.beat()
+        self._start_next()
+        return self._at.taken()

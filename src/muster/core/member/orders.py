@@ -1,0 +1,142 @@
+"""What can a member order? Its driver carries each out, in the order in which they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.types.frames import Frame
+from muster.types.world import MemberId, Path, Place
+
+
+@dataclass(frozen=True)
+class Send:
+    """Say this to the coordinator. A `StoppedFrame` is completed with the port on which the driver listens."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Ask for another lease, and tell the steps that ranks have made since the last time."""
+
+    round: int | None
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Give up on a connection that is open but silent, and make another."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Say where peers can probe us, once."""
+
+
+@dataclass(frozen=True)
+class ReachPeers:
+    """Probe these peers from now on: only these, or with `gone` these too and no longer those."""
+
+    peers: tuple[tuple[MemberId, tuple[Path, ...]], ...]
+    gone: tuple[MemberId, ...] | None
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Tell the guard that we live, and until when ranks may run."""
+
+    until: float
+    lease_s: float
+    round: int | None
+
+
+@dataclass(frozen=True)
+class StartRanks:
+    """Answered with `up` when all of them run, or with `cannot_start`."""
+
+    place: Place
+
+
+@dataclass(frozen=True)
+class AwaitSaves:
+    """Answered with `saves_over`, when no rank saves any more or the time for it is up."""
+
+    round: int
+    writing_s: float  # for ranks that have files open for writing
+    saving_s: float  # for ranks inside `muster.saving()`
+
+
+@dataclass(frozen=True)
+class StopRanks:
+    """Answered with `cleared`, when nothing is left of them."""
+
+    round: int
+    grace_s: float
+    dump: bool = False  # hung: leave their stacks in the log
+
+
+@dataclass(frozen=True)
+class Hasten:
+    """A stop that is under way gets no more than this much time."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class KillRanks:
+    """At once."""
+
+
+@dataclass(frozen=True)
+class RestartProcesses:
+    """Start again what runs ranks, and end what is left of the old. Answered with `restarted`."""
+
+
+@dataclass(frozen=True)
+class Hurry:
+    """Whether ranks are waited for: a spare warms up behind everyone else."""
+
+    now: bool
+
+
+@dataclass(frozen=True)
+class CheckOwnHealth:
+    """Answered with `checked`."""
+
+    after_s: float
+
+
+@dataclass(frozen=True)
+class Say:
+    """To whoever watches this worker."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """This member is done: exit like that."""
+
+    code: int
+    why: str
+
+
+Order = (
+    Send
+    | Renew
+    | Drop
+    | Listen
+    | ReachPeers
+    | Beat
+    | StartRanks
+    | AwaitSaves
+    | StopRanks
+    | Hasten
+    | KillRanks
+    | RestartProcesses
+    | Hurry
+    | CheckOwnHealth
+    | Say
+    | Exit
+)

@@ -1,0 +1,79 @@
+"""How does a member stand with its coordinator? What the parts of its decisions share.
+
+Orders gather here until the driver takes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from muster.core.member.orders import Beat, Order, Send
+from muster.types.frames import Frame, RunRecord
+from muster.types.world import MemberId, RunOutcome, Settings
+
+
+@dataclass
+class Lease:
+    """Until when may ranks run that nobody has confirmed?
+
+    It counts from the moment at which the renewal was *sent* that has been answered, so it ends here no later than the
+    coordinator believes.
+    """
+
+    since: float
+    hello_sent: float = -math.inf
+    renew_sent: float | None = None
+    dead_at: float = -math.inf  # when the coordinator was last found dead: the connection was closed or refused
+
+    def welcomed(self) -> None:
+        self.since = max(self.since, self.hello_sent)
+        self.renew_sent = None
+
+    def renewed(self) -> None:
+        if self.renew_sent is not None:
+            self.since = max(self.since, self.renew_sent)
+            self.renew_sent = None
+
+    def over_at(self, lease_s: float) -> float:
+        """When ranks have to end. A coordinator that is dead gives nothing away; only silence is dangerous."""
+        return max(self.since, self.dead_at) + lease_s
+
+
+class Standing:
+    def __init__(self, member_id: MemberId, settings: Settings, now: float) -> None:
+        self.member_id = member_id
+        self.settings = settings
+        self.now = now
+        self.lease = Lease(now)
+        self.record: RunRecord | None = None
+        self.outcome: RunOutcome | None = None
+        self.joined = False
+        self.connected = False
+        self.leaving = False
+        self.session = 0  # grows with every connection that ends
+        self.unsaid: list[Frame] | None = None  # since a hello that has no welcome yet
+        self._orders: list[Order] = []
+
+    def reach(self, now: float) -> None:
+        """Time never goes back, also if two that bring something have looked at the clock at once."""
+        self.now = max(self.now, now)
+
+    def do(self, *orders: Order) -> None:
+        self._orders += orders
+
+    def send(self, frame: Frame) -> None:
+        """What must not be lost is presented in the next hello; what was not in that one is sent with its welcome."""
+        if self.connected:
+            self.do(Send(frame))
+        elif self.unsaid is not None:
+            self.unsaid.append(frame)
+
+    def taken(self) -> list[Order]:
+        orders, self._orders = self._orders, []
+        return orders
+
+    def beat(self, number: int | None, *, runs: bool) -> None:
+        """Tell the guard that we live, and until when ranks may run."""
+        until = self.lease.over_at(self.settings.lease_s) if runs else math.inf
+        self.do(Beat(until, self.settings.lease_s, number))

@@ -1,0 +1,97 @@
+"""The files of one round's ranks: what they print, how far they are, and what those say of a rank's end."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from muster.core.member.held_round import InRound
+from muster.node import logs, progress, rank_env, stacks, system
+from muster.node.rank_processes import Start
+from muster.types.world import Place, RankEnd
+
+LARGEST_STEP = 1 << 53  # what JSON carries exactly
+
+
+class RankFiles:
+    def __init__(self, place: Place, run_id: str, log_dir: Path, scratch: str, echo: logs.Echo) -> None:
+        """Makes them; OSError says why that cannot be."""
+        self._place = place
+        self._folder = log_dir / f"round-{place.number}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._run_id = run_id
+        self._echo = echo
+        self._told_steps: dict[int, int] = {}
+        self._oom_kills = system.oom_kills()  # of our memory group, as far as they are accounted for
+        self._log_starts = {rank: logs.size(self._log(rank, "err")) for rank in place.ranks}
+        self.marks = {rank: os.path.join(scratch, f"progress-{place.number}-{rank}") for rank in place.ranks}
+        for rank in place.ranks:
+            progress.create(self.marks[rank])
+            for ending in ("out", "err"):
+                logs.make(self._log(rank, ending))
+                echo.follow(self._log(rank, ending), f"[{rank}] ", error=ending == "err")
+
+    def _log(self, rank: int, ending: str) -> str:
+        return str(self._folder / f"rank-{rank}.{ending}")
+
+    def starts(self) -> list[Start]:
+        """What has to be started, rank by rank."""
+        found = []
+        for local_rank, rank in enumerate(self._place.ranks):
+            env = rank_env.environment(self._place, local_rank, self._run_id)
+            env |= {progress.FILE_VARIABLE: self.marks[rank]}
+            key = key_of(self._place.number, rank)
+            found.append(Start(key, env, self._log(rank, "out"), self._log(rank, "err")))
+        return found
+
+    def let_go(self, rank: int) -> None:
+        """It prints no more."""
+        for ending in ("out", "err"):
+            self._echo.let_go(self._log(rank, ending))
+
+    def fresh_steps(self) -> tuple[tuple[int, int, float], ...]:
+        """Rank, step and its age, of those that have got on since the last time."""
+        now, fresh = time.monotonic(), []
+        for rank in self.marks:
+            mark = self._mark(rank)
+            if mark is not None and self._told_steps.get(rank) != mark[0]:
+                self._told_steps[rank] = mark[0]
+                fresh.append((rank, mark[0], round(now - mark[1], 4)))
+        return tuple(fresh)
+
+    def _mark(self, rank: int) -> tuple[int, float] | None:
+        """A rank writes it: what cannot be a step at a time is none."""
+        mark = progress.read(self.marks[rank])
+        return mark if mark is not None and abs(mark[0]) < LARGEST_STEP and math.isfinite(mark[1]) else None
+
+    def describe(self, held: InRound, rank: int, status: int, worker: str) -> RankEnd:
+        """How a rank ended, as far as can be told from what it left."""
+        known: dict[str, Any] = {"worker": worker, "round": held.number, "finished_at": time.time()}
+        if held.stopping and not held.hung:
+            return RankEnd.from_status(rank, status, stopped=status != 0, **known)
+        if (mark := self._mark(rank)) is not None:
+            known |= {"step": mark[0], "idle_s": round(time.monotonic() - mark[1], 3)}
+        if status == -signal.SIGKILL and system.oom_kills() > self._oom_kills:
+            self._oom_kills += 1
+            known["oom"] = True
+        if status != 0:
+            err = self._log(rank, "err")
+            known["stderr_tail"] = logs.tail(err, self._log_starts[rank])
+            if held.hung:
+                stand = stacks.read(logs.whole(err, self._log_starts[rank]))
+                known |= {"hung": True, "stack": stand.frame, "waiting": stand.waiting}
+        return RankEnd.from_status(rank, status, **known)
+
+
+def key_of(number: int, rank: int) -> str:
+    return f"{number}.{rank}"
+
+
+def rank_of(key: str) -> tuple[int, int]:
+    """The round and the rank that a key names."""
+    number, rank = (int(part) for part in key.split("."))
+    return number, rank

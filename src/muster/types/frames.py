@@ -1,0 +1,432 @@
+"""What do agents, guards and coordinators say to each other? One record per message.
+
+Each class is a message: its `type` on the wire, who sends it, and its fields, read and written by `types.codec` with
+names as Python spells them. What a field means stands beside it; `docs/protocol.md` lists the same and is tested
+against this. Unknown types and fields come from a newer version and are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from muster.types import codec
+from muster.types.codec import limited
+from muster.types.world import (
+    Gate,
+    Member,
+    MemberId,
+    Path,
+    Place,
+    RankEnd,
+    Round,
+    RunId,
+    RunOutcome,
+    Seat,
+    Settings,
+)
+
+MAX_TEXT = 256  # of a name, an address, a domain
+Sender = Literal["coordinator", "agent", "guard", "control", "member"]
+
+TYPES: dict[str, type[Frame]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What every message carries: from the coordinator the current round, unless the message is about another one."""
+
+    type: ClassVar[str]
+    sender: ClassVar[Sender]
+
+    epoch: int | None = None
+    round: int | None = None
+
+    def __init_subclass__(cls, type: str, sender: Sender = "coordinator") -> None:
+        cls.type, cls.sender = type, sender
+        TYPES[type] = cls
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownFrame(Frame, type="", sender="member"):
+    """A type that this version does not know."""
+
+    name: str
+
+
+def read(data: Mapping[str, Any]) -> Frame:
+    """The message that a JSON object is; `codec.Invalid` says what is wrong with it."""
+    found = TYPES.get(data["type"])
+    if found is None or found is UnknownFrame:
+        return UnknownFrame(name=str(data["type"])[:MAX_TEXT])
+    told = {key: value for key, value in data.items() if value is not None and key != "type"}
+    return codec.from_wire(found, told, strict=False, names=codec.plain)
+
+
+def write(frame: Frame) -> dict[str, Any]:
+    return {"type": frame.type, **codec.to_wire(frame, names=codec.plain)}
+
+
+# What messages are made of ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """All that another coordinator needs to go on with a run. It is kept before it is told, and every agent has it."""
+
+    settings: Settings
+    target: int
+    restarts_used: int
+    run_id: RunId | None = None
+    epoch: int = 0
+    round: int = -1  # none yet
+    seats: tuple[Seat, ...] = ()
+    store: Path | None = None
+    why: str = ""
+    best_step: int | None = None
+    stale_rounds: int = 0
+    outcome: RunOutcome | None = None
+    exits: tuple[RankEnd, ...] = ()  # ends that stand whatever comes
+    finished: tuple[MemberId, ...] = ()
+    gate: Gate | None = None
+
+    def as_round(self) -> Round | None:
+        """The round that it shows, with what was known of its ranks' ends."""
+        if not self.seats or self.store is None:
+            return None
+        ends, finished = {end.rank: end for end in self.exits}, frozenset(self.finished)
+        return Round(self.round, self.seats, *self.store, why=self.why, exits=ends, finished=finished)
+
+    def place_of(self, member_id: MemberId) -> Place | None:
+        """The place that a release gives to a member, if any."""
+        formed = self.as_round()
+        seat = formed.seat_of(member_id) if formed is not None else None
+        if formed is None or seat is None:
+            return None
+        return Place(formed, seat, self.restarts_used, self.settings.max_restarts)
+
+
+@dataclass(frozen=True)
+class ReportedEnd(RankEnd):
+    """How a rank ended, as it travels: with its age, for clocks differ."""
+
+    age_s: float = 0.0
+
+
+def report(end: RankEnd, age_s: float, *, tail: bool = True) -> ReportedEnd:
+    known = vars(end) if tail else {**vars(end), "stderr_tail": ()}
+    return ReportedEnd(**known, age_s=round(age_s, 4))
+
+
+def reported(ends: tuple[ReportedEnd, ...], now: float) -> list[tuple[RankEnd, float]]:
+    """Ends as told, with the time on our clock at which each happened."""
+    names = [one.name for one in fields(RankEnd)]
+    return [(RankEnd(**{name: getattr(end, name) for name in names}), now - end.age_s) for end in ends]
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Who says hello. A guard tells the first two."""
+
+    member_id: MemberId = limited(max_length=MAX_TEXT)
+    name: str = limited(max_length=MAX_TEXT)
+    addr: str = limited("127.0.0.1", max_length=MAX_TEXT)
+    procs: int = limited(1, ge=1)
+    infra_rank: int | None = None
+    domain: str | None = limited(None, max_length=MAX_TEXT)
+    version: str = limited("1.0", max_length=MAX_TEXT)
+    store_port: int = 0
+    host: str = limited("", max_length=MAX_TEXT)
+    pid: int = 0
+    launcher: str = limited("node", max_length=MAX_TEXT)
+    checks_health: bool = False
+    unfit: str = ""
+    paths: tuple[Path, ...] = ()
+
+    def as_member(self, joined_at: float) -> Member:
+        return Member(**{**vars(self), "unfit": self.unfit[:MAX_TEXT]}, joined_at=joined_at)
+
+
+@dataclass(frozen=True)
+class Presented:
+    """Everything that a coordinator which knows nothing of a member needs to know."""
+
+    epoch: int = 0
+    record: RunRecord | None = None
+    store_port: int = 0
+    outcome: RunOutcome | None = None
+    round: int | None = None
+    running: bool = False
+    up: bool = False
+    finished: bool = False
+    exits: tuple[ReportedEnd, ...] = ()
+    why: str = ""
+
+
+# Opening ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChallengeFrame(Frame, type="challenge"):
+    """The first word: the versions that the coordinator speaks, and a number to prove the token with"""
+
+    nonce: str = ""
+    low: object | None = None
+    high: object | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HelloFrame(Frame, type="hello", sender="member"):
+    """Who is there (`kind`: `agent`, `guard` or `control`), for which run, with what proof"""
+
+    v: object | None = None
+    low: object | None = None
+    high: object | None = None
+    kind: str = ""
+    run_id: str = ""
+    proof: str = ""
+    member: Introduction | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # only those that its user gave
+    present: Presented = Presented()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WelcomeFrame(Frame, type="welcome"):
+    """The hello is accepted, and these are the run's settings"""
+
+    settings: Settings | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldFrame(Frame, type="hold"):
+    """The name's old bearer has a lease left: wait"""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFrame(Frame, type="error"):
+    """Refused; the connection ends, unless this answers an `ask`"""
+
+    code: str = ""
+    message: str = ""
+    seq: int | None = None
+
+
+# From the coordinator -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseFrame(Frame, type="release"):
+    """This round is out; the receiver finds its seat in the record. Repeated after a reconnect; harmless"""
+
+    record: RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordFrame(Frame, type="record"):
+    """The same for those without a seat, so that they can bring it back"""
+
+    record: RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallFrame(Frame, type="recall"):
+    """End the ranks of that round and confirm; with `dump`, leave their stacks in the log"""
+
+    grace_s: float = 0.0
+    cause: str = ""
+    reason: str = ""
+    dump: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenewedFrame(Frame, type="renewed"):
+    """The lease is renewed; the reason when it has changed"""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReachFrame(Frame, type="reach"):
+    """Probe these until told otherwise: `[member, [[host, port], …]]` each. Without `gone` these and nobody else, after
+    each hello; with it these too, and no longer those that are gone. Only in a run with a gate"""
+
+    peers: tuple[tuple[MemberId, tuple[Path, ...]], ...] = ()
+    gone: tuple[MemberId, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFrame(Frame, type="check"):
+    """Run the health check and answer `fit` or `unfit`"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DismissFrame(Frame, type="dismiss"):
+    """Leave with exit code 0"""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeFrame(Frame, type="outcome"):
+    """The run has ended: stop, `ack`, wait for `farewell`"""
+
+    outcome: RunOutcome
+    grace_s: float = 0.0
+    farewell_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarewellFrame(Frame, type="farewell"):
+    """Everyone knows; exit"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeFrame(Frame, type="probe"):
+    """To a guard: are you there?"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleFrame(Frame, type="stale"):
+    """The message spoke of an old round; this is the current one"""
+
+    seq: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GotFrame(Frame, type="got"):
+    """An `exits` message was entered"""
+
+    seq: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerFrame(Frame, type="answer"):
+    """What `ask` wanted to see"""
+
+    seq: int | None = None
+    view: Mapping[str, Any] = field(default_factory=dict)
+
+
+# From an agent ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenewFrame(Frame, type="renew", sender="agent"):
+    """Every third of a lease, with `[rank, step, age]` of each rank that has got on"""
+
+    steps: tuple[tuple[int, int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedFrame(Frame, type="started", sender="agent"):
+    """The place in that round is taken"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpFrame(Frame, type="up", sender="agent"):
+    """All its ranks run"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitsFrame(Frame, type="exits", sender="agent"):
+    """Ranks have ended"""
+
+    seq: int | None = None
+    exits: tuple[ReportedEnd, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedFrame(Frame, type="finished", sender="agent"):
+    """All its ranks have exited 0"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavingFrame(Frame, type="saving", sender="agent"):
+    """Called back, it lets a save end first"""
+
+    what: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppedFrame(Frame, type="stopped", sender="agent"):
+    """Nothing of that round is left; it listens on `store_port` for the next round's store"""
+
+    store_port: int = 0
+    why: str = ""
+    exits: tuple[ReportedEnd, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeavingFrame(Frame, type="leaving", sender="agent"):
+    """It is about to go"""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedFrame(Frame, type="failed", sender="agent"):
+    """A launcher with a budget of its own gave up"""
+
+    message: str = ""
+    exits: tuple[ReportedEnd, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitFrame(Frame, type="fit", sender="agent"):
+    """Its health check passed"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfitFrame(Frame, type="unfit", sender="agent"):
+    """Its health check failed"""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListensFrame(Frame, type="listens", sender="agent"):
+    """Where it can be probed: the way of its ranks first, then the relay (a later `hello` has them, too)"""
+
+    paths: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReachedFrame(Frame, type="reached", sender="agent"):
+    """What it found: `[member, seconds or null, why not]` each; all that it knows after a `reach`, then what has
+    changed"""
+
+    peers: tuple[tuple[MemberId, float | None, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AckFrame(Frame, type="ack", sender="agent"):
+    """It has the outcome, and its ranks are gone"""
+
+    exits: tuple[ReportedEnd, ...] = ()
+
+
+# From a guard, and from a control connection ------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoneFrame(Frame, type="gone", sender="guard"):
+    """No process of that round is left here"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliveFrame(Frame, type="alive", sender="guard"):
+    """The answer to a probe while it is still at work"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskFrame(Frame, type="ask", sender="control"):
+    """`show`, `set-target` or `cancel`; answered with `answer` or `error`"""
+
+    ask: str = ""
+    seq: int | None = None
+    target: int | None = None
+    remove: tuple[str, ...] = ()
+    why: str = ""

@@ -1,0 +1,77 @@
+"""What happens in a run, as its coordinator tells it, and what the journal calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from muster.types.event import Event, EventType
+
+
+class Kind(StrEnum):
+    JOINED = "joined"
+    LEFT = "left"
+    LOST = "lost"
+    LEAVING = "leaving"
+    DISMISSED = "dismissed"
+    PARKED = "parked"
+    KEPT_OUT = "kept-out"
+    UNFIT = "unfit"
+    REFUSED = "refused"
+    GONE = "gone"
+    RELEASE = "release"
+    RECALL = "recall"
+    EXIT = "exit"
+    SAVING = "saving"
+    TARGET = "target"
+    RECOVERED = "recovered"
+    MESH_CONVERGING = "mesh-converging"
+    MESH_READY = "mesh-ready"
+    MESH_DEGRADED = "mesh-degraded"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    FAREWELL = "farewell"
+
+
+# None: the journal has a word of its own for it, written when the end of the training is.
+JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
+    Kind.JOINED: ("WorkerJoined", "Normal"),
+    Kind.LEFT: ("WorkerLeft", "Normal"),
+    Kind.LOST: ("WorkerLost", "Warning"),
+    Kind.LEAVING: ("WorkerLeaving", "Normal"),
+    Kind.DISMISSED: ("WorkerDismissed", "Normal"),
+    Kind.PARKED: ("WorkerParked", "Warning"),
+    Kind.KEPT_OUT: ("WorkerKeptOut", "Warning"),
+    Kind.UNFIT: ("WorkerUnfit", "Warning"),
+    Kind.REFUSED: ("WorkerRefused", "Warning"),
+    Kind.GONE: ("RanksGone", "Normal"),
+    Kind.RELEASE: ("RoundReleased", "Normal"),
+    Kind.RECALL: ("RoundRecalled", "Normal"),
+    Kind.EXIT: ("RankFailed", "Warning"),
+    Kind.SAVING: ("RecallHeld", "Normal"),
+    Kind.TARGET: ("TargetChanged", "Normal"),
+    Kind.RECOVERED: ("RoundRecovered", "Normal"),
+    Kind.MESH_CONVERGING: ("MeshConverging", "Normal"),
+    Kind.MESH_READY: ("MeshReady", "Normal"),
+    Kind.MESH_DEGRADED: ("DegradedMesh", "Warning"),
+    Kind.SUCCEEDED: None,
+    Kind.FAILED: None,
+    Kind.CANCELLED: None,
+    Kind.FAREWELL: None,
+}
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """One thing that happened. `at` is on the coordinator's clock."""
+
+    at: float
+    kind: Kind
+    text: str
+    round: int | None
+
+    def journaled(self) -> Event | None:
+        """The same for the journal of the training, which adds whose it is and when it was written."""
+        word = JOURNAL[self.kind]
+        return None if word is None else Event(word[0], self.text, word[1], round=self.round)

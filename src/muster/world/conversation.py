@@ -1,0 +1,119 @@
+"""A run, and who is connected to it: what joining, hearing and deciding share.
+
+What has to be sent gathers in `outbox`; when `unsaved` is set, the record must be kept before it is sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from muster.core.world import transitions
+from muster.core.world.run import Run
+from muster.types.frames import Frame, ProbeFrame, RecordFrame
+from muster.types.run_event import Kind, RunEvent
+from muster.types.world import MemberId, RunId, Settings
+from muster.world.frames_out import Addressed, Moment, Peer
+
+STORY = 500  # events that are remembered for whoever asks
+
+
+@dataclass
+class Visitor:
+    """A connection that has said hello."""
+
+    kind: str
+    member_id: MemberId | None = None
+    epoch: int = 0
+    told_reason: str = ""
+
+
+class Conversation:
+    def __init__(self, run_id: RunId, *, epoch: int, settings: Settings | None, directed: bool) -> None:
+        self.run_id = run_id
+        self.epoch = epoch
+        self.directed = directed
+        self.run: Run | None = replace(transitions.open_run(settings), holds_farewell=directed) if settings else None
+        self.reason = "nobody has joined yet"
+        self.confirmed = False  # a directed run's outcome is recorded, so members may be told
+        self.ended_at: float | None = None
+        self.led = False  # it has released a round of its own
+        self.unsaved = False
+        self.outbox: list[Addressed] = []
+        self.agents: dict[MemberId, Peer] = {}
+        self.guards: dict[MemberId, Peer] = {}
+        self.visitors: dict[int, Visitor] = {}
+        self.heard: dict[MemberId, float] = {}  # renewals that the run has not been told of
+        self.unreached: set[MemberId] = set()  # those that have not been told whom to reach
+        self.story: deque[RunEvent] = deque(maxlen=STORY)
+        self.on_event: Callable[[RunEvent], None] | None = None
+
+    # Saying
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.run_id, self.epoch, self.run)
+
+    def send(self, peer: Peer, frame: Frame) -> None:
+        self.outbox.append((peer, self.moment.encode(frame)))
+
+    def send_to(self, member_id: MemberId, frame: Frame) -> None:
+        if peer := self.agents.get(member_id):
+            self.send(peer, frame)
+
+    def send_all(self, frame: Frame) -> None:
+        """To every agent."""
+        data = self.moment.encode(frame)
+        self.outbox += [(peer, data) for peer in self.agents.values()]
+
+    def send_record(self) -> None:
+        self.send_all(RecordFrame(record=self.moment.record))
+
+    def push_outcome(self, peers: list[Peer]) -> None:
+        if self.directed and not self.confirmed:
+            return  # all of them will hear it when it is recorded
+        data = self.moment.outcome()
+        self.outbox += [(peer, data) for peer in peers]
+
+    def probe(self, member_id: MemberId) -> None:
+        """Ask the guard of a lost member whether it is there; its word comes before the clock's."""
+        if guard := self.guards.get(member_id):
+            self.send(guard, ProbeFrame())
+
+    # What happens
+
+    def tell(self, kind: Kind, text: str, now: float) -> None:
+        number = self.run.round.number if self.run is not None and self.run.round else None
+        event = RunEvent(now, kind, text, number)
+        self.story.append(event)
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def ended(self, now: float) -> None:
+        """The run has come to an outcome: whoever is here hears it as soon as it may be told."""
+        assert self.run is not None and self.run.outcome is not None
+        self.ended_at = now
+        self.unsaved = True
+        self.tell(Kind(self.run.outcome.state), self.run.outcome.message, now)
+        self.push_outcome(list(self.agents.values()))
+
+    def renewed_run(self) -> Run:
+        """The run with all leases that were renewed since it was last looked at."""
+        assert self.run is not None
+        if self.heard:
+            self.run = transitions.renew(self.run, self.heard)
+            self.heard = {}
+        return self.run
+
+    def drop(self, member_id: MemberId) -> None:
+        if peer := self.agents.pop(member_id, None):
+            self.visitors.pop(id(peer), None)
+            peer.refuse("lost", "nothing was heard for a lease; say hello again")
+
+    def name(self, member_id: MemberId) -> str:
+        member = self.run.members.get(member_id) if self.run is not None else None
+        if member is not None:
+            return member.name
+        seat = self.run.round.seat_of(member_id) if self.run is not None and self.run.round else None
+        return seat.name if seat else str(member_id)
