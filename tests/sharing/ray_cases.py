@@ -41,6 +41,8 @@ from muster.sharing import (
     Snapshot,
 )
 from muster.sharing import ray as on_ray
+from muster.sharing.api import SchedulerApi
+from tests.contract.scheduler_stories import STORIES, Story
 
 POOL = Pool(gpus=4, gpus_per_node=2)
 BOUND_S = 20.0
@@ -230,6 +232,32 @@ async def died(actor: Any) -> None:
 
 
 # Cases -------------------------------------------------------------------------------------------
+
+
+class OnRay:
+    """A scheduler for one story of the contract: hooks are actors."""
+
+    def __init__(self, scheduler: SchedulerApi) -> None:
+        self.scheduler = scheduler
+
+    async def hooks(self) -> Any:
+        made = workers()
+        await made.seen.remote()
+        return made
+
+    async def asked(self, hooks: Any) -> list[str]:
+        return list((await hooks.seen.remote())[1])
+
+
+@pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
+def test_contract(world: World, story: Story) -> None:
+    async def tell() -> None:
+        handle = await asyncio.to_thread(world.connect, story.__name__)
+        async with asyncio.timeout(BOUND_S):
+            await story(OnRay(handle))
+        await handle.stop()
+
+    asyncio.run(tell())
 
 
 def test_the_handle_does_what_the_scheduler_does(world: World) -> None:

@@ -91,8 +91,8 @@ class Room:
 
 
 @asynccontextmanager
-async def a_room(home: Path, **options: Any) -> AsyncIterator[Room]:
-    pool = PoolService("default", Pool(4, 4), **options)
+async def a_room(home: Path, gpus: Pool = Pool(4, 4), **options: Any) -> AsyncIterator[Room]:  # noqa: B008
+    pool = PoolService("default", gpus, **options)
     await pool.start()
     try:
         async with serving(home, pools={"default": pool}) as house:

@@ -66,7 +66,7 @@ def test_a_pipeline_whose_hooks_fail_twice_is_quarantined_and_nobody_else(script
                 await sched.await_release_gpus("p1")
             with pytest.raises(PipelineQuarantined):
                 await sched.notify_release_gpus("p1", "actor_infer")
-            assert any(event.kind == "quarantined" and event.pipeline == "p1" for event in sched.events())
+            assert any(event.kind == "quarantined" and event.pipeline == "p1" for event in await sched.events())
             waiting = asyncio.create_task(training(sched, "p2"))
             await turns()
             assert "shrink" in sched.snapshot().pending[0].reason, "others are told whom they wait for"

@@ -116,7 +116,7 @@ def test_what_the_scheduler_refuses_is_raised_as_what_it_is(tmp_path: Path) -> N
             await connect("http://127.0.0.1:9", room.token)
         handle = await room.handle()
         with pytest.raises(InvalidRequest, match="required"):
-            await handle.register_pipeline("p1", clusters(), None)  # type: ignore[arg-type]
+            await handle.register_pipeline("p1", clusters(), None)
         with pytest.raises(InvalidRequest, match="shrink must be an async function"):
             await handle.register_pipeline("p1", clusters(), PlainHooks())
         with pytest.raises(InvalidRequest) as bad:

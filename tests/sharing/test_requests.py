@@ -20,7 +20,7 @@ from muster.errors import (
     SchedulerStopped,
     WouldDeadlock,
 )
-from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent, desk
+from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent, planning
 from muster.sim import virtual
 from muster.types.sharing import Shares, Tenant
 from tests.sharing.scripted import (
@@ -333,14 +333,14 @@ def test_a_report_for_an_older_rollout_or_a_closed_one_is_kept_and_not_counted()
             await joined(sched, "p1")
             early = ProgressReport("p1", 1, 8)
             await sched.report_progress(early)
-            assert (sched.snapshot().open_rollouts, sched.reports()) == ({}, {"p1": early})
+            assert (sched.snapshot().open_rollouts, await sched.reports()) == ({}, {"p1": early})
             await generating(sched, "p1", 8, rollout_id="r1")
             await sched.report_progress(ProgressReport("p1", 5, 8, rollout_id="r1"))
             await generating(sched, "p1", 9)
             late = ProgressReport("p1", 8, 8, rollout_id="r1")
             await sched.report_progress(late)
             assert sched.snapshot().open_rollouts == {"p1": 9}
-            assert sched.reports() == {"p1": late}
+            assert await sched.reports() == {"p1": late}
             await sched.report_progress(ProgressReport("p1", 30, 10, "a", rollout_id="r2"))
             await sched.report_progress(ProgressReport("p1", 3, 10, "b", rollout_id="r2"))
             (rollout,) = sched.shares.rollouts.values()
@@ -414,7 +414,7 @@ def test_a_stopped_scheduler_refuses_and_changes_nothing() -> None:
 
 
 def test_a_pass_that_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "AGAIN_S", 0.001)
+    monkeypatch.setattr(planning, "AGAIN_S", 0.001)
     failures = [RuntimeError("a fault of the planner")] * 2
 
     def faulty(shares: Shares, now: float) -> Plan:
@@ -442,7 +442,7 @@ def test_every_decision_is_told_with_its_reason() -> None:
             await generating(sched, "p1")
             await training(sched, "p2")
             await turns()
-            assert heard == sched.events()
+            assert heard == await sched.events()
         shrinking = next(event for event in heard if event.kind == "shrinking")
         assert (shrinking.pipeline, shrinking.ranks, shrinking.gpus) == ("p1", (2, 3), (2, 3))
         assert "p2/actor_train" in shrinking.text

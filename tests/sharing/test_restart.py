@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.errors import JournalUnusable, PipelineQuarantined
-from muster.sharing import ClusterSpec, Priority, ProgressReport, desk, execution, journal
+from muster.sharing import ClusterSpec, Priority, ProgressReport, execution, journal, planning
 from muster.sim import virtual
 from tests.sharing.scripted import (
     FOUR,
@@ -240,7 +240,7 @@ def test_while_the_disk_is_full_nothing_is_decided_and_afterwards_everything_goe
     def full(file: int, data: bytes) -> None:
         raise OSError(28, "no space left")
 
-    for module in (desk, execution):
+    for module in (planning, execution):
         monkeypatch.setattr(module, "AGAIN_S", 0.01)
 
     async def story() -> None:

@@ -40,8 +40,8 @@ def a_rank(number: int, name: str = "") -> Tenant:
 
 def fall_silent(handle: RemoteScheduler) -> None:
     """As a process that was killed: nobody fetches its actions any more, and nothing is said."""
-    for attendant in handle._attendants.values():
-        attendant._task.cancel()
+    for runner in handle._hook_runners.values():
+        runner._task.cancel()
 
 
 async def trains(handle: RemoteScheduler, name: str = "p1") -> list[int]:
@@ -82,7 +82,7 @@ def test_what_a_round_held_ends_with_it_also_when_nobody_comes_after_it(tmp_path
         [shown] = [one for one in room.pool.view()["pipelines"] if one["id"] == "p1"]
         assert (shown["training"], shown["round"]) == (UID, 3)
         trainings.ended.add((UID, 3))
-        room.pool.training_changed(UID)
+        room.pool.tenants.training_changed(UID)
         assert await waiting == [0, 1]
         [end] = [one for one in room.pool.events() if one.kind == "unregistered"]
         assert (end.pipeline, end.text, end.gpus) == ("p1", "round 3 is over", (0, 1))
@@ -121,7 +121,7 @@ def test_a_process_that_attaches_again_after_a_restart_still_belongs_to_its_roun
         await room.until(lambda: room.pool.view()["pipelines"][0]["state"] == "attached")
         assert sorted(room.pool.scheduler.snapshot().leases) == [0, 1]
         trainings.ended.add((UID, 0))
-        room.pool.training_changed(UID)
+        room.pool.tenants.training_changed(UID)
         await room.until(lambda: room.pool.scheduler.snapshot().idle == tuple(ALL))
 
     in_room(tmp_path, test, rounds=trainings, journal=tmp_path / "j")
@@ -154,7 +154,7 @@ def test_a_training_that_this_control_plane_does_not_run_is_none(tmp_path: Path)
     async def test(room: Room) -> None:
         holder = await room.pipeline("p1", Engine(), tenant=Tenant("p", "standalone-run", 0))
         assert await trains(holder) == [0, 1]
-        room.pool.training_changed("standalone-run")
+        room.pool.tenants.training_changed("standalone-run")
         assert room.pool.scheduler.shares.pipelines.popitem()[1].tenant == Tenant("p")  # type: ignore[attr-defined]
 
     in_room(tmp_path, test, rounds=Trainings(UID))
@@ -248,7 +248,7 @@ def test_a_newcomer_after_a_restart_is_refused_when_the_process_before_comes_bac
         assert await trains(holder) == [0, 1]
         await room.pool.stop()
         if forgotten:
-            room.pool._remotes.clear()
+            room.pool.tenants._remotes.clear()
         await room.pool.start()
         with pytest.raises(AlreadyExists, match="another process"):
             await room.pipeline("p1", Engine(), tenant=Tenant("two"))
@@ -266,7 +266,7 @@ def test_a_newcomer_after_a_restart_waits_no_longer_than_the_process_before_may_
         assert await trains(dead) == [0, 1]
         fall_silent(dead)
         await room.pool.stop()
-        room.pool._remotes.clear()  # as in a new process
+        room.pool.tenants._remotes.clear()  # as in a new process
         await room.pool.start()
         successor = await room.pipeline("p1", Engine(), tenant=Tenant("two"))
         assert "did not attach" in next(one.text for one in room.pool.events() if one.kind == "quarantined")
@@ -318,7 +318,7 @@ def test_unregistering_makes_room_for_who_waits(tmp_path: Path) -> None:
         assert await trains(dead) == [0, 1]
         fall_silent(dead)
         coming = asyncio.create_task(room.pipeline("p1", Engine(), tenant=Tenant("two")))
-        await room.until(lambda: (there := room.pool._remotes["p1"].arrival) and there.waits)
+        await room.until(lambda: (there := room.pool.tenants._remotes["p1"].arrival) and there.waits)
         await (await room.handle()).unregister_pipeline("p1")
         assert await trains(await coming) == [0, 1]
 

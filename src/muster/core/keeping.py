@@ -19,6 +19,7 @@ RUN = "run"  # the coordinator's record of a run
 MESH = "mesh"
 CONTROL = "control"
 IDEMPOTENCY = "idempotency"
+POOL = "pool"  # a part of what the scheduler of a pool knows; whoever takes it up checks it
 
 _MOST_WORDS = 200
 

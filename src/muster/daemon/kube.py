@@ -41,6 +41,7 @@ T = TypeVar("T")
 class KubeSite:
     name = "kube"
     alive_every_s: float | None = None  # the Lease says it
+    lossy = False
     step_writes_per_s = 20.0  # what an API server can well bear beside everything else
 
     def __init__(self, options: Options, clock: Clock) -> None:

@@ -33,6 +33,7 @@ FOREIGN_EDITS_EVERY_S = 1.0  # how often the database is checked for edits that 
 class LocalSite:
     name = "local"
     alive_every_s: float | None = ALIVE_EVERY_S
+    lossy = True
     step_writes_per_s = 200.0
 
     def __init__(self, options: Options, clock: Clock) -> None:

@@ -71,6 +71,7 @@ class Site(Protocol):
     name: str  # of its backend
     alive_every_s: float | None  # how often word is left of being alive
     step_writes_per_s: float  # how often steps alone are written, over all trainings
+    lossy: bool  # a lazy write may be lost with the machine
 
     async def open(self) -> Store: ...
 
@@ -186,11 +187,14 @@ class ControlPlane:
         devices = gpus.pooled(env)
         if not devices:
             return
+        from muster.sharing.journal import boot_id
         from muster.sharing.service import PoolService
+        from muster.sharing.store_journal import StoreJournal
         from muster.types.sharing import Pool
 
         pool = Pool(len(devices), told.gpus_per_node(env, len(devices)))
-        journal = self._home / "pools" / DEFAULT_POOL / "journal"
+        old = self._home / "pools" / DEFAULT_POOL / "journal"
+        journal = StoreJournal(self._store, DEFAULT_POOL, boot=boot_id() if self._site.lossy else "", file_of_0_1=old)
         service = PoolService(DEFAULT_POOL, pool, journal, devices=devices, rounds=rounds)
         await service.start()
         self._pools[DEFAULT_POOL] = service
@@ -288,7 +292,7 @@ class ControlPlane:
     def _training_changed(self, uid: Uid) -> None:
         """What a pipeline held that ran as a rank of it may be free now."""
         for pool in self._pools.values():
-            pool.training_changed(uid)
+            pool.tenants.training_changed(uid)
 
     def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
         return self._loop.withdraw(Uid(run_id))

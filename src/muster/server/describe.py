@@ -17,7 +17,7 @@ from muster.server.calls import JSON, Call
 from muster.sharing import messages
 from muster.types.codec import camel, schema_of
 from muster.types.event import Event
-from muster.types.sharing import Holder, Priority
+from muster.types.sharing import Holder, Priority, ProgressReport
 from muster.types.training import API_VERSION, DNS_LABEL, KIND, Training
 from muster.types.usage import Usage
 
@@ -76,6 +76,7 @@ _PATH_PARTS = {
     "name": (DNS_LABEL, 52),
     "pool": (DNS_LABEL, 63),
     **{part: (messages.NAME, 128) for part in ("pipeline", "key", "action")},
+    "node": ("[0-9]+", 9),
 }
 _PROGRAMS = ("command", "script", "module")
 _REFUSALS = {
@@ -213,6 +214,10 @@ def _pool_schemas() -> Schema:
         "RolloutProgress": _closed(schema_of(messages.ProgressForm)),
         "PipelineAction": schema_of(messages.Action),
         "ActionAnswer": _closed(schema_of(messages.ActionAnswer)),
+        "NodeState": _closed(schema_of(messages.NodeState)),
+        "Why": _closed(schema_of(messages.Why)),
+        "ProgressReport": schema_of(ProgressReport),
+        "ProgressReportList": _list_of("ProgressReportList", "ProgressReport"),
     }
 
 

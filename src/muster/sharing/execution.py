@@ -37,13 +37,13 @@ class HookFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class HookLimits:
     timeout_s: float
     poll_s: float
 
 
-class Desk(Protocol):
-    """What a runner needs of the scheduler."""
+class State(Protocol):
+    """What a runner needs of the pool's state."""
 
     @property
     def shares(self) -> Shares: ...
@@ -53,6 +53,8 @@ class Desk(Protocol):
     def called(self, pipeline: PipelineId, kind: Kind, epochs: leases.Epochs, took_s: float) -> None: ...
 
     def call_failed(self, pipeline: PipelineId, kind: Kind, why: str, *, again: bool) -> None: ...
+
+    async def written(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -79,8 +81,8 @@ class _Call:
 class Runner:
     """The calls of one pipeline."""
 
-    def __init__(self, desk: Desk, pipeline: PipelineId, limits: Limits) -> None:
-        self._desk = desk
+    def __init__(self, state: State, pipeline: PipelineId, limits: HookLimits) -> None:
+        self._state = state
         self._pipeline = pipeline
         self._limits = limits
         self._calls: set[_Call] = set()
@@ -102,12 +104,12 @@ class Runner:
 
     def dispatched(self) -> set[Bundle]:
         """Bundles that a call in their present epoch was about, also one that has ended without success."""
-        held = self._desk.shares.leases
+        held = self._state.shares.leases
         return {bundle for bundle, epoch in self._begun.items() if bundle in held and held[bundle].epoch == epoch}
 
     def interrupt(self) -> None:
         """Calls about bundles that are gone end now; what is left of them is called for again."""
-        held = self._desk.shares.leases
+        held = self._state.shares.leases
         for call in self._calls:
             if any(bundle not in held for bundle in call.epochs):
                 call.interrupt()
@@ -123,9 +125,9 @@ class Runner:
         self.kick()
 
     def _due(self) -> list[tuple[Kind, leases.Epochs]]:
-        shares = self._desk.shares
+        shares = self._state.shares
         there = shares.pipelines.get(self._pipeline)
-        if there is None or not there.movable or self._desk.hooks_of(self._pipeline) is None:
+        if there is None or not there.movable or self._state.hooks_of(self._pipeline) is None:
             return []
         busy = {bundle for call in self._calls for bundle in call.epochs}
         found = [
@@ -144,8 +146,9 @@ class Runner:
         failure: HookFailed | None = None
         kind, epochs = call.kind, call.epochs
         for attempt in range(ATTEMPTS):
+            await self._state.written()  # what is called for must not be lost with this process
             epochs = self._still(kind, epochs)
-            hooks = self._desk.hooks_of(self._pipeline)  # new ones may have come since
+            hooks = self._state.hooks_of(self._pipeline)  # new ones may have come since
             if not epochs or hooks is None:
                 return
             began = clock()
@@ -159,19 +162,19 @@ class Runner:
                 again = attempt + 1 < ATTEMPTS and not error.stuck
                 if not again:
                     break
-                self._desk.call_failed(self._pipeline, kind, str(error), again=True)
+                self._state.call_failed(self._pipeline, kind, str(error), again=True)
                 continue
-            self._desk.called(self._pipeline, kind, epochs, clock() - began)
+            self._state.called(self._pipeline, kind, epochs, clock() - began)
             return
         if self._still(kind, epochs):  # else what it was for is over, and so is its failure
-            self._desk.call_failed(self._pipeline, kind, str(failure), again=False)
+            self._state.call_failed(self._pipeline, kind, str(failure), again=False)
 
     def _still(self, kind: Kind, epochs: leases.Epochs) -> leases.Epochs:
-        shares = self._desk.shares
+        shares = self._state.shares
         return {bundle: epochs[bundle] for bundle in leases.matching(shares, epochs, _STATE[kind])}
 
     def _call(self, hooks: PipelineHooks, kind: Kind, epochs: leases.Epochs) -> Coroutine[Any, Any, None]:
-        ranks = gpus_by_rank(self._desk.shares, self._pipeline, epochs)
+        ranks = gpus_by_rank(self._state.shares, self._pipeline, epochs)
         return shrink(hooks, ranks, self._limits.poll_s) if kind == "shrink" else expand(hooks, ranks)
 
 
@@ -195,7 +198,7 @@ async def expand(hooks: PipelineHooks, ranks: Mapping[int, list[int]]) -> None:
     await hooks.expand(dict(ranks))
 
 
-async def shrink_all(hooks: PipelineHooks, ranks: Mapping[int, list[int]], limits: Limits) -> str:
+async def shrink_all(hooks: PipelineHooks, ranks: Mapping[int, list[int]], limits: HookLimits) -> str:
     """Shrink with a deadline and one retry, for hooks that must prove themselves; how they failed, or ""."""
     why = ""
     for _ in range(ATTEMPTS):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from muster.errors import InvalidRequest, RequestRefused
+from muster.sharing.api import RolloutApi
 from muster.types.codec import Problem
 from muster.types.sharing import GENERATION_CLUSTER, Gpu, Priority, ProgressReport
 
@@ -52,26 +53,6 @@ def _is_async(hook: object) -> bool:
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
 
 
-class SchedulerCalls(Protocol):
-    """What a client needs of a scheduler: the object itself, or a handle on one elsewhere."""
-
-    async def request_gpus(
-        self,
-        pipeline: str,
-        cluster: str,
-        priority: Priority,
-        step_target_estimate: int | None = None,
-        timeout: float | None = None,
-        *,
-        rollout_id: str | None = None,
-    ) -> list[Gpu]: ...
-
-    async def report_progress(self, report: ProgressReport) -> str | None:
-        """Why it was not counted; "" or None if it was."""
-
-    async def clear_progress(self, pipeline: str) -> None: ...
-
-
 @dataclass
 class _Batch:
     target: int
@@ -86,7 +67,7 @@ class _Batch:
 class PipelineClient:
     """Demand and progress of one pipeline, from inside its rollout loop."""
 
-    def __init__(self, scheduler: SchedulerCalls, pipeline: str) -> None:
+    def __init__(self, scheduler: RolloutApi, pipeline: str) -> None:
         missing = [
             name
             for name in ("request_gpus", "report_progress", "clear_progress")

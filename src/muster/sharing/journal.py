@@ -1,10 +1,10 @@
-"""What survives the scheduler's death? A file of changes, each written before it is acted upon.
+"""What survives the scheduler's death? Its state, written before it is acted upon: to a file, or to a store.
 
-Lines of JSON, each after its checksum. A death in the middle of a write leaves a torn last line, which was never
-acted upon and is cut off. The file is written anew, as one record, at every start and when it has grown; the new one
-takes the old one's place in one step. Nothing is forced to the disk per line: a crash of the whole machine may lose
-the tail. The first line says under which boot it was written, so that this is known, and pipelines are then made to
-shrink everything when they attach again.
+A `FileJournal` holds lines of JSON, each after its checksum, and each a change of `records`. A death in the middle of
+a write leaves a torn last line, which was never acted upon and is cut off. The file is written anew, as one change, at
+every start and when it has grown; the new one takes the old one's place in one step. Nothing is forced to the disk per
+line: a crash of the whole machine may lose the tail. The head says under which boot it was written, so that this is
+known, and pipelines are then made to shrink everything when they attach again.
 """
 
 from __future__ import annotations
@@ -17,46 +17,56 @@ import os
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from muster.errors import JournalUnusable
-from muster.sharing import records
+from muster.sharing import records, records_of_0_1
+from muster.sharing.records import Changes, KeptShares
 from muster.types.sharing import Pool, Shares
 
 log = logging.getLogger("muster.sharing")
 
 KIND = "muster-sharing"
-VERSION = 1
+VERSION = 2
 COMPACT_AFTER = 4 << 20  # bytes since the last time that it was written anew
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PRIVATE = 0o600
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What was found: the state, on the clock of the process that wrote it, and why its requests waited."""
+class Journal(Protocol):
+    """Where a scheduler keeps its state. A change that it refuses is not made."""
 
-    shares: Shares
-    at: float = 0.0
-    reasons: Mapping[int, str] | None = None
-    may_lack_its_end: bool = False  # the machine was started anew since, and nobody knows what it had not yet written
+    def open(self, empty: Shares) -> KeptShares:
+        """Take it, and say what it holds. Raises JournalUnusable."""
+
+    def rewrite(self, shares: Shares, at: float, reasons: Mapping[int, str]) -> None:
+        """This and nothing else is the state."""
+
+    def append(self, before: Shares, after: Shares, at: float, reasons: Mapping[int, str] | None = None) -> None:
+        """One change; with the reasons why requests wait, at the end."""
+
+    async def written(self) -> None:
+        """Until all that was appended outlives this process: only then is anybody told, or any hook called."""
+
+    def close(self) -> None: ...
 
 
-_JOURNALS: weakref.WeakSet[Journal] = weakref.WeakSet()
+_OPENED: weakref.WeakSet[FileJournal] = weakref.WeakSet()
 
 
-class Journal:
+class FileJournal:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._file = -1
         self._size = 0
         self._compacted_size = 0
         self._lock = -1
-        _JOURNALS.add(self)
+        self._boot = ""
+        _OPENED.add(self)
 
-    def open(self, empty: Shares) -> Kept:
-        """Take the file, and say what it holds."""
+    def open(self, empty: Shares) -> KeptShares:
+        self._boot = boot_id()
         try:
             with self._said("cannot be used"):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,11 +86,8 @@ class Journal:
             raise JournalUnusable(f"{self.path} {what}: {error.strerror or error}") from error
 
     def rewrite(self, shares: Shares, at: float, reasons: Mapping[int, str]) -> None:
-        """The whole state as one record, in the old file's place."""
-        pool = shares.pool
-        head = {"kind": KIND, "version": VERSION, "gpus": pool.gpus, "gpus_per_node": pool.gpus_per_node}
-        state = records.difference(Shares(pool), shares) | {"t": at, "reasons": list(reasons.items())}
-        data = _line(head | {"boot": _boot_id()}) + _line(state)
+        state = records.changes(Shares(shares.pool), shares, at, boot=self._boot, reasons=reasons)
+        data = _line({"kind": KIND, "version": VERSION}) + _line(state)
         with self._said("cannot be written"):
             file = self._replaced(data)
         if self._file >= 0:
@@ -99,17 +106,11 @@ class Journal:
             raise
         return file
 
-    def append(self, before: Shares, after: Shares, at: float) -> None:
-        """One change. If it cannot be written, nothing of it stays in the file."""
+    def append(self, before: Shares, after: Shares, at: float, reasons: Mapping[int, str] | None = None) -> None:
+        """If it cannot be written, nothing of it stays in the file."""
         if self._size - self._compacted_size > COMPACT_AFTER:
             self.rewrite(before, at, {})
-        self._append(_line(records.difference(before, after) | {"t": at}))
-
-    def note(self, shares: Shares, at: float, reasons: Mapping[int, str]) -> None:
-        """Why requests wait, written once at the end: it is shown again until somebody plans anew."""
-        self._append(_line(records.difference(shares, shares) | {"t": at, "reasons": list(reasons.items())}))
-
-    def _append(self, data: bytes) -> None:
+        data = _line(records.changes(before, after, at, boot=self._boot, reasons=reasons))
         with self._said("cannot be written"):
             try:
                 _write(self._file, data)
@@ -118,49 +119,63 @@ class Journal:
                 raise
         self._size += len(data)
 
+    async def written(self) -> None:
+        """It is, with each line."""
+
     def close(self) -> None:
         for file in (self._file, self._lock):
             if file >= 0:
                 os.close(file)
         self._file = self._lock = -1
 
-    def _read(self, empty: Shares) -> Kept:
+    def _read(self, empty: Shares) -> KeptShares:
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
-            return Kept(empty)
+            return KeptShares(empty)
         head = _parsed(lines[0])
         if head is None or head.get("kind") != KIND:
             if lines == [b""]:
-                return Kept(empty)
+                return KeptShares(empty)
             raise JournalUnusable(f"{self.path} is not a journal of this scheduler")
+        if head.get("version") == 1:
+            return self._read_first_version(empty, head, lines[1:])
+        if head.get("version") != VERSION:
+            raise JournalUnusable(f"{self.path} has version {head.get('version')}; this muster knows {VERSION}")
+        entries: Changes = {}
+        for change in self._whole(lines[1:]):
+            entries |= change
+        there = {key: value for key, value in entries.items() if value is not None}
+        return records.read(there, empty, str(self.path), boot=self._boot)
+
+    def _read_first_version(self, empty: Shares, head: Mapping[str, Any], lines: list[bytes]) -> KeptShares:
+        shares, at, reasons = empty, 0.0, {}
         try:
-            return self._understood(empty, head, lines[1:])
+            pool = Pool(head["gpus"], head["gpus_per_node"])
+            crashed = head.get("boot") != self._boot
+            for record in self._whole(lines, crashed=crashed):
+                shares, at = records_of_0_1.applied(shares, record), record["t"]
+                if "reasons" in record:
+                    reasons = {int(seq): str(why) for seq, why in record["reasons"]}
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise JournalUnusable(f"{self.path} holds what no scheduler has written: {error!r}") from error
-
-    def _understood(self, empty: Shares, head: records.Record, lines: list[bytes]) -> Kept:
-        if head["version"] != VERSION:
-            raise JournalUnusable(f"{self.path} has version {head['version']}; this muster knows version {VERSION}")
-        pool = Pool(head["gpus"], head["gpus_per_node"])
         if pool != empty.pool:
             raise JournalUnusable(f"{self.path} is about {pool}, not about {empty.pool}")
-        crashed = head.get("boot") != _boot_id()
-        shares, at, reasons = empty, 0.0, {}
-        for record in self._whole(lines, may_have_holes=crashed):
-            shares, at = records.applied(shares, record), record["t"]
-            if "reasons" in record:
-                reasons = {int(seq): str(why) for seq, why in record["reasons"]}
-        return Kept(shares, at, reasons, crashed)
+        return KeptShares(shares, at, reasons, crashed)
 
-    def _whole(self, lines: list[bytes], *, may_have_holes: bool) -> Iterator[records.Record]:
-        """The lines up to a torn one. One in the middle is no torn end: what came after it was acted upon."""
+    def _whole(self, lines: list[bytes], *, crashed: bool | None = None) -> Iterator[dict[str, Any]]:
+        """The lines up to a torn one. One in the middle is no torn end: what came after it was acted upon.
+
+        Unless the machine has crashed, which may leave holes.
+        """
         for number, line in enumerate(lines):
             record = _parsed(line)
             if record is not None:
+                if crashed is None:
+                    crashed = record.get(records.HEAD, {}).get("boot") != self._boot
                 yield record
                 continue
-            if not may_have_holes and any(_parsed(later) is not None for later in lines[number:]):
+            if not crashed and any(_parsed(later) is not None for later in lines[number:]):
                 raise JournalUnusable(
                     f"{self.path}: line {number + 2} is damaged, and others follow it",
                     hint="put a copy of it back; or remove it when no pipeline runs, and all begin anew",
@@ -170,23 +185,23 @@ class Journal:
             return
 
 
-def _line(record: records.Record) -> bytes:
+def _line(record: Mapping[str, Any]) -> bytes:
     body = json.dumps(record, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
-def _parsed(line: bytes) -> records.Record | None:
+def _parsed(line: bytes) -> dict[str, Any] | None:
     """None if it is torn."""
     checksum, _, body = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(body):
         return None
-    record: records.Record = json.loads(body)
+    record: dict[str, Any] = json.loads(body)
     return record
 
 
 def _let_go() -> None:
     """A forked child must not hold the lock of a parent that dies, nor write into its file."""
-    for journal in list(_JOURNALS):
+    for journal in list(_OPENED):
         journal.close()
 
 
@@ -200,7 +215,7 @@ def _lock(file: int, path: Path) -> None:
         raise JournalUnusable(f"{path} is in use by another scheduler") from None
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Of this machine since it was last started; "" where there is none."""
     try:
         return BOOT_ID.read_text().strip()

@@ -56,6 +56,19 @@ class Registration:
 
 
 @dataclass(frozen=True)
+class Why:
+    why: str = limited("", max_length=500)
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """Whether a node's GPUs can be used."""
+
+    state: Literal["lost", "present"]
+    why: str = limited("node-lost", max_length=500)
+
+
+@dataclass(frozen=True)
 class GpuRequest:
     cluster: str = limited(max_length=64)
     priority: Any = None  # a name or a number; `priority_problems` says what is wrong with it

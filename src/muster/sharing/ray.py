@@ -2,7 +2,7 @@
 
 `connect` finds it or creates it. The handle has the methods of `Scheduler`; each may be made again without harm, so
 a call that a crash of the actor has cut off is repeated once Ray has restarted it. What runs inside the actor is in
-`ray_desk`.
+`ray_actor`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"muster.sharing.ray needs Ray: {how_to_install('ray')}") from error
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from muster.sharing import ray_desk, ray_notes
-from muster.sharing.ray_desk import Answer, SchedulerActor
-from muster.sharing.ray_notes import Seat, Settings
+from muster.sharing import ray_actor, ray_notes
+from muster.sharing.ray_actor import Reply, SchedulerActor
+from muster.sharing.ray_notes import NodeSlot, RaySettings
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     ClusterSpec,
@@ -36,7 +36,7 @@ from muster.types.sharing import (
     Tenant,
 )
 
-__all__ = ["NAME", "NAMESPACE", "SchedulerHandle", "Seat", "connect"]
+__all__ = ["NAME", "NAMESPACE", "NodeSlot", "SchedulerHandle", "connect"]
 
 NAMESPACE = "muster"
 NAME = "scheduler"
@@ -65,7 +65,7 @@ def connect(
     """
     _join(address)
     path = None if journal is None else str(Path(journal).expanduser().absolute())
-    wanted = Settings(pool, path, hook_timeout_s, min_turn_s, reattach_timeout_s)
+    wanted = RaySettings(pool, path, hook_timeout_s, min_turn_s, reattach_timeout_s)
     return SchedulerHandle(name, _found_or_created(name, wanted))
 
 
@@ -80,7 +80,7 @@ class SchedulerHandle:
 
     async def start(self) -> None:
         """After a stop or a kill: have it again, from its journal."""
-        self._actor = await asyncio.to_thread(_found_or_created, self.name, Settings())
+        self._actor = await asyncio.to_thread(_found_or_created, self.name, RaySettings())
 
     async def stop(self) -> None:
         """Stop the scheduler and end its actor, for everybody. Its journal stays."""
@@ -99,7 +99,7 @@ class SchedulerHandle:
         tenant: Tenant | None = None,
     ) -> None:
         """`hooks` is the handle of an actor with `shrink` and `expand`, and `vacated` if it can tell."""
-        problems = ray_desk.hook_problems(hooks)
+        problems = ray_actor.hook_problems(hooks)
         if problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         await self._call("register_pipeline", pipeline, dict(clusters), hooks, weight, tenant=tenant)
@@ -112,6 +112,12 @@ class SchedulerHandle:
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         await self._call("quarantine_pipeline", pipeline, why)
+
+    async def lose_node(self, node: int, why: str = "node-lost") -> None:
+        await self._call("lose_node", node, why)
+
+    async def restore_node(self, node: int) -> None:
+        await self._call("restore_node", node)
 
     # Requests and releases
 
@@ -178,9 +184,9 @@ class SchedulerHandle:
         reports: dict[str, ProgressReport] = await self._call("reports")
         return reports
 
-    async def nodes(self) -> tuple[Seat, ...]:
+    async def nodes(self) -> tuple[NodeSlot, ...]:
         """Which Ray node has which GPUs, for placing a pipeline's workers."""
-        seats: tuple[Seat, ...] = await self._call("nodes")
+        seats: tuple[NodeSlot, ...] = await self._call("nodes")
         return seats
 
     # Calls
@@ -194,7 +200,7 @@ class SchedulerHandle:
         while True:
             began = clock()
             try:
-                answer: Answer = await ray_desk.finished(self._actor.call.remote(operation, arguments, named))
+                answer: Reply = await ray_actor.finished(self._actor.call.remote(operation, arguments, named))
             except ActorUnavailableError:
                 failed = failed + 1 if clock() - began < LONG_S else 1
                 if failed > RETRIES:
@@ -244,13 +250,13 @@ def _found(name: str) -> Any:
         return None
 
 
-def _found_or_created(name: str, wanted: Settings) -> Any:
+def _found_or_created(name: str, wanted: RaySettings) -> Any:
     """Ray gives a name to one actor only, so two who come at once get the same one."""
     died: Exception | None = None
     for _ in range(FIND_ATTEMPTS):
         actor = _found(name) or _created(name, wanted)
         try:
-            answer: Answer = ray.get(actor.settings.remote())
+            answer: Reply = ray.get(actor.settings.remote())
         except (ActorDiedError, ActorUnavailableError) as error:
             died = error
             continue
@@ -262,7 +268,7 @@ def _found_or_created(name: str, wanted: Settings) -> Any:
     raise SchedulerStopped(f"scheduler {name!r} died {FIND_ATTEMPTS} times while it started: {died}")
 
 
-def _created(name: str, wanted: Settings) -> Any:
+def _created(name: str, wanted: RaySettings) -> Any:
     remote: Any = ray.remote(SchedulerActor)
     return remote.options(
         name=name,

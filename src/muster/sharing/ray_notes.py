@@ -20,7 +20,7 @@ _PRIVATE = 0o600
 
 
 @dataclass(frozen=True)
-class Settings:
+class RaySettings:
     """How a scheduler is made. None: whatever it was made with before, or the default."""
 
     pool: Pool | None = None
@@ -31,7 +31,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Present:
+class LivingNode:
     """A living node that has GPUs."""
 
     name: str
@@ -39,7 +39,7 @@ class Present:
 
 
 @dataclass(frozen=True)
-class Seat:
+class NodeSlot:
     """A node's place in the pool: GPUs `index · gpus_per_node` and on. It belongs to a name for good."""
 
     index: int
@@ -59,11 +59,11 @@ class Contact:
 class Notes:
     session: str
     pool: Pool | None = None
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[NodeSlot, ...] = ()
     contacts: Mapping[str, Contact] = field(default_factory=dict)
 
 
-def merged(before: Settings, wanted: Settings) -> Settings:
+def merged(before: RaySettings, wanted: RaySettings) -> RaySettings:
     """What it was made with, completed by what is asked for now. The two must not contradict each other."""
     for name in ("pool", "journal"):
         there, asked = getattr(before, name), getattr(wanted, name)
@@ -75,10 +75,10 @@ def merged(before: Settings, wanted: Settings) -> Settings:
             )
     given = {name: value for name, value in vars(wanted).items() if value is not None}
     kept = {name: value for name, value in vars(before).items() if value is not None}
-    return replace(Settings(), **{**given, **kept})
+    return replace(RaySettings(), **{**given, **kept})
 
 
-def seated(seats: tuple[Seat, ...], present: Iterable[Present], count: int) -> tuple[Seat, ...]:
+def seated(seats: tuple[NodeSlot, ...], present: Iterable[LivingNode], count: int) -> tuple[NodeSlot, ...]:
     """Who sits where, out of `count` seats, now that these nodes are there.
 
     A node that comes back under its name takes its old seat, so that its GPUs keep their ids. A name that was never
@@ -93,26 +93,26 @@ def seated(seats: tuple[Seat, ...], present: Iterable[Present], count: int) -> t
         if free is not None:
             after[free] = replace(after[free], node_id=one.node_id)
         elif len(after) < count:
-            after.append(Seat(len(after), one.name, one.node_id))
+            after.append(NodeSlot(len(after), one.name, one.node_id))
     return tuple(after)
 
 
 # Files -------------------------------------------------------------------------------------------
 
 
-def read_settings(path: Path) -> Settings:
+def read_settings(path: Path) -> RaySettings:
     kept = _read(path)
-    return Settings(**{**kept, "pool": _read_pool(kept)})
+    return RaySettings(**{**kept, "pool": _read_pool(kept)})
 
 
-def write_settings(path: Path, settings: Settings) -> None:
+def write_settings(path: Path, settings: RaySettings) -> None:
     _write(path, {**vars(settings), "pool": _pool(settings.pool)})
 
 
 def read_notes(path: Path, session: str) -> Notes:
     """Seats outlive a Ray cluster; actors do not."""
     kept = _read(path)
-    seats = tuple(Seat(index, *rest) for index, rest in enumerate(kept.get("seats", ())))
+    seats = tuple(NodeSlot(index, *rest) for index, rest in enumerate(kept.get("seats", ())))
     contacts = {name: Contact(*one) for name, one in kept.get("contacts", {}).items()}
     return Notes(session, _read_pool(kept), seats, contacts if kept.get("session") == session else {})
 

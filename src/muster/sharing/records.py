@@ -1,146 +1,106 @@
-"""How does the scheduler's state look on disk? One record per change: what is different from the state before.
+"""How is a pool's state kept? As small records under keys: one each for a pipeline, a lease, a rollout, a request.
 
-A lease's GPUs are not written: its name and its pipeline's map say them.
+A change is the records that it writes, and None for those that it removes; `head` holds the rest and is in every
+change. A lease's GPUs are not written: its name and its pipeline's map say them. `read` gives the state back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.types.sharing import (
-    Bundle,
-    ClusterSpec,
-    Lease,
-    LeaseState,
-    Pipeline,
-    PipelineId,
-    Priority,
-    Request,
-    Rollout,
-    Shares,
-    Stream,
-    Tenant,
-    gpus_of,
-)
+from muster.errors import JournalUnusable
+from muster.types.codec import Invalid, from_wire, plain, to_wire
+from muster.types.sharing import Gpu, Lease, Pipeline, PipelineId, Pool, Request, Rollout, Shares
 
-Record = dict[str, Any]  # a line of the journal, as JSON reads it
-_TENANT = 9  # its place in a pipeline's list
+HEAD = "head"
+Value = Mapping[str, Any]  # a record, as JSON reads it
+Changes = dict[str, Value | None]
 
 
-def difference(before: Shares, after: Shares) -> Record:
+@dataclass(frozen=True)
+class Head:
+    pool: Pool
+    epoch: int
+    seq: int
+    at: float  # when it was written, on the clock of the process that wrote it
+    boot: str = ""  # of the machine, where what was written last may be lost with it
+    lost_gpus: Mapping[Gpu, str] = field(default_factory=dict)
+    reasons: Mapping[int, str] = field(default_factory=dict)  # why requests wait, until somebody plans anew
+
+
+@dataclass(frozen=True)
+class KeptShares:
+    """What was found: the state, on the clock of the process that wrote it, and why its requests waited."""
+
+    shares: Shares
+    at: float = 0.0
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    may_lack_its_end: bool = False  # the machine was started anew since, and nobody knows what it had not yet written
+
+
+def changes(
+    before: Shares, after: Shares, at: float, *, boot: str = "", reasons: Mapping[int, str] | None = None
+) -> Changes:
     """What has to be written so that `after` can be had from `before`."""
-    record: Record = {"epoch": after.epoch, "seq": after.seq}
-    pipelines = _changed(before.pipelines, after.pipelines)
-    if pipelines:
-        record["pipelines"] = {name: one and _pipeline(one) for name, one in pipelines.items()}
-    leases = _changed(before.leases, after.leases)
-    if leases:
-        record["leases"] = [_lease(bundle, lease) for bundle, lease in leases.items()]
-    rollouts = _changed(before.rollouts, after.rollouts)
-    if rollouts:
-        record["rollouts"] = {name: one and _rollout(one) for name, one in rollouts.items()}
-    if before.requests != after.requests:
-        kept = {one.seq: one for one in after.requests}
-        gone = [one.seq for one in before.requests if one.seq not in kept]
-        new = [_request(one) for one in after.requests if one not in before.requests]
-        record["requests"] = {"gone": gone, "new": new}
-    if before.lost_gpus != after.lost_gpus:
-        record["lost"] = [[gpu, why] for gpu, why in after.lost_gpus.items()]
-    return record
-
-
-def applied(shares: Shares, record: Record) -> Shares:
-    """The state after a record."""
-    pipelines, leases, rollouts = dict(shares.pipelines), dict(shares.leases), dict(shares.rollouts)
-    for name, kept in record.get("pipelines", {}).items():
-        _put(pipelines, PipelineId(name), kept and _read_pipeline(name, kept))
-    for kept in record.get("leases", ()):
-        bundle = Bundle(PipelineId(kept[0]), kept[1], kept[2])
-        _put(leases, bundle, _read_lease(bundle, kept[3:], pipelines) if len(kept) > 3 else None)
-    for name, kept in record.get("rollouts", {}).items():
-        _put(rollouts, PipelineId(name), kept and _read_rollout(kept))
-    requests = shares.requests
-    if "requests" in record:
-        gone = set(record["requests"]["gone"])
-        places = {one.seq: one for one in requests if one.seq not in gone}
-        places |= {one.seq: one for one in map(_read_request, record["requests"]["new"])}  # or changed: in its place
-        requests = tuple(places.values())
-    lost = {gpu: why for gpu, why in record["lost"]} if "lost" in record else shares.lost_gpus
-    return replace(
-        shares,
-        pipelines=pipelines,
-        leases=leases,
-        rollouts=rollouts,
-        requests=requests,
-        lost_gpus=lost,
-        epoch=record["epoch"],
-        seq=record["seq"],
-    )
-
-
-def _changed(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Entries that are new or others; None for those that are gone. Unchanged ones are the same objects."""
-    if before is after:
-        return {}
-    found: dict[Any, Any] = {key: one for key, one in after.items() if before.get(key) is not one}
-    found.update((key, None) for key in before if key not in after)
+    head = Head(after.pool, after.epoch, after.seq, at, boot, after.lost_gpus, reasons or {})
+    found: Changes = {HEAD: _written(head)}
+    for kind, old, new in (
+        ("pipeline", before.pipelines, after.pipelines),
+        ("lease", before.leases, after.leases),
+        ("rollout", before.rollouts, after.rollouts),
+        ("request", {one.seq: one for one in before.requests}, {one.seq: one for one in after.requests}),
+    ):
+        if old is not new:  # entries that did not change are the same objects
+            there: Mapping[Any, Any] = old
+            found |= {f"{kind}/{key}": _written(one) for key, one in new.items() if there.get(key) is not one}
+            found |= {f"{kind}/{key}": None for key in there if key not in new}
     return found
 
 
-def _put(entries: dict[Any, Any], key: object, value: object) -> None:
-    if value is None:
-        entries.pop(key, None)
-    else:
-        entries[key] = value
+def read(entries: Mapping[str, Value], empty: Shares, where: str, *, boot: str = "") -> KeptShares:
+    """The state of which these are all records; `empty` says what pool it is to be about."""
+    if HEAD not in entries:
+        return KeptShares(empty)
+    try:
+        head = from_wire(Head, entries[HEAD], strict=False, names=plain)
+        of_kind = _by_kind(entries)
+        pipelines = {PipelineId(name): _read(Pipeline, value) for name, value in of_kind["pipeline"].items()}
+        leases = [_read(Lease, value) for value in of_kind["lease"].values()]
+        requests = [_read(Request, value) for value in of_kind["request"].values()]
+        shares = replace(
+            empty,
+            pipelines=pipelines,
+            leases={one.bundle: replace(one, mask=_mask(one, pipelines)) for one in leases},
+            rollouts={PipelineId(name): _read(Rollout, value) for name, value in of_kind["rollout"].items()},
+            requests=tuple(sorted(requests, key=lambda one: one.seq)),
+            lost_gpus=head.lost_gpus,
+            epoch=head.epoch,
+            seq=head.seq,
+        )
+    except (Invalid, KeyError, IndexError, ValueError) as error:
+        raise JournalUnusable(f"{where} holds what no scheduler has written: {error!r}") from error
+    if head.pool != empty.pool:
+        raise JournalUnusable(f"{where} is about {head.pool}, not about {empty.pool}")
+    return KeptShares(shares, head.at, head.reasons, head.boot != boot)
 
 
-def _pipeline(one: Pipeline) -> list[Any]:
-    clusters = {
-        name: [format(spec.mask, "x"), spec.tp_size, spec.slots_per_bundle] for name, spec in one.clusters.items()
-    }
-    measured = [one.shrink_s, one.expand_s]
-    known = [one.weight, one.admitted, one.detached_since, one.quarantined, *measured, one.last_rollout_id, one.unsure]
-    tenant = [] if one.tenant == Tenant() else [[one.tenant.process, one.tenant.training, one.tenant.round]]
-    return [clusters, *known, *tenant]
+def _by_kind(entries: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    found: dict[str, dict[str, Value]] = {kind: {} for kind in ("pipeline", "lease", "rollout", "request")}
+    for key, value in entries.items():
+        kind, _, name = key.partition("/")
+        found.setdefault(kind, {})[name] = value  # other kinds are a newer version's
+    return found
 
 
-def _read_pipeline(name: str, kept: list[Any]) -> Pipeline:
-    clusters = {
-        cluster: ClusterSpec(gpus_of(int(mask, 16)), tp, slots) for cluster, (mask, tp, slots) in kept[0].items()
-    }
-    known, tenant = kept[1:_TENANT], kept[_TENANT:]  # nobody said who it was, or could: 0.1.0 wrote none
-    return Pipeline(PipelineId(name), clusters, *known, *(Tenant(*one) for one in tenant))
+def _written(record: Any) -> dict[str, Any]:
+    return to_wire(replace(record, mask=0) if isinstance(record, Lease) else record, names=plain)
 
 
-def _lease(bundle: Bundle, lease: Lease | None) -> list[Any]:
-    name: list[Any] = [bundle.pipeline, bundle.cluster, bundle.rank]
-    if lease is None:
-        return name
-    return [*name, lease.state, lease.epoch, int(lease.priority), lease.since, lease.held_since, lease.reason]
+def _read(kind: type[Any], value: Value) -> Any:
+    return from_wire(kind, value, strict=False, names=plain)
 
 
-def _read_lease(bundle: Bundle, kept: list[Any], pipelines: Mapping[PipelineId, Pipeline]) -> Lease:
-    state, epoch, priority, *rest = kept
-    mask = pipelines[bundle.pipeline].clusters[bundle.cluster].masks[bundle.rank]
-    return Lease(bundle, mask, LeaseState(state), epoch, Priority(priority), *rest)
-
-
-def _request(one: Request) -> list[Any]:
-    return [one.seq, one.pipeline, one.cluster, int(one.priority), one.since, one.estimate, one.opened, one.absent]
-
-
-def _read_request(kept: list[Any]) -> Request:
-    seq, pipeline, cluster, priority, *rest = kept
-    return Request(seq, PipelineId(pipeline), cluster, Priority(priority), *rest)
-
-
-def _rollout(one: Rollout) -> list[Any]:
-    streams = {name: [stream.target, stream.completed] for name, stream in one.streams.items()}
-    return [one.estimate, streams, one.rollout_id, one.opened_at, one.waiting_since, one.rate, one.reported_at]
-
-
-def _read_rollout(kept: list[Any]) -> Rollout:
-    estimate, streams, *rest = kept
-    return Rollout(estimate, {name: Stream(*counts) for name, counts in streams.items()}, *rest)
+def _mask(lease: Lease, pipelines: Mapping[PipelineId, Pipeline]) -> int:
+    return pipelines[lease.bundle.pipeline].clusters[lease.bundle.cluster].masks[lease.bundle.rank]

@@ -1,6 +1,6 @@
 """How does a pipeline reach a scheduler in another process? With `connect`, over HTTP.
 
-A `RemoteScheduler` has the methods of a `Scheduler`; hooks given to it are called here, by an attendant. Calls that
+A `RemoteScheduler` has the methods of a `Scheduler`; hooks given to it are called here, by a hook runner. Calls that
 wait are repeated under one key, so that a lost connection or a restart of the server is only a delay.
 """
 
@@ -31,7 +31,7 @@ from muster.sdk.drive import AsyncDriver, Link
 from muster.sdk.effects import Request, Response
 from muster.sdk.find import Search
 from muster.sharing import hooks as pipeline_hooks
-from muster.sharing.attendant import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attendant
+from muster.sharing.hook_runner import FIRST_PAUSE_S, LONGEST_PAUSE_S, HookRunner
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.messages import (
     NAME,
@@ -39,14 +39,17 @@ from muster.sharing.messages import (
     ActionAnswer,
     ClusterForm,
     GpuRequest,
+    NodeState,
+    PoolEvent,
     ProgressForm,
     Registration,
     ReleaseOrder,
+    Why,
     priority_problems,
     read_priority,
     read_snapshot,
 )
-from muster.types.codec import Problem, to_wire
+from muster.types.codec import Problem, from_wire, to_wire
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     ClusterSpec,
@@ -84,7 +87,7 @@ class RemoteScheduler:
         self._root = f"/v1/pools/{quote(pool, safe='')}"
         self._forms: dict[str, Registration] = {}
         self._sessions: dict[str, str] = {}  # what this process calls itself when it speaks for a pipeline
-        self._attendants: dict[str, Attendant] = {}
+        self._hook_runners: dict[str, HookRunner] = {}
         self._withdrawing: set[asyncio.Task[None]] = set()
 
     # Life
@@ -95,9 +98,9 @@ class RemoteScheduler:
 
     async def stop(self) -> None:
         """End this handle. The pool goes on; pipelines that nobody attends any more are quarantined after a while."""
-        for attendant in self._attendants.values():
-            await attendant.stop()
-        self._attendants.clear()
+        for runner in self._hook_runners.values():
+            await runner.stop()
+        self._hook_runners.clear()
         if self._withdrawing:
             await asyncio.wait(self._withdrawing, timeout=WITHDRAW_S)
         await self._driver.close()
@@ -111,11 +114,15 @@ class RemoteScheduler:
     # Pipelines
 
     async def register_pipeline(
-        self, pipeline: str, clusters: Mapping[str, ClusterSpec], hooks: PipelineHooks, weight: float = 1.0
+        self,
+        pipeline: str,
+        clusters: Mapping[str, ClusterSpec],
+        hooks: PipelineHooks | None = None,
+        weight: float = 1.0,
     ) -> None:
         """Make a pipeline known, or attach new hooks to one that is. From then on its hooks are called here."""
         problems = pipeline_hooks.problems(hooks)
-        if problems:
+        if hooks is None or problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         form = _form(clusters, weight, vacated=getattr(hooks, "vacated", None) is not None)
         session = uuid.uuid4().hex
@@ -123,19 +130,19 @@ class RemoteScheduler:
         self._forms[pipeline], self._sessions[pipeline] = form, session
         await self._attend(pipeline, hooks)
         try:
-            while answer.status != 200:  # its attendant shrinks all its ranks meanwhile, if that is asked of it
-                if self._attendants[pipeline].over:
+            while answer.status != 200:  # its runner shrinks all its ranks meanwhile, if that is asked of it
+                if self._hook_runners[pipeline].over:
                     await self._attend(pipeline, hooks)
                 answer = await self._put(pipeline, form, LONG_POLL_S, session)
         except AlreadyExists:  # another process has it, and lives
-            await self._attendants.pop(pipeline).stop()
+            await self._hook_runners.pop(pipeline).stop()
             del self._forms[pipeline], self._sessions[pipeline]
             raise
 
     async def _attend(self, pipeline: str, hooks: PipelineHooks) -> None:
-        if pipeline in self._attendants:
-            await self._attendants.pop(pipeline).stop()
-        self._attendants[pipeline] = Attendant(self, pipeline, hooks)
+        if pipeline in self._hook_runners:
+            await self._hook_runners.pop(pipeline).stop()
+        self._hook_runners[pipeline] = HookRunner(self, pipeline, hooks)
 
     async def admit_pipeline(self, pipeline: str) -> None:
         form = self._forms.get(pipeline)
@@ -145,13 +152,25 @@ class RemoteScheduler:
         await self._put(pipeline, _attaching(admitted), 0.0, self._sessions[pipeline])
         self._forms[pipeline] = admitted
 
-    async def unregister_pipeline(self, pipeline: str) -> None:
+    async def unregister_pipeline(self, pipeline: str, why: str = "") -> None:
         self._forms.pop(pipeline, None)
-        attendant = self._attendants.pop(pipeline, None)
-        if attendant is not None:
-            await attendant.stop()
-        await self._call(Request("DELETE", self._path(pipeline), headers=self._session(pipeline)))
+        runner = self._hook_runners.pop(pipeline, None)
+        if runner is not None:
+            await runner.stop()
+        params = {"why": why} if why else {}
+        await self._call(Request("DELETE", self._path(pipeline), params, headers=self._session(pipeline)))
         self._sessions.pop(pipeline, None)
+
+    async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
+        """For those who see that a pipeline is dead or silent."""
+        await self._post(pipeline, "quarantine", to_wire(Why(why)), uuid.uuid4().hex)
+
+    async def lose_node(self, node: int, why: str = "node-lost") -> None:
+        """A node's GPUs are out of use; bundles on them are dropped without hooks."""
+        await self._call(Request("PUT", f"{self._root}/nodes/{node}", json=to_wire(NodeState("lost", why))))
+
+    async def restore_node(self, node: int) -> None:
+        await self._call(Request("PUT", f"{self._root}/nodes/{node}", json=to_wire(NodeState("present"))))
 
     async def _put(self, pipeline: str, form: Registration, wait_s: float, session: str) -> Response:
         return await self._call(
@@ -274,21 +293,21 @@ class RemoteScheduler:
 
     async def events(self) -> list[SharingEvent]:
         """What the scheduler decided and saw, oldest first; times are seconds since 1970."""
-        found = (await self._get("/events")).json["items"]
+        found = [from_wire(PoolEvent, one, strict=False) for one in (await self._get("/events")).json["items"]]
         return [
             SharingEvent(
-                datetime.fromisoformat(one["at"]).timestamp(),
-                one["kind"],
-                one["pipeline"],
-                one["text"],
-                one["cluster"],
-                tuple(one["ranks"]),
-                tuple(one["gpus"]),
+                datetime.fromisoformat(one.at).timestamp(),
+                *(one.kind, one.pipeline, one.text, one.cluster, one.ranks, one.gpus),
             )
             for one in found
         ]
 
-    # What attendants need
+    async def reports(self) -> dict[str, ProgressReport]:
+        """The latest report of each pipeline, counted or not."""
+        found = (await self._get("/reports")).json["items"]
+        return {one["pipeline"]: flows.read(ProgressReport, one) for one in found}
+
+    # What hook runners need
 
     async def next_action(self, pipeline: str, after: int) -> Action | None:
         params = {"wait": f"{LONG_POLL_S:g}", "after": str(after)}

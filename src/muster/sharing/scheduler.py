@@ -1,13 +1,14 @@
 """What may a pipeline ask of the scheduler, and what happens then?
 
-Each operation checks everything first and computes the next state with a pure function; the desk puts it in place,
-has it planned upon and carries out what follows.
+Each operation checks everything first and computes the next state with a pure function; `pool_state` puts it in place,
+`planning` decides what follows. Nobody is answered before what he hears is written.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from muster.core.sharing import demand, leases
@@ -15,30 +16,94 @@ from muster.errors import (
     AlreadyExists,
     GrantTimeout,
     InvalidRequest,
+    JournalUnusable,
     PipelineQuarantined,
     RequestRefused,
 )
 from muster.sharing import execution
 from muster.sharing import hooks as pipeline_hooks
-from muster.sharing.desk import Desk, ranks_of
 from muster.sharing.hooks import PipelineHooks
+from muster.sharing.journal import FileJournal, Journal
+from muster.sharing.planning import Planner, Planning
+from muster.sharing.pool_state import OnEvent, PoolState, ranks_of
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
     ClusterSpec,
     Gpu,
     PipelineId,
+    Pool,
     Priority,
     ProgressReport,
     Released,
     Shares,
+    SharingEvent,
+    Snapshot,
     Tenant,
     named,
 )
 
+VACATED_POLL_S = 0.05
 
-class Scheduler(Desk):
-    """Moves GPUs of a pool between pipelines. The same object runs embedded, behind HTTP and as a Ray actor."""
+
+class Scheduler:
+    """Moves GPUs of a pool between pipelines. The same object runs embedded, behind HTTP and as a Ray actor.
+
+    Belongs to the event loop on which it was started.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        journal: Path | str | Journal | None = None,
+        hook_timeout_s: float = 120.0,
+        min_turn_s: float = 2.0,
+        *,
+        reserve_after_s: float = 30.0,
+        reattach_timeout_s: float = 60.0,
+        vacated_poll_s: float = VACATED_POLL_S,
+        planner: Planner | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        empty = Shares(pool, min_turn_s=min_turn_s, reserve_after_s=reserve_after_s)
+        kept = FileJournal(journal) if isinstance(journal, Path | str) else journal
+        self._state = PoolState(empty, kept, execution.HookLimits(hook_timeout_s, vacated_poll_s), on_event)
+        self._planning = Planning(self._state, planner, reattach_timeout_s)
+        self._proving: dict[PipelineId, asyncio.Task[str]] = {}  # quarantined, and new hooks are being tried
+
+    # Life
+
+    async def start(self) -> None:
+        """Take up the journal's state. Pipelines in it are detached until they are registered again."""
+        if not self._state.running:
+            await self._state.start()
+            self._planning.start()
+
+    async def stop(self) -> None:
+        """Waiters fail, hook calls end; leases, demand and places in the queue stay as they are."""
+        if not self._state.running:
+            return
+        self._planning.stop()
+        for proof in self._proving.values():
+            proof.cancel()
+        await self._state.stop(self._proving.values())
+
+    # What is
+
+    @property
+    def shares(self) -> Shares:
+        """The whole state, for those who check or draw it."""
+        return self._state.shares
+
+    def snapshot(self) -> Snapshot:
+        return self._state.snapshot()
+
+    async def events(self) -> list[SharingEvent]:
+        return list(self._state.events)
+
+    async def reports(self) -> dict[str, ProgressReport]:
+        """The latest report of each pipeline, counted or not."""
+        return dict(self._state.reports)
 
     # Pipelines
 
@@ -56,100 +121,108 @@ class Scheduler(Desk):
         With a `tenant` it is known which process that was. What a process before it held ends, once that is gone and
         the new hooks have shrunk all ranks; while its hooks are attached, another process is refused.
         """
-        now = self._begin()
+        now = self._state.begin()
         problems = pipeline_hooks.problems(hooks)
         if hooks is None or problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         _check_tenant(tenant)
         name = PipelineId(pipeline)
-        shares = leases.registered(self._shares, name, clusters, weight)
+        shares = leases.registered(self._state.shares, name, clusters, weight)
         if tenant is None or tenant.process is None:
             tenant = shares.pipelines[name].tenant  # who does not say who he is changes nothing about that
-        if name in self._shares.pipelines and tenant.is_another_than(shares.pipelines[name].tenant):
+        if name in self._state.shares.pipelines and tenant.is_another_than(shares.pipelines[name].tenant):
             self._supersede(name)
-            shares = self._shares
+            shares = self._state.shares
         if shares.pipelines[name].quarantined or shares.pipelines[name].unsure:
             await self._prove(name, hooks, tenant)
             return
-        new = name not in self._shares.pipelines
-        self._hooks[name] = hooks
-        self._runners.setdefault(name, execution.Runner(self, name, self._limits))
-        self._commit(leases.attached(leases.occupied(shares, name, tenant), name, now))
-        self._note("registered" if new else "attached", name, "")
-        self._runners[name].kick()
+        new = name not in self._state.shares.pipelines
+        self._state.attach(name, hooks)
+        self._state.commit(leases.attached(leases.occupied(shares, name, tenant), name, now))
+        self._state.note("registered" if new else "attached", name, "")
+        self._state.kick(name)
+        await self._state.written()
 
     def _supersede(self, name: PipelineId) -> None:
         """Another process comes for it. The one before must be gone: its hooks were lost, or do not count any more."""
-        if self._shares.pipelines[name].movable:
+        if self._state.shares.pipelines[name].movable:
             raise AlreadyExists(
                 f"{name} is registered by another process, whose hooks are attached",
                 hint="end that process, or unregister the pipeline first",
             )
-        self._quarantine(name, "another process has taken its place")
+        self._state.quarantine(name, "another process has taken its place")
 
     async def _prove(self, name: PipelineId, hooks: PipelineHooks, tenant: Tenant) -> None:
         """New hooks for a pipeline of which nobody knows what is awake count once they have shrunk all its ranks."""
         if name in self._proving:
             raise RequestRefused(f"{name} is being registered by somebody else", retryable=True)
-        there = self._shares.pipelines[name]
+        there = self._state.shares.pipelines[name]
         ranks = {rank: list(bundle) for rank, bundle in enumerate(there.infer.bundles)}
-        proof = asyncio.create_task(execution.shrink_all(hooks, ranks, self._limits))
+        proof = asyncio.create_task(execution.shrink_all(hooks, ranks, self._state.limits))
         self._proving[name] = proof
         try:
             await asyncio.wait({proof})
         finally:
             proof.cancel()
             self._proving.pop(name, None)
-        now = self._begin()
+        now = self._state.begin()
         failure = proof.result()
-        after = self._shares.pipelines.get(name)
+        after = self._state.shares.pipelines.get(name)
         if after is None or not (after.quarantined or after.unsure) or after.clusters != there.clusters:
             raise RequestRefused(f"{name} was changed by somebody else meanwhile", retryable=True)
         if failure:
-            self._quarantine(name, f"shrink {failure}")
+            self._state.quarantine(name, f"shrink {failure}")
             raise PipelineQuarantined(f"{name} stays quarantined: shrink {failure}")
-        self._hooks[name] = hooks
-        self._runners[name] = execution.Runner(self, name, self._limits)
-        self._commit(leases.reinstated(leases.occupied(self._shares, name, tenant), name, now))
-        self._note("attached", name, "its new hooks have shrunk all its ranks")
+        self._state.drop_hooks(name)
+        self._state.attach(name, hooks)
+        self._state.commit(leases.reinstated(leases.occupied(self._state.shares, name, tenant), name, now))
+        self._state.note("attached", name, "its new hooks have shrunk all its ranks")
+        await self._state.written()
 
     async def admit_pipeline(self, pipeline: str) -> None:
-        self._begin()
-        before = self._shares
-        self._commit(leases.admitted(before, PipelineId(pipeline)))
-        if before is not self._shares:
-            self._note("admitted", pipeline, "")
+        self._state.begin()
+        before = self._state.shares
+        self._state.commit(leases.admitted(before, PipelineId(pipeline)))
+        if before is not self._state.shares:
+            self._state.note("admitted", pipeline, "")
+        await self._state.written()
 
     async def unregister_pipeline(self, pipeline: str, why: str = "") -> None:
-        self._begin()
+        self._state.begin()
         name = PipelineId(pipeline)
-        if name not in self._shares.pipelines:
+        if name not in self._state.shares.pipelines:
             return
-        freed = self._gpus_of(lease.bundle for lease in self._shares.leases.values() if lease.bundle.pipeline == name)
-        self._commit(leases.unregistered(self._shares, name))
-        self._drop_hooks(name)
-        self._reports.pop(name, None)
-        self._waiters.fail_pipeline(name, RequestRefused(f"{name} was unregistered{f': {why}' if why else ''}"))
-        self._note("unregistered", name, why, gpus=freed)
+        freed = self._state.gpus_of(
+            lease.bundle for lease in self._state.shares.leases.values() if lease.bundle.pipeline == name
+        )
+        self._state.commit(leases.unregistered(self._state.shares, name))
+        self._state.drop_hooks(name)
+        self._state.reports.pop(name, None)
+        self._state.waiters.fail_pipeline(name, RequestRefused(f"{name} was unregistered{f': {why}' if why else ''}"))
+        self._state.note("unregistered", name, why, gpus=freed)
+        await self._state.written()
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         """For those who see that a pipeline is dead or silent: a remote desk, a Ray cluster."""
-        self._begin()
-        demand.known(self._shares, PipelineId(pipeline))
-        self._quarantine(PipelineId(pipeline), why)
+        self._state.begin()
+        demand.known(self._state.shares, PipelineId(pipeline))
+        self._state.quarantine(PipelineId(pipeline), why)
+        await self._state.written()
 
     async def lose_node(self, node: int, why: str = "node-lost") -> None:
         """A node's GPUs are out of use; bundles on them are dropped without hooks."""
-        now = self._begin()
-        self._commit(leases.node_lost(self._shares, node, why, now))
-        for runner in self._runners.values():
+        now = self._state.begin()
+        self._state.commit(leases.node_lost(self._state.shares, node, why, now))
+        for runner in self._state.runners.values():
             runner.interrupt()
-        self._note("node-lost", "", f"node {node}: {why}")
+        self._state.note("node-lost", "", f"node {node}: {why}")
+        await self._state.written()
 
     async def restore_node(self, node: int) -> None:
-        self._begin()
-        self._commit(leases.node_back(self._shares, node))
-        self._note("node-back", "", f"node {node}")
+        self._state.begin()
+        self._state.commit(leases.node_back(self._state.shares, node))
+        self._state.note("node-back", "", f"node {node}")
+        await self._state.written()
 
     # Requests
 
@@ -164,10 +237,10 @@ class Scheduler(Desk):
         rollout_id: str | None = None,
     ) -> list[Gpu]:
         """Wait for GPUs; which ones, sorted."""
-        now = self._begin()
+        now = self._state.begin()
         _check_timeout(timeout)
         wish = demand.Wish(PipelineId(pipeline), cluster, _priority(priority), step_target_estimate, named(rollout_id))
-        return await self._granted(self._ask(self._shares, wish, now), wish, timeout)
+        return await self._granted(self._ask(self._state.shares, wish, now), wish, timeout)
 
     async def notify_release_then_request_gpus(
         self,
@@ -179,24 +252,24 @@ class Scheduler(Desk):
         timeout: float | None = None,
     ) -> list[Gpu]:
         """Release one cluster and ask for another in one step: nobody comes in between."""
-        now = self._begin()
+        now = self._state.begin()
         _check_timeout(timeout)
         name = PipelineId(pipeline)
         wish = demand.Wish(name, request, _priority(priority), step_target_estimate)
         shares, going, text, freed = self._without(name, release, now)
         asked = self._ask(shares, wish, now)
-        self._refuse_lost(name, "its rollout was closed while it waited")
-        self._note("released", name, text, cluster=release, gpus=freed)
-        gone = self._waiters.for_departure(name, going)
-        self._kick(name)
+        self._state.refuse_lost(name, "its rollout was closed while it waited")
+        self._state.note("released", name, text, cluster=release, gpus=freed)
+        gone = self._state.waiters.for_departure(name, going)
+        self._state.kick(name)
         return await self._granted(asked, wish, timeout, gone)
 
     def _ask(self, shares: Shares, wish: demand.Wish, now: float) -> demand.Asked:
-        orphans = {one.seq for one in shares.requests if one.seq not in self._waiters}
+        orphans = {one.seq for one in shares.requests if one.seq not in self._state.waiters}
         asked = demand.requested(shares, wish, now, orphans=orphans)
-        self._commit(asked.shares)
+        self._state.commit(asked.shares)
         told = "" if wish.estimate is None else f"estimate {wish.estimate}"
-        self._note("requested", wish.pipeline, f"{wish.priority.name} {told}".strip(), cluster=wish.cluster)
+        self._state.note("requested", wish.pipeline, f"{wish.priority.name} {told}".strip(), cluster=wish.cluster)
         return asked
 
     async def _granted(
@@ -210,84 +283,89 @@ class Scheduler(Desk):
         if asked.request is None:
             if gone is not None:
                 await gone
+            await self._state.written()
             return list(asked.gpus)
         seq = asked.request.seq
-        answer = self._waiters.for_grant(seq, wish.pipeline)
+        answer = self._state.waiters.for_grant(seq, wish.pipeline)
         awaited: set[asyncio.Future[Any]] = {answer} if gone is None else {answer, gone}
         try:
+            await self._state.written()  # a wish that cannot be kept is not waited for
             _, missing = await asyncio.wait(awaited, timeout=timeout)
-        except asyncio.CancelledError:
+            await self._state.written()
+        except (asyncio.CancelledError, JournalUnusable):
             self._gone(wish, seq, answer)
             raise
         if not missing:
             if gone is not None:
                 gone.result()
             return answer.result()
-        why = "what was released is still being vacated" if answer.done() else self._reasons.get(seq, "")
+        why = "what was released is still being vacated" if answer.done() else self._state.reasons.get(seq, "")
         self._gone(wish, seq, answer)
         told = f": {why}" if why else ""
         raise GrantTimeout(f"{wish.pipeline}/{wish.cluster} was not granted within {timeout:g} s{told}")
 
     def _gone(self, wish: demand.Wish, seq: int, answer: asyncio.Future[list[Gpu]]) -> None:
         """Nobody hears the answer any more. A fixed grant that came in the same moment is given back."""
-        self._waiters.leave(seq)
-        if not self._running:
+        self._state.waiters.leave(seq)
+        if not self._state.running:
             return
         now = asyncio.get_running_loop().time()
         unheard = answer.done() and answer.exception() is None and wish.priority is not Priority.GENERATION
         answer.cancel()
-        if unheard and wish.pipeline in self._shares.pipelines:
-            self._commit(leases.released(self._shares, wish.pipeline, wish.cluster, now))
-        elif leases.request_of(self._shares, seq) is not None:
-            self._commit(demand.withdrawn(self._shares, seq))
-        self._note("withdrawn", wish.pipeline, f"request #{seq}", cluster=wish.cluster)
+        if unheard and wish.pipeline in self._state.shares.pipelines:
+            self._state.commit(leases.released(self._state.shares, wish.pipeline, wish.cluster, now))
+        elif leases.request_of(self._state.shares, seq) is not None:
+            self._state.commit(demand.withdrawn(self._state.shares, seq))
+        self._state.note("withdrawn", wish.pipeline, f"request #{seq}", cluster=wish.cluster)
 
     # Releases
 
     async def notify_release_gpus(self, pipeline: str, cluster: str) -> Released:
         """Give a cluster back. Returns when bundles that were being granted or drained are down too."""
-        now = self._begin()
+        now = self._state.begin()
         name = PipelineId(pipeline)
         shares, going, text, freed = self._without(name, cluster, now)
         self._settle_release(name, shares)
-        self._note("released", name, text, cluster=cluster, gpus=freed)
-        gone = self._waiters.for_departure(name, going)
-        self._kick(name)
+        self._state.note("released", name, text, cluster=cluster, gpus=freed)
+        gone = self._state.waiters.for_departure(name, going)
+        self._state.kick(name)
         await gone
+        await self._state.written()
         return Released(freed, text)
 
     async def await_release_gpus(
         self, pipeline: str, cluster: str = GENERATION_CLUSTER, timeout: float | None = None
     ) -> Released:
         """Close the rollout and drain every generation bundle; returns when all are really vacated."""
-        now = self._begin()
+        now = self._state.begin()
         _check_timeout(timeout)
         name = PipelineId(pipeline)
-        demand.known(self._shares, name)
+        demand.known(self._state.shares, name)
         if cluster != GENERATION_CLUSTER:
             raise RequestRefused(f"await_release_gpus is for {GENERATION_CLUSTER}, not {cluster}")
-        before = list(demand.leases_of(self._shares, name, cluster))
-        self._settle_release(name, leases.suspended(self._shares, name, now, dispatched=self._dispatched(name)))
-        epochs = {lease.bundle: lease.epoch for lease in demand.leases_of(self._shares, name, cluster)}
-        gone = self._waiters.for_departure(name, epochs)
-        self._note("draining", name, "its owner awaits its release", cluster=cluster, ranks=ranks_of(epochs))
-        self._kick(name)
+        before = list(demand.leases_of(self._state.shares, name, cluster))
+        self._settle_release(name, leases.suspended(self._state.shares, name, now, dispatched=self._dispatched(name)))
+        epochs = {lease.bundle: lease.epoch for lease in demand.leases_of(self._state.shares, name, cluster)}
+        gone = self._state.waiters.for_departure(name, epochs)
+        self._state.note("draining", name, "its owner awaits its release", cluster=cluster, ranks=ranks_of(epochs))
+        self._state.kick(name)
         await asyncio.wait({gone}, timeout=timeout)
         if not gone.done():
             gone.cancel()
             raise GrantTimeout(f"{name}/{cluster} was not vacated within {timeout:g} s; it goes on draining")
         gone.result()
-        freed = self._gpus_of(lease.bundle for lease in before)
+        await self._state.written()
+        freed = self._state.gpus_of(lease.bundle for lease in before)
         return Released(freed, f"{len(before)} bundles vacated" if before else "nothing was held")
 
     def _without(
         self, name: PipelineId, cluster: str, now: float
     ) -> tuple[Shares, dict[Bundle, int], str, tuple[Gpu, ...]]:
         """The state after a release, what will still be drained for it, and what is to be said of it."""
-        before = self._shares
+        before = self._state.shares
         shares = leases.released(before, name, cluster, now, dispatched=self._dispatched(name))
         there = list(demand.leases_of(before, name, cluster))
-        freed = self._gpus_of(lease.bundle for lease in there if lease.bundle not in shares.leases)
+        freed = self._state.gpus_of(lease.bundle for lease in there if lease.bundle not in shares.leases)
         going = {one.bundle: shares.leases[one.bundle].epoch for one in there if one.bundle in shares.leases}
         text = f"{len(freed)} GPUs freed" if freed else f"{name}/{cluster} holds nothing: nothing was freed"
         if going:
@@ -296,44 +374,39 @@ class Scheduler(Desk):
 
     def _settle_release(self, name: PipelineId, shares: Shares) -> None:
         """Put it in place; whoever waited for the rollout that this closes is told."""
-        self._commit(shares)
-        self._refuse_lost(name, "its rollout was closed while it waited")
+        self._state.commit(shares)
+        self._state.refuse_lost(name, "its rollout was closed while it waited")
 
     def _dispatched(self, name: PipelineId) -> set[Bundle]:
-        runner = self._runners.get(name)
+        runner = self._state.runners.get(name)
         return runner.dispatched() if runner else set()
 
     # Progress
 
     async def report_progress(self, report: ProgressReport) -> str:
         """Say how far a rollout is. Why that was not counted, "" if it was."""
-        now = self._begin()
-        shares, uncounted = demand.reported(self._shares, report, now)
-        self._reports[report.pipeline] = report
+        now = self._state.begin()
+        shares, uncounted = demand.reported(self._state.shares, report, now)
+        self._state.reports[report.pipeline] = report
         name = PipelineId(report.pipeline)
         rollout = shares.rollouts.get(name)
         waiting = demand.pending(shares, name, GENERATION_CLUSTER)
         if waiting is not None and waiting.priority is Priority.GENERATION and rollout and not rollout.remaining:
             shares = demand.answered(shares, waiting.seq)
-        self._commit(shares)
-        self._refuse_lost(name, "nothing is left to generate")
+        self._state.commit(shares)
+        self._state.refuse_lost(name, "nothing is left to generate")
         text = f"{report.completed} of {report.target}"
-        self._note("progress", name, f"{text}, not counted: {uncounted}" if uncounted else text)
+        self._state.note("progress", name, f"{text}, not counted: {uncounted}" if uncounted else text)
+        await self._state.written()
         return uncounted
 
     async def clear_progress(self, pipeline: str) -> None:
-        self._begin()
+        self._state.begin()
         name = PipelineId(pipeline)
-        self._commit(demand.cleared(self._shares, name))
-        self._refuse_lost(name, "its progress was cleared while it waited")
-        self._note("cleared", name, "")
-
-    def _refuse_lost(self, name: PipelineId, why: str) -> None:
-        """Fail the calls of this pipeline whose place in the queue is no more."""
-        there = {one.seq for one in self._shares.requests}
-        for seq in self._waiters.seqs_of(name):
-            if seq not in there:
-                self._waiters.refuse(seq, RequestRefused(f"{name}: {why}"))
+        self._state.commit(demand.cleared(self._state.shares, name))
+        self._state.refuse_lost(name, "its progress was cleared while it waited")
+        self._state.note("cleared", name, "")
+        await self._state.written()
 
 
 def _check_timeout(value: object) -> None:

@@ -1,12 +1,13 @@
 """How does a pool serve pipelines that live in other processes?
 
 A `PoolService` owns a scheduler and speaks for pipelines that come and go over a network (`tenants`). What takes long
-is an errand that outlives the call which began it; hook calls are actions that the pipeline fetches. Nothing here
-speaks HTTP: `server.routes.pools` does.
+is a pending call that outlives the request which began it; hook calls are actions that the pipeline fetches. Nothing
+here speaks HTTP: `server.routes.pools` does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from typing import Any
 
 from muster.core.sharing import demand, planner
 from muster.errors import Conflict, InvalidRequest
+from muster.sharing.journal import Journal
 from muster.sharing.messages import (
     Action,
     ActionAnswer,
@@ -31,7 +33,7 @@ from muster.sharing.messages import (
     show_snapshot,
 )
 from muster.sharing.scheduler import Scheduler
-from muster.sharing.tenants import Granted, NotYet, Remote, Rounds, Tenants, is_quarantined
+from muster.sharing.tenants import Granted, Remote, Rounds, StillWaiting, Tenants, is_quarantined
 from muster.types.codec import Problem, show_time, to_wire
 from muster.types.sharing import (
     LeaseState,
@@ -49,14 +51,14 @@ EVENTS_KEPT = 10_000
 VACATED_POLL_S = 0.25  # over a network, asking is not free
 
 
-class PoolService(Tenants):
+class PoolService:
     """One pool. Belongs to the event loop on which it was started."""
 
     def __init__(
         self,
         name: str,
         pool: Pool,
-        journal: Path | None = None,
+        journal: Journal | Path | None = None,
         *,
         devices: Sequence[str] = (),
         pipeline_ttl_s: float = PIPELINE_TTL_S,
@@ -64,8 +66,8 @@ class PoolService(Tenants):
         rounds: Rounds | None = None,
         **options: Any,
     ) -> None:
-        scheduler = Scheduler(pool, journal, vacated_poll_s=vacated_poll_s, on_event=self._hear, **options)
-        super().__init__(scheduler, pipeline_ttl_s, rounds)
+        self.scheduler = Scheduler(pool, journal, vacated_poll_s=vacated_poll_s, on_event=self._hear, **options)
+        self.tenants = Tenants(self.scheduler, pipeline_ttl_s, rounds)
         self.name = name
         self.pool = pool
         self.devices = tuple(devices)
@@ -73,12 +75,22 @@ class PoolService(Tenants):
         self._event_ids: Iterator[int] = itertools.count(time.time_ns() // 1000)
         self._events: deque[PoolEvent] = deque(maxlen=EVENTS_KEPT)
 
+    async def start(self) -> None:
+        await self.scheduler.start()
+        self.tenants.start()
+
+    async def stop(self) -> None:
+        """Calls that wait are told; leases, demand and places in the queue stay."""
+        await self.tenants.stop()
+        await self.scheduler.stop()
+        self.tenants.wake()
+
     # What is
 
     def view(self) -> dict[str, Any]:
         """The pool as JSON."""
         shares = self.scheduler.shares
-        due = planner.dues(shares, self._now())
+        due = planner.dues(shares, _now())
         return {
             "name": self.name,
             "gpus": self.pool.gpus,
@@ -92,8 +104,8 @@ class PoolService(Tenants):
         shares, name = self.scheduler.shares, one.pipeline_id
         rollout = shares.rollouts.get(name)
         held = sorted(gpu for cluster in one.clusters for gpu in demand.held_gpus(shares, name, cluster))
-        remote = self._remotes.get(name)
-        silent = None if remote is None or not remote.attached else round(self._now() - remote.heard, 3)
+        remote = self.tenants.find(name)
+        silent = None if remote is None or not remote.attached else round(_now() - remote.heard, 3)
         return PipelineView(
             id=name,
             state="quarantined" if one.quarantined else "detached" if one.detached_since is not None else "attached",
@@ -113,7 +125,7 @@ class PoolService(Tenants):
         return [event for event in self._events if event.id > after]
 
     def _hear(self, event: SharingEvent) -> None:
-        at = datetime.fromtimestamp(time.time() - (self._now() - event.at), UTC)
+        at = datetime.fromtimestamp(time.time() - (_now() - event.at), UTC)
         shown = PoolEvent(
             next(self._event_ids),
             show_time(at),
@@ -126,17 +138,17 @@ class PoolService(Tenants):
         )
         self._events.append(shown)
         if event.kind in ("quarantined", "unregistered"):
-            self._vacated(event.pipeline)
+            self.tenants.vacated(event.pipeline)
 
     # Requests
 
-    async def request(self, pipeline: str, key: str, form: GpuRequest, wait_s: float) -> Granted | NotYet:
-        remote = self._known(pipeline)
+    async def request(self, pipeline: str, key: str, form: GpuRequest, wait_s: float) -> Granted | StillWaiting:
+        remote = self.tenants.known(pipeline)
         priority = _priority(form)
         had = self._holds(pipeline, form.cluster, priority)
-        errand = remote.errands.begin(key, form, lambda: self._request(pipeline, form, priority), had=had)
-        found = await remote.errands.outcome(errand, self._hold(wait_s))
-        return found or NotYet(self._reason(pipeline, form.cluster))
+        call = remote.calls.begin(key, form, lambda: self._request(pipeline, form, priority), had=had)
+        found = await remote.calls.outcome(call, self.tenants.hold(wait_s))
+        return found or StillWaiting(self._reason(pipeline, form.cluster))
 
     async def _request(self, pipeline: str, form: GpuRequest, priority: Priority) -> Granted:
         estimate = form.step_target_estimate
@@ -152,20 +164,22 @@ class PoolService(Tenants):
 
     async def withdraw(self, pipeline: str, key: str) -> None:
         """Its caller will not hear the answer. A fixed grant that came meanwhile is given back."""
-        remote = self._known(pipeline)
-        errand = await remote.errands.withdraw(key)
-        if errand is None or errand.had or not isinstance(errand.asked, GpuRequest):
+        remote = self.tenants.known(pipeline)
+        call = await remote.calls.withdraw(key)
+        if call is None or call.had or not isinstance(call.asked, GpuRequest):
             return
-        form, priority = errand.asked, _priority(errand.asked)
+        form, priority = call.asked, _priority(call.asked)
         if priority is not Priority.GENERATION and self._holds(pipeline, form.cluster, priority):
             await self.scheduler.notify_release_gpus(pipeline, form.cluster)
 
-    async def release(self, pipeline: str, key: str | None, form: ReleaseOrder, wait_s: float) -> Granted | NotYet:
-        remote = self._known(pipeline)
+    async def release(
+        self, pipeline: str, key: str | None, form: ReleaseOrder, wait_s: float
+    ) -> Granted | StillWaiting:
+        remote = self.tenants.known(pipeline)
         name = f"release {form.cluster} {form.wait}" if key is None else key
-        errand = remote.errands.begin(name, form, lambda: self._release(pipeline, form), replay=key is not None)
-        found = await remote.errands.outcome(errand, self._hold(wait_s))
-        return found or NotYet(f"{pipeline}/{form.cluster} is still being vacated")
+        call = remote.calls.begin(name, form, lambda: self._release(pipeline, form), replay=key is not None)
+        found = await remote.calls.outcome(call, self.tenants.hold(wait_s))
+        return found or StillWaiting(f"{pipeline}/{form.cluster} is still being vacated")
 
     async def _release(self, pipeline: str, form: ReleaseOrder) -> Granted:
         call = self.scheduler.await_release_gpus if form.wait else self.scheduler.notify_release_gpus
@@ -190,7 +204,7 @@ class PoolService(Tenants):
 
     async def progress(self, pipeline: str, form: ProgressForm) -> str:
         """Why a report was not counted; "" if it was."""
-        self._known(pipeline)
+        self.tenants.known(pipeline)
         if problems := progress_problems(form):
             raise _invalid(problems)
         if form.clear:
@@ -203,26 +217,26 @@ class PoolService(Tenants):
 
     async def next_action(self, pipeline: str, after: int, wait_s: float, session: str | None = None) -> Action | None:
         """The oldest unanswered one, or None if there is none for that long."""
-        deadline = self._now() + self._hold(wait_s)
-        self.heard(pipeline, session, fetching=True)
+        deadline = _now() + self.tenants.hold(wait_s)
+        self.tenants.heard(pipeline, session, fetching=True)
         while True:
             remote = self._attended(pipeline)
             waiting = remote.arrival is not None and remote.arrival.waits
             if not waiting:
-                self._must_be_current(pipeline, session)  # another may have come while this one waited here
+                self.tenants.must_be_current(pipeline, session)  # another may have come while this one waited here
             found = None if waiting else remote.actions.next(after)
             asked_anew = waiting and not remote.is_arriving(session)  # whoever lives fetches again, and is heard
-            left = deadline - self._now()
+            left = deadline - _now()
             if found is not None or asked_anew or left <= 0:
                 return found
             await remote.actions.news(left)
 
     def answer(self, pipeline: str, action_id: str, answer: ActionAnswer) -> None:
-        self._known(pipeline).actions.answer(action_id, answer)
+        self.tenants.known(pipeline).actions.answer(action_id, answer)
 
     def _attended(self, pipeline: str) -> Remote:
         """The pipeline, if its actions are fetched here; what to do about it if not."""
-        remote = self._known(pipeline)
+        remote = self.tenants.known(pipeline)
         if remote.arrival is not None and not remote.arrival.task.done():
             return remote
         there = demand.known(self.scheduler.shares, PipelineId(pipeline))
@@ -231,6 +245,10 @@ class PoolService(Tenants):
         if there.detached_since is not None or not remote.attached:
             raise Conflict(f"{pipeline} has no hooks here since a restart", hint="register it again")
         return remote
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _priority(form: GpuRequest) -> Priority:

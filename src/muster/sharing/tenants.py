@@ -30,8 +30,8 @@ from muster.errors import (
     SchedulerStopped,
 )
 from muster.sharing.actions import Actions, hooks_for
-from muster.sharing.errands import Errands
 from muster.sharing.messages import Registration
+from muster.sharing.pending_calls import PendingCalls
 from muster.sharing.scheduler import Scheduler
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Pipeline, PipelineId, Tenant
 
@@ -57,7 +57,7 @@ class Granted:
 
 
 @dataclass(frozen=True)
-class NotYet:
+class StillWaiting:
     """Asking again with the same key goes on where this left off."""
 
     reason: str
@@ -89,7 +89,7 @@ class Remote:
     tells: bool = False  # they ask it whether its GPUs are vacated
     session: str | None = None  # of the process that registered it last: others of that name speak no more
     arrival: Arrival | None = None
-    errands: Errands[Granted] = field(default_factory=Errands)
+    calls: PendingCalls[Granted] = field(default_factory=PendingCalls)
 
     def is_arriving(self, session: str | None) -> bool:
         """Whether that is the voice of the process whose registration is under way."""
@@ -100,7 +100,7 @@ class Tenants:
     """The processes behind a pool's pipelines."""
 
     def __init__(self, scheduler: Scheduler, ttl_s: float, rounds: Rounds | None = None) -> None:
-        self.scheduler = scheduler
+        self._scheduler = scheduler
         self._ttl_s = ttl_s
         self._rounds = rounds
         self._remotes: dict[str, Remote] = {}
@@ -110,14 +110,12 @@ class Tenants:
         # They grow over a restart as well: whoever remembers one from before must not take a new one for old.
         self._epochs: Iterator[int] = itertools.count(time.time_ns() // 1000)
 
-    async def start(self) -> None:
-        await self.scheduler.start()
+    def start(self) -> None:
         self._running = True
         self._rounds_changed.set()  # what ended while nobody looked
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._follow_rounds())]
 
     async def stop(self) -> None:
-        """Calls that wait are told; leases, demand and places in the queue stay."""
         self._running = False
         for task in self._tasks:
             task.cancel()
@@ -125,7 +123,9 @@ class Tenants:
             await asyncio.wait(self._tasks)
         for remote in self._remotes.values():
             _end_turn(remote, SchedulerStopped("the scheduler has stopped"))
-        await self.scheduler.stop()
+
+    def wake(self) -> None:
+        """Let those who fetch actions look again."""
         for remote in self._remotes.values():
             remote.actions.wake()
 
@@ -133,10 +133,10 @@ class Tenants:
 
     async def register(
         self, pipeline: str, form: Registration, wait_s: float, session: str | None = None, tenant: Tenant | None = None
-    ) -> NotYet | None:
+    ) -> StillWaiting | None:
         """None once it is registered. It may have to wait for the process before it, or to shrink all its ranks."""
         self._must_run()
-        deadline = self._now() + self._hold(wait_s)
+        deadline = self._now() + self.hold(wait_s)
         await self._end_if_over(pipeline)
         tenant = self._credible(pipeline, _named(tenant, session), form)
         if form.only_attach:
@@ -147,7 +147,7 @@ class Tenants:
                 other.task.cancel()  # the same process begins anew
             await asyncio.wait({other.task}, timeout=max(0.0, deadline - self._now()))
             if not other.task.done():
-                return NotYet(f"{pipeline} is being registered by another process")
+                return StillWaiting(f"{pipeline} is being registered by another process")
             if self._remote(pipeline).arrival is other:
                 break
         remote = self._remote(pipeline)
@@ -157,13 +157,13 @@ class Tenants:
             before = (
                 f"the process that registered {pipeline} before has not ended: it may be silent for {self._ttl_s:g} s"
             )
-            return NotYet(before if arrival.waits else f"{pipeline} has to shrink all its ranks first")
+            return StillWaiting(before if arrival.waits else f"{pipeline} has to shrink all its ranks first")
         self._settle_arrival(pipeline, remote, arrival)
         return None
 
     def _credible(self, pipeline: str, tenant: Tenant, form: Registration) -> Tenant:
         """What counts of what a process says of itself. A training that nobody here knows is none."""
-        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         if form.only_attach and there is not None and there.tenant.process == tenant.process:
             return there.tenant
         if tenant.training is None or tenant.round is None:
@@ -175,14 +175,14 @@ class Tenants:
         return tenant
 
     def _check_attach(self, pipeline: str, session: str | None, tenant: Tenant) -> None:
-        there = demand.known(self.scheduler.shares, PipelineId(pipeline))
+        there = demand.known(self._scheduler.shares, PipelineId(pipeline))
         if there.quarantined:
             raise is_quarantined(there)
-        self._must_be_current(pipeline, session)
+        self.must_be_current(pipeline, session)
         if tenant.is_another_than(there.tenant):
             raise _is_replaced(pipeline)
 
-    def _must_be_current(self, pipeline: str, session: str | None) -> None:
+    def must_be_current(self, pipeline: str, session: str | None) -> None:
         """A process that was taken for dead and is not must not speak for the one that came after it."""
         remote = self._remotes.get(pipeline)
         if remote is not None and session is not None and remote.session not in (None, session):
@@ -209,7 +209,7 @@ class Tenants:
         """How it ended, told once."""
         if remote.arrival is arrival:
             remote.arrival = None
-        if PipelineId(pipeline) not in self.scheduler.shares.pipelines and self._remotes.get(pipeline) is remote:
+        if PipelineId(pipeline) not in self._scheduler.shares.pipelines and self._remotes.get(pipeline) is remote:
             del self._remotes[pipeline]
         if arrival.task.cancelled():
             raise Conflict(f"the registration of {pipeline} was given up: it had become silent")
@@ -219,7 +219,7 @@ class Tenants:
     async def _register(
         self, pipeline: str, remote: Remote, form: Registration, session: str | None, tenant: Tenant
     ) -> None:
-        shares = leases.registered(self.scheduler.shares, PipelineId(pipeline), form.specs, form.weight)
+        shares = leases.registered(self._scheduler.shares, PipelineId(pipeline), form.specs, form.weight)
         there = shares.pipelines[PipelineId(pipeline)]
         if tenant.is_another_than(there.tenant):
             if not there.quarantined:
@@ -231,10 +231,10 @@ class Tenants:
             if not self._is_as(pipeline, remote, form, tenant):
                 infer = form.specs.get(GENERATION_CLUSTER, ClusterSpec())
                 hooks = hooks_for(remote.actions, infer, vacated=form.vacated)
-                await self.scheduler.register_pipeline(pipeline, form.specs, hooks, form.weight, tenant=tenant)
+                await self._scheduler.register_pipeline(pipeline, form.specs, hooks, form.weight, tenant=tenant)
                 remote.attached, remote.tells, remote.heard = True, form.vacated, self._now()
             if form.admit:
-                await self.scheduler.admit_pipeline(pipeline)
+                await self._scheduler.admit_pipeline(pipeline)
         except (MusterError, asyncio.CancelledError):
             remote.session = before
             raise
@@ -246,7 +246,7 @@ class Tenants:
         remote.actions.wake()
         await remote.arrival.turn
 
-    def _vacated(self, pipeline: str) -> None:
+    def vacated(self, pipeline: str) -> None:
         """It was quarantined or unregistered: whoever waits for its place, or fetches its actions, should know."""
         if (remote := self._remotes.get(pipeline)) is not None:
             _end_turn(remote)
@@ -254,7 +254,7 @@ class Tenants:
 
     def _is_as(self, pipeline: str, remote: Remote, form: Registration, tenant: Tenant) -> bool:
         """Whether it is registered just so, with its actions as hooks: then there is nothing to do."""
-        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         if there is None or not there.movable or not remote.attached or remote.tells != form.vacated:
             return False
         if tenant.process is not None and tenant != there.tenant:
@@ -263,13 +263,13 @@ class Tenants:
 
     async def unregister(self, pipeline: str, why: str = "") -> None:
         self._must_run()
-        await self.scheduler.unregister_pipeline(pipeline, why)
+        await self._scheduler.unregister_pipeline(pipeline, why)
         remote = self._remotes.get(pipeline)
         if remote is None:
             return
-        remote.errands.cancel_all()
-        remote.errands, remote.attached, remote.session = Errands(), False, None
-        self._vacated(pipeline)
+        remote.calls.cancel_all()
+        remote.calls, remote.attached, remote.session = PendingCalls(), False, None
+        self.vacated(pipeline)
         if remote.arrival is None or remote.arrival.task.done():  # else somebody comes for its place
             del self._remotes[pipeline]
 
@@ -277,7 +277,7 @@ class Tenants:
 
     def training_changed(self, training: str) -> None:
         """Something has happened to a training or its rounds."""
-        if any(one.tenant.training == training for one in self.scheduler.shares.pipelines.values()):
+        if any(one.tenant.training == training for one in self._scheduler.shares.pipelines.values()):
             self._rounds_changed.set()
 
     async def _follow_rounds(self) -> None:
@@ -285,7 +285,7 @@ class Tenants:
         while True:
             await self._rounds_changed.wait()
             self._rounds_changed.clear()
-            for pipeline in list(self.scheduler.shares.pipelines):
+            for pipeline in list(self._scheduler.shares.pipelines):
                 with contextlib.suppress(SchedulerStopped):
                     try:
                         await self._end_if_over(pipeline)
@@ -293,7 +293,7 @@ class Tenants:
                         log.error("what %s held cannot be ended: %s", pipeline, error.message)
 
     async def _end_if_over(self, pipeline: str) -> None:
-        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         if there is not None and (why := self._over(there.tenant)):
             await self.unregister(pipeline, why)
 
@@ -319,7 +319,7 @@ class Tenants:
                 return
             if arrival.waits and session is not None:
                 raise Conflict(f"{pipeline} is not registered yet: the process before has not ended")
-        self._must_be_current(pipeline, session)
+        self.must_be_current(pipeline, session)
         if arrival is not None and arrival.waits and session is not None:
             _end_turn(remote, _lives(pipeline))
         remote.heard = self._now()
@@ -349,17 +349,17 @@ class Tenants:
         arrival = remote.arrival
         if arrival is not None and not arrival.task.done() and self._is_silent(arrival.heard):
             arrival.task.cancel()  # it holds nothing, and keeps others from coming
-        there = self.scheduler.shares.pipelines.get(PipelineId(pipeline))
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         if there is None or there.quarantined or not remote.attached or not self._is_silent(remote.heard):
             return
         with contextlib.suppress(SchedulerStopped, NotFound):
-            await self.scheduler.quarantine_pipeline(pipeline, f"nothing was heard for {self._ttl_s:g} s")
+            await self._scheduler.quarantine_pipeline(pipeline, f"nothing was heard for {self._ttl_s:g} s")
             remote.attached = False
 
     def _is_silent(self, heard: float) -> bool:
         return self._now() - heard > self._ttl_s
 
-    def _hold(self, wait_s: float) -> float:
+    def hold(self, wait_s: float) -> float:
         """How long a call may be held: a pipeline that waits inside one is silent, so not for longer than half."""
         return max(AT_ONCE_S, min(wait_s, self._ttl_s / 2))
 
@@ -369,11 +369,14 @@ class Tenants:
         if not self._running:
             raise SchedulerStopped("the scheduler has stopped")
 
-    def _known(self, pipeline: str) -> Remote:
+    def known(self, pipeline: str) -> Remote:
         self._must_run()
         if pipeline not in self._remotes:
-            demand.known(self.scheduler.shares, PipelineId(pipeline))
+            demand.known(self._scheduler.shares, PipelineId(pipeline))
         return self._remote(pipeline)
+
+    def find(self, pipeline: str) -> Remote | None:
+        return self._remotes.get(pipeline)
 
     def _remote(self, pipeline: str) -> Remote:
         if pipeline not in self._remotes:

@@ -17,10 +17,10 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def _encoder(kind: Any, names: Names) -> Callable[[Any], Any]:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _record_encoder(typing.cast(type, kind), names)
-    if origin in (tuple, frozenset):
+    if origin in (tuple, Sequence, frozenset):
         if origin is tuple and args[-1] is not Ellipsis:
             parts = [_encoder(part, names) for part in args]
             return lambda values: [write(value) for write, value in zip(parts, values, strict=True)]
@@ -114,6 +114,8 @@ def _encoder(kind: Any, names: Names) -> Callable[[Any], Any]:
         return lambda values: {str(key): None if value is None else inner(value) for key, value in values.items()}
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return str
+    if isinstance(kind, type) and issubclass(kind, IntEnum):
+        return int
     return lambda value: value
 
 
@@ -150,13 +152,13 @@ def _decoder(kind: Any, names: Names) -> _Read:
         return _positional_decoder(cls, names) if _is_list(cls) else _record_decoder(cls, names)
     if origin is tuple and args[-1] is not Ellipsis:
         return _fixed_decoder([(_decoder(part, names), _optional(part)) for part in args])
-    if origin in (tuple, frozenset):
-        return _list_decoder(_decoder(args[0], names), origin)
+    if origin in (tuple, Sequence, frozenset):
+        return _list_decoder(_decoder(args[0], names), frozenset if origin is frozenset else tuple)
     if origin is typing.Literal:
         return _choice_decoder(args)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping_decoder(_bare(args[0]), _decoder(args[1], names), _optional(args[1]))
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
+    if isinstance(kind, type) and issubclass(kind, StrEnum | IntEnum):
         return _enum_decoder(kind)
     if kind is datetime:
         return _read_time
@@ -259,12 +261,13 @@ def _mapping_decoder(key_kind: Any, reader: _Read, optional: bool) -> _Read:
     return read
 
 
-def _enum_decoder(kind: type[StrEnum]) -> _Read:
-    choices = [str(one) for one in kind]
+def _enum_decoder(kind: type[StrEnum] | type[IntEnum]) -> _Read:
+    known: dict[Any, Any] = {one.value: one for one in kind}
+    choices = [str(one) for one in known]
 
     def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
-        if data in choices:
-            return kind(data)
+        if type(data) in (str, int) and data in known:
+            return known[data]
         problems.append(Problem(at, f"must be one of {', '.join(choices)}, not {data!r}"))
         return None
 

@@ -7,7 +7,7 @@ GPU sets are also kept as bit masks (bit g is GPU g): a pool of thousands is the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NewType, NoReturn
@@ -318,3 +318,8 @@ class Snapshot:
     def __post_init__(self) -> None:
         for name in ("leases", "open_rollouts", "quarantined"):
             object.__setattr__(self, name, _Fixed(getattr(self, name)))
+
+    def __await__(self) -> Generator[Any, None, Snapshot]:
+        """It is there at once, in this process; who writes for schedulers elsewhere too awaits it everywhere."""
+        yield from ()
+        return self

@@ -20,12 +20,14 @@ from muster.sharing.messages import (
     NAME,
     ActionAnswer,
     GpuRequest,
+    NodeState,
     ProgressForm,
     Registration,
     ReleaseOrder,
+    Why,
 )
 from muster.sharing.service import PoolService
-from muster.sharing.tenants import Granted, NotYet
+from muster.sharing.tenants import Granted, StillWaiting
 from muster.types.codec import Problem, limited, to_wire
 from muster.types.sharing import Tenant
 from muster.types.training import API_VERSION
@@ -77,13 +79,19 @@ async def get_pool_events(call: Call) -> Response:
     return as_json({"apiVersion": API_VERSION, "kind": "PoolEventList", "items": [to_wire(one) for one in events]})
 
 
+async def get_reports(call: Call) -> Response:
+    reports = await _pool(call).scheduler.reports()
+    items = [to_wire(one) for one in reports.values()]
+    return as_json({"apiVersion": API_VERSION, "kind": "ProgressReportList", "items": items})
+
+
 # Taking part -------------------------------------------------------------------------------------
 
 
 async def put_pipeline(call: Call) -> Response:
     pool, pipeline = _pipeline(call, anew=True)
     wait, session = call.query(WaitQuery).wait, _named(call, SESSION)
-    found = await pool.register(pipeline, await call.record(Registration), wait, session, _tenant(call))
+    found = await pool.tenants.register(pipeline, await call.record(Registration), wait, session, _tenant(call))
     if found is not None:
         return as_json({"state": "pending", "reason": found.reason}, 202)
     return as_json({"state": "registered"})
@@ -91,8 +99,29 @@ async def put_pipeline(call: Call) -> Response:
 
 async def delete_pipeline(call: Call) -> Response:
     pool, pipeline = _pipeline(call)
-    await pool.unregister(pipeline)
+    await pool.tenants.unregister(pipeline, call.query(Why).why)
     return as_json({"state": "unregistered"})
+
+
+async def quarantine_pipeline(call: Call) -> Response:
+    pool, pipeline = _pipeline(call, anew=True)
+    await pool.scheduler.quarantine_pipeline(pipeline, (await call.record(Why)).why)
+    return as_json({"state": "quarantined"})
+
+
+async def put_node(call: Call) -> Response:
+    """Bundles of everybody may be on it, so it is for those who look after the pool."""
+    if call.identity.role != "admin":
+        raise Forbidden(f"token {call.identity.name!r} is no admin's: it may not take a node out of use")
+    scheduler, told = _pool(call).scheduler, await call.record(NodeState)
+    node: str = call.request.path_params["node"]
+    if not re.fullmatch("[0-9]{1,9}", node):
+        raise NotFound(f"there is no node {node[:80]!r}", hint="nodes are numbered from 0")
+    if told.state == "lost":
+        await scheduler.lose_node(int(node), told.why)
+    else:
+        await scheduler.restore_node(int(node))
+    return as_json({"state": told.state})
 
 
 async def request_gpus(call: Call) -> Response:
@@ -159,7 +188,7 @@ def _pipeline(call: Call, *, anew: bool = False) -> tuple[PoolService, str]:
     pool = _pool(call)
     pipeline = _part(call, "pipeline", "pipeline")
     if not anew:
-        pool.heard(pipeline, _named(call, SESSION))
+        pool.tenants.heard(pipeline, _named(call, SESSION))
     return pool, pipeline
 
 
@@ -188,8 +217,8 @@ def _named(call: Call, header: str) -> str | None:
     return given
 
 
-def _outcome(found: Granted | NotYet) -> Response:
-    if isinstance(found, NotYet):
+def _outcome(found: Granted | StillWaiting) -> Response:
+    if isinstance(found, StillWaiting):
         return as_json({"state": "pending", "reason": found.reason}, 202)
     return as_json({"state": "done", "gpus": list(found.gpus), "text": found.text})
 
@@ -220,6 +249,23 @@ OPERATIONS = (
         PoolEventsQuery,
     ),
     Operation(
+        "GET",
+        f"{POOL}/reports",
+        get_reports,
+        "The latest progress report of each pipeline, counted or not",
+        {200: Answer("Reports.", "ProgressReportList")},
+        (404,),
+    ),
+    Operation(
+        "PUT",
+        f"{POOL}/nodes/{{node}}",
+        put_node,
+        "Take a node's GPUs out of use, or back into it",
+        {200: _STATE},
+        _WRITE,
+        body=Body("NodeState"),
+    ),
+    Operation(
         "PUT",
         PIPELINE,
         put_pipeline,
@@ -240,7 +286,17 @@ OPERATIONS = (
         "Unregister a pipeline",
         {200: _STATE},
         (*_READ, 409),
+        Why,
         headers=(_SESSION_HEADER,),
+    ),
+    Operation(
+        "POST",
+        f"{PIPELINE}/quarantine",
+        quarantine_pipeline,
+        "Freeze what a pipeline holds that is dead or silent",
+        {200: _STATE},
+        _WRITE,
+        body=Body("Why"),
     ),
     Operation(
         "POST",

@@ -1,8 +1,8 @@
 """Who answers the scheduler when a pipeline's hooks live in this process and the scheduler does not?
 
-An `Attendant` fetches the pipeline's actions, calls its hooks and answers. It goes on fetching while hooks run: calls
+A `HookRunner` fetches the pipeline's actions, calls its hooks and answers. It goes on fetching while hooks run: calls
 for different ranks run side by side, and one that the scheduler makes again ends the one before. After a restart of
-the server it attaches the pipeline again; it ends when there is nothing left to attend.
+the server it attaches the pipeline again; it ends when the pipeline is not this process's any more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGEST_PAUSE_S = 1.0
 
 
 class Wire(Protocol):
-    """What an attendant needs of the connection."""
+    """What an runner needs of the connection."""
 
     async def next_action(self, pipeline: str, after: int) -> Action | None: ...
 
@@ -43,7 +43,7 @@ class Wire(Protocol):
         """Come back to what is held, after a restart of the server."""
 
 
-class Attendant:
+class HookRunner:
     def __init__(self, wire: Wire, pipeline: str, hooks: PipelineHooks) -> None:
         self._wire = wire
         self._pipeline = pipeline

@@ -1,6 +1,6 @@
-"""How does something that takes long outlive the HTTP call that asked for it? It is an errand under the caller's key.
+"""How does something that takes long outlive the HTTP request that asked for it? It is pending under the caller's key.
 
-A call that comes again with the key goes on with the same errand, or hears again how it ended. Errors are told once:
+A request that comes again with the key goes on with the same call, or hears again how it ended. Errors are told once:
 nothing was changed, so asking again may try again.
 """
 
@@ -15,11 +15,11 @@ from muster.errors import Conflict
 
 T = TypeVar("T")
 
-MOST_REMEMBERED = 256  # errands of one pipeline that have ended
+MOST_REMEMBERED = 256  # calls of one pipeline that have ended
 
 
 @dataclass(eq=False)
-class Errand(Generic[T]):
+class PendingCall(Generic[T]):
     key: str
     asked: object  # what the caller wants; the same key with another wish is a mistake
     task: asyncio.Task[T]
@@ -27,11 +27,11 @@ class Errand(Generic[T]):
     withdrawn: bool = False
 
 
-class Errands(Generic[T]):
+class PendingCalls(Generic[T]):
     """Those of one pipeline."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, Errand[T]] = {}
+        self._by_key: dict[str, PendingCall[T]] = {}
         self._gone: dict[str, None] = {}  # withdrawn before they came: calls may overtake one another
 
     def begin(
@@ -42,8 +42,8 @@ class Errands(Generic[T]):
         *,
         had: bool = False,
         replay: bool = True,
-    ) -> Errand[T]:
-        """The errand of that key; a new one if there is none. Without `replay` one that has ended is none."""
+    ) -> PendingCall[T]:
+        """The call of that key; a new one if there is none. Without `replay` one that has ended is none."""
         if key in self._gone:
             raise _is_withdrawn(key)
         there = self._by_key.get(key)
@@ -56,40 +56,40 @@ class Errands(Generic[T]):
                 raise _is_withdrawn(key)
             return there
         self._make_room()
-        task = asyncio.create_task(start(), name=f"errand {key}")
+        task = asyncio.create_task(start(), name=f"call {key}")
         task.add_done_callback(_read)
-        self._by_key[key] = errand = Errand(key, asked, task, had)
-        return errand
+        self._by_key[key] = call = PendingCall(key, asked, task, had)
+        return call
 
-    async def outcome(self, errand: Errand[T], wait_s: float) -> T | None:
+    async def outcome(self, call: PendingCall[T], wait_s: float) -> T | None:
         """How it ended, or None if it has not."""
-        await asyncio.wait({errand.task}, timeout=wait_s)
-        if not errand.task.done():
+        await asyncio.wait({call.task}, timeout=wait_s)
+        if not call.task.done():
             return None
-        if errand.task.cancelled():
-            raise _is_withdrawn(errand.key)
-        if errand.task.exception() is not None and self._by_key.get(errand.key) is errand:
-            del self._by_key[errand.key]
-        return errand.task.result()
+        if call.task.cancelled():
+            raise _is_withdrawn(call.key)
+        if call.task.exception() is not None and self._by_key.get(call.key) is call:
+            del self._by_key[call.key]
+        return call.task.result()
 
-    async def withdraw(self, key: str) -> Errand[T] | None:
+    async def withdraw(self, key: str) -> PendingCall[T] | None:
         """End it; whoever asks with that key from now on is told. None: it never began, or was withdrawn before."""
-        errand = self._by_key.get(key)
-        if errand is None:
+        call = self._by_key.get(key)
+        if call is None:
             self._gone[key] = None
             while len(self._gone) > MOST_REMEMBERED:
                 del self._gone[next(iter(self._gone))]
             return None
-        if errand.withdrawn:
+        if call.withdrawn:
             return None
-        errand.withdrawn = True
-        errand.task.cancel()
-        await asyncio.wait({errand.task})
-        return errand
+        call.withdrawn = True
+        call.task.cancel()
+        await asyncio.wait({call.task})
+        return call
 
     def cancel_all(self) -> None:
-        for errand in self._by_key.values():
-            errand.task.cancel()
+        for call in self._by_key.values():
+            call.task.cancel()
 
     def _make_room(self) -> None:
         ended = [key for key, one in self._by_key.items() if one.task.done()]

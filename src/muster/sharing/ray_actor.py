@@ -24,7 +24,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 
 from muster.errors import AlreadyExists, InvalidRequest, JournalUnusable, MusterError, NotFound
 from muster.sharing import ray_notes
-from muster.sharing.ray_notes import Contact, Notes, Present, Seat, Settings
+from muster.sharing.ray_notes import Contact, LivingNode, NodeSlot, Notes, RaySettings
 from muster.sharing.scheduler import Scheduler
 from muster.types.codec import Problem
 from muster.types.sharing import ClusterSpec, PipelineId, Pool, Tenant
@@ -41,7 +41,7 @@ LOCKED_S = 2.0  # how long a killed predecessor may take to let go of the journa
 OPERATIONS = (
     *("admit_pipeline", "quarantine_pipeline", "request_gpus", "notify_release_then_request_gpus"),
     *("notify_release_gpus", "await_release_gpus", "report_progress", "clear_progress"),
-    *("snapshot", "events", "reports"),
+    *("snapshot", "events", "reports", "lose_node", "restore_node"),
 )
 
 _pickle: Any = ray.cloudpickle
@@ -52,7 +52,7 @@ class ActorDead(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """Errors travel as values, so that they arrive as what they are and not wrapped in Ray's own."""
 
     value: Any = None
@@ -109,20 +109,20 @@ def process_of(actor: object) -> str:
 class SchedulerActor:
     """The actor's class. Calls wait until it has started."""
 
-    def __init__(self, name: str, wanted: Settings) -> None:
+    def __init__(self, name: str, wanted: RaySettings) -> None:
         self._session = ray.get_runtime_context().get_session_name()
         self._place = _home() / "ray" / self._session / f"{name}.json"
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._started = asyncio.get_running_loop().create_task(self._start(wanted))
 
-    async def settings(self) -> Answer:
+    async def settings(self) -> Reply:
         """How it was made; or why it could not be."""
         return await _answered(self._settled())
 
-    async def call(self, operation: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Answer:
+    async def call(self, operation: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Reply:
         return await _answered(self._carry_out(operation, arguments, named))
 
-    async def _settled(self) -> Settings:
+    async def _settled(self) -> RaySettings:
         await asyncio.shield(self._started)
         return self._settings
 
@@ -142,7 +142,7 @@ class SchedulerActor:
 
     # Life
 
-    async def _start(self, wanted: Settings) -> None:
+    async def _start(self, wanted: RaySettings) -> None:
         settings = ray_notes.merged(ray_notes.read_settings(self._place), wanted)
         journal = settings.journal or str(self._place.with_suffix(".journal"))
         self._notes_file = Path(f"{journal}.ray")
@@ -194,13 +194,13 @@ class SchedulerActor:
             return ""
         contact = self._notes.contacts.get(pipeline)
         if contact is None:  # its actor was of a Ray cluster that is gone
-            await self._bury(pipeline)
+            await self._give_up(pipeline)
             return ""
         before = _loaded(contact).actor
         same = before == hooks.actor
         process = await _process_within(before, ASK_S if same else PATIENCE_S)
         if process == "" or (process and contact.process not in ("", process)):
-            await self._bury(pipeline)
+            await self._give_up(pipeline)
         elif not same:
             raise AlreadyExists(
                 f"{pipeline} has another actor, which {'lives' if process else 'does not answer and may live'}",
@@ -208,7 +208,7 @@ class SchedulerActor:
             )
         return process or ""
 
-    async def _bury(self, pipeline: str) -> None:
+    async def _give_up(self, pipeline: str) -> None:
         with contextlib.suppress(NotFound):  # unregistered meanwhile
             await self._scheduler.quarantine_pipeline(pipeline, "its actor died, and another comes in its place")
 
@@ -271,7 +271,7 @@ class SchedulerActor:
 
     # Nodes
 
-    async def _nodes(self) -> tuple[Seat, ...]:
+    async def _nodes(self) -> tuple[NodeSlot, ...]:
         return self._notes.seats
 
     async def _watch_nodes(self) -> None:
@@ -326,13 +326,13 @@ async def _process_within(actor: Any, timeout_s: float) -> str | None:
             return ""
 
 
-async def _answered(work: Any) -> Answer:
+async def _answered(work: Any) -> Reply:
     try:
-        return Answer(await work)
+        return Reply(await work)
     except MusterError as error:
-        return Answer(error=error)
+        return Reply(error=error)
     except OSError as error:
-        return Answer(error=JournalUnusable(f"the journal cannot be written: {error}"))
+        return Reply(error=JournalUnusable(f"the journal cannot be written: {error}"))
 
 
 def _told(watch: asyncio.Task[None]) -> None:
@@ -341,7 +341,7 @@ def _told(watch: asyncio.Task[None]) -> None:
         log.error("a watch has ended", exc_info=error)
 
 
-async def _scheduler(settings: Settings) -> Scheduler:
+async def _scheduler(settings: RaySettings) -> Scheduler:
     limits = {name: getattr(settings, name) for name in ("hook_timeout_s", "min_turn_s", "reattach_timeout_s")}
     given = {name: value for name, value in limits.items() if value is not None}
     assert settings.pool is not None
@@ -371,9 +371,9 @@ async def _ray_nodes() -> list[dict[str, Any]]:
     return [node for node in found if node["Alive"]]
 
 
-async def _present() -> list[Present]:
+async def _present() -> list[LivingNode]:
     return [
-        Present(node["Labels"].get(NODE_LABEL) or node["NodeName"], node["NodeID"])
+        LivingNode(node["Labels"].get(NODE_LABEL) or node["NodeName"], node["NodeID"])
         for node in await _ray_nodes()
         if node["Resources"].get("GPU", 0) >= 1 or NODE_LABEL in node["Labels"]
     ]

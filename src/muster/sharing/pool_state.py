@@ -1,0 +1,244 @@
+"""What is the state of a pool, and how does it change? One value: written, put in place, then acted upon.
+
+Every change is computed by a pure function, goes to the journal, is put in place and asks for a planning pass. Hooks
+are called and callers answered once it is written. Between two awaits nothing else runs, so there is no lock.
+`scheduler` says what pipelines may ask for, `planning` what follows by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from muster.core.sharing import demand, leases
+from muster.errors import JournalUnusable, PipelineQuarantined, RequestRefused, SchedulerStopped
+from muster.sharing import execution
+from muster.sharing.hooks import PipelineHooks
+from muster.sharing.journal import Journal
+from muster.sharing.waiters import Waiters
+from muster.types.sharing import (
+    GENERATION_CLUSTER,
+    Bundle,
+    Gpu,
+    Holder,
+    Pending,
+    PipelineId,
+    Priority,
+    ProgressReport,
+    Request,
+    Shares,
+    SharingEvent,
+    Snapshot,
+    gpus_of,
+)
+
+OnEvent = Callable[[SharingEvent], None]
+
+EVENTS_KEPT = 10_000
+
+
+class PoolState:
+    """Belongs to the event loop on which it was started."""
+
+    def __init__(
+        self, shares: Shares, journal: Journal | None, limits: execution.HookLimits, on_event: OnEvent | None
+    ) -> None:
+        self.shares = shares
+        self.running = False
+        self.waiters = Waiters()
+        self.hooks: dict[PipelineId, PipelineHooks] = {}
+        self.runners: dict[PipelineId, execution.Runner] = {}
+        self.reasons: Mapping[int, str] = {}
+        self.reports: dict[str, ProgressReport] = {}
+        self.events: deque[SharingEvent] = deque(maxlen=EVENTS_KEPT)
+        self.changed: Callable[[], None] = lambda: None
+        self.limits = limits
+        self._journal = journal
+        self._on_event = on_event
+
+    # Life
+
+    async def start(self) -> None:
+        """Take up the journal's state. Pipelines in it are detached until they are registered again."""
+        now = asyncio.get_running_loop().time()
+        if self._journal is None:
+            self.shares = leases.detached(self.shares, now)
+        else:
+            kept = self._journal.open(self.shares)
+            shares = leases.shifted(kept.shares, now - kept.at)
+            self.shares = leases.detached(shares, now, unsure=kept.may_lack_its_end)
+            self.reasons = kept.reasons
+            try:
+                self._journal.rewrite(self.shares, now, self.reasons)
+                await self._journal.written()
+            except JournalUnusable:
+                self._journal.close()
+                raise
+        self.running = True
+        self.note("started", "", f"{self.shares.pool.gpus} GPUs, {len(self.shares.pipelines)} pipelines from before")
+
+    async def stop(self, ending: Iterable[asyncio.Task[Any]]) -> None:
+        """Waiters fail, hook calls end; leases, demand and places in the queue stay as they are."""
+        self.running = False
+        self.waiters.fail_all(SchedulerStopped("the scheduler has stopped"))
+        tasks = [*ending, *(task for runner in self.runners.values() for task in runner.cancel())]
+        if tasks:
+            await asyncio.wait(tasks)
+        self.runners.clear()
+        self.hooks.clear()
+        self.note("stopped", "", "")
+        if self._journal is not None:
+            try:
+                now = asyncio.get_running_loop().time()
+                self._journal.append(self.shares, self.shares, now, self.reasons)
+                await self._journal.written()
+            finally:
+                self._journal.close()
+
+    def begin(self) -> float:
+        """The time, for an operation."""
+        if not self.running:
+            raise SchedulerStopped("the scheduler does not run: call start")
+        return asyncio.get_running_loop().time()
+
+    # Changing
+
+    def commit(self, shares: Shares, *, planned: bool = False) -> None:
+        """The next state: given to the journal first, then in place."""
+        if shares is self.shares:
+            return
+        if self._journal is not None:
+            self._journal.append(self.shares, shares, asyncio.get_running_loop().time())
+        self.shares = shares
+        self.waiters.settle(shares)
+        if not planned:
+            self.changed()
+
+    async def written(self) -> None:
+        """Until nothing that was decided can be lost with this process."""
+        if self._journal is not None:
+            await self._journal.written()
+
+    def quarantine(self, name: PipelineId, why: str) -> None:
+        if self.shares.pipelines[name].quarantined:
+            return
+        self.commit(leases.quarantined(self.shares, name, why))
+        self.drop_hooks(name)
+        self.waiters.fail_pipeline(name, PipelineQuarantined(f"{name} is quarantined: {why}"))
+        self.note("quarantined", name, why)
+
+    def refuse_lost(self, name: PipelineId, why: str) -> None:
+        """Fail the calls of this pipeline whose place in the queue is no more."""
+        there = {one.seq for one in self.shares.requests}
+        for seq in self.waiters.seqs_of(name):
+            if seq not in there:
+                self.waiters.refuse(seq, RequestRefused(f"{name}: {why}"))
+
+    def grant(self, request: Request) -> None:
+        gpus = demand.held_gpus(self.shares, request.pipeline, request.cluster)
+        self.waiters.answer(request.seq, gpus)
+        self.note("granted", request.pipeline, request.priority.name, cluster=request.cluster, gpus=gpus)
+
+    # Hook calls
+
+    def attach(self, name: PipelineId, hooks: PipelineHooks) -> None:
+        self.hooks[name] = hooks
+        self.runners.setdefault(name, execution.Runner(self, name, self.limits))
+
+    def drop_hooks(self, name: PipelineId) -> None:
+        self.hooks.pop(name, None)
+        runner = self.runners.pop(name, None)
+        if runner is not None:
+            runner.cancel()
+
+    def kick(self, name: PipelineId) -> None:
+        if (runner := self.runners.get(name)) is not None:
+            runner.kick()
+
+    def hooks_of(self, pipeline: PipelineId) -> PipelineHooks | None:
+        return self.hooks.get(pipeline)
+
+    def called(self, pipeline: PipelineId, kind: execution.Kind, epochs: leases.Epochs, took_s: float) -> None:
+        """A hook call has succeeded."""
+        now = asyncio.get_running_loop().time()
+        if kind == "shrink":
+            shares = leases.vacated(self.shares, epochs, now)
+            self.commit(leases.measured(shares, pipeline, shrink_s=took_s))
+            self.tell("vacated", epochs, {})
+            return
+        shares = leases.measured(leases.expanded(self.shares, epochs, now), pipeline, expand_s=took_s)
+        waiting = demand.pending(shares, pipeline, GENERATION_CLUSTER)
+        if waiting is not None and waiting.priority is not Priority.GENERATION:
+            waiting = None
+        if waiting is not None and demand.held_gpus(shares, pipeline, GENERATION_CLUSTER):
+            shares = demand.answered(shares, waiting.seq)
+        else:
+            waiting = None
+        self.commit(shares)
+        self.tell("expanded", [bundle for bundle in epochs if bundle in shares.leases], {})
+        if waiting is not None:
+            self.grant(waiting)
+
+    def call_failed(self, pipeline: PipelineId, kind: execution.Kind, why: str, *, again: bool) -> None:
+        self.note("hook-failed", pipeline, f"{kind} {why}" + ("; it is called again" if again else ""))
+        if not again:
+            self.quarantine(pipeline, f"{kind} {why}")
+
+    # What is
+
+    def snapshot(self) -> Snapshot:
+        shares = self.shares
+        held = {
+            gpu: Holder(bundle.pipeline, bundle.cluster, bundle.rank, lease.state.value, lease.epoch)
+            for bundle, lease in shares.leases.items()
+            for gpu in gpus_of(lease.mask)
+        }
+        out: dict[str, str] = {name: one.quarantined for name, one in shares.pipelines.items() if one.quarantined}
+        return Snapshot(
+            leases=dict(sorted(held.items())),
+            idle=leases.free_gpus(shares),
+            pending=tuple(
+                Pending(one.pipeline, one.cluster, one.priority, self.reasons.get(one.seq, ""))
+                for one in shares.requests
+            ),
+            open_rollouts={name: one.target for name, one in sorted(shares.rollouts.items())},
+            quarantined={**out, **{f"gpu {gpu}": why for gpu, why in sorted(shares.lost_gpus.items())}},
+        )
+
+    def gpus_of(self, bundles: Iterable[Bundle]) -> tuple[Gpu, ...]:
+        mask = 0
+        for bundle in bundles:
+            there = self.shares.pipelines.get(bundle.pipeline)
+            mask |= there.clusters[bundle.cluster].masks[bundle.rank] if there else 0
+        return tuple(gpus_of(mask))
+
+    def tell(self, kind: str, bundles: Iterable[Bundle], reasons: Mapping[str, str]) -> None:
+        """One event per pipeline and reason."""
+        told: dict[tuple[PipelineId, str], list[Bundle]] = {}
+        for bundle in bundles:
+            told.setdefault((bundle.pipeline, reasons.get(str(bundle), "")), []).append(bundle)
+        for (name, why), some in told.items():
+            gpus = self.gpus_of(some)
+            self.note(kind, name, why, cluster=GENERATION_CLUSTER, ranks=ranks_of(some), gpus=gpus)
+
+    def note(
+        self,
+        kind: str,
+        pipeline: str,
+        text: str,
+        *,
+        cluster: str = "",
+        ranks: tuple[int, ...] = (),
+        gpus: tuple[Gpu, ...] = (),
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        event = SharingEvent(loop.time(), kind, pipeline, text, cluster, ranks, gpus)
+        self.events.append(event)
+        if self._on_event is not None:
+            loop.call_soon(self._on_event, event)  # what it raises is its own
+
+
+def ranks_of(bundles: Iterable[Bundle]) -> tuple[int, ...]:
+    return tuple(sorted(bundle.rank for bundle in bundles))
