@@ -59,11 +59,11 @@ def demo(
     seed: int = typer.Option(0, min=0, help="Which tasks and which first weights."),
 ) -> None:
     """Two small, real RL pipelines in torch take turns on four GPU slots of this machine, and learn."""
-    from muster.sharing import demo as played
+    from muster import demos
 
     if importlib.util.find_spec("torch") is None:
         raise exits.Misused("the demo trains with torch", hint=how_to_install("torch"))
-    raise typer.Exit(played.run(rollouts, seed))
+    raise typer.Exit(demos.run(rollouts, seed))
 
 
 @app.command(

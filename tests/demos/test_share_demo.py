@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.demos import policy as policies
+from muster.demos import show, tasks
+from muster.demos.generation import GenerationStage
+from muster.demos.occupancy import Occupancy
+from muster.demos.orders import INFER, TRAIN, Generate, Group, Load, Memory, Unload, Weigh
+from muster.demos.pipeline import Recipe
+from muster.demos.policy import DigitPolicy, Part
+from muster.demos.processes import DemoProcesses, RankProcess, WorkerDied, WorkerFailed, start_fork_server
+from muster.demos.tasks import DIGITS, LENGTH, Digits, Task
+from muster.demos.training import TrainingStage
 from muster.sharing import ClusterSpec
-from muster.sharing.demo import policy as policies
-from muster.sharing.demo import show, tasks, wire
-from muster.sharing.demo.crew import Crew, Worker, WorkerDied, WorkerFailed
-from muster.sharing.demo.generation import Generation
-from muster.sharing.demo.pipeline import Recipe
-from muster.sharing.demo.policy import Part, Policy
-from muster.sharing.demo.tasks import DIGITS, LENGTH, Task
-from muster.sharing.demo.timeline import Timeline
-from muster.sharing.demo.training import Training
-from muster.sharing.demo.wire import Answers, Drop, Generate, Group, Letter, Load, Memory, Role, Weigh
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -71,12 +72,12 @@ def test_an_answer_of_another_length_earns_nothing() -> None:
 # The policy --------------------------------------------------------------------------------------
 
 
-def rolled_out(policy: Policy, recipe: Recipe, rollout: int) -> tuple[Group, ...]:
+def rolled_out(policy: DigitPolicy, recipe: Recipe, rollout: int) -> tuple[Group, ...]:
     orders = recipe.orders(rollout)
     return recipe.groups(orders, [list(spoken(policy, order))[-1] for order in orders])
 
 
-def spoken(policy: Policy, order: Generate) -> Iterator[tuple[tuple[int, ...], ...]]:
+def spoken(policy: DigitPolicy, order: Generate) -> Iterator[tuple[tuple[int, ...], ...]]:
     return policies.speak(policy, order.prompt, order.count, order.seed)
 
 
@@ -89,9 +90,9 @@ def mean_reward(groups: Sequence[Group]) -> float:
 def test_rewards_at_least_double_within_five_rollouts(which: int, seed: int) -> None:
     """The same rollouts as in the demo, for what is sampled depends on the seed and the weights alone."""
     torch.set_num_threads(1)
-    recipe = show.recipes(show.Settings(rollouts=5, seed=seed, pace_s=0.0))[which]
+    recipe = show.recipes(rollouts=5, seed=seed, pace_s=0.0)[which]
     torch.manual_seed(seed)
-    policy = Policy()
+    policy = DigitPolicy()
     optimiser = policies.Adam(policy)
     rewards = []
     for rollout in range(5):
@@ -103,8 +104,8 @@ def test_rewards_at_least_double_within_five_rollouts(which: int, seed: int) -> 
 
 
 def test_the_parts_of_two_ranks_make_up_the_whole() -> None:
-    recipe = show.recipes(show.Settings(rollouts=2, seed=3, pace_s=0.0))[0]
-    policy = Policy()
+    recipe = show.recipes(rollouts=2, seed=3, pace_s=0.0)[0]
+    policy = DigitPolicy()
     groups = rolled_out(policy, recipe, 0)[:4]
     whole = policies.log_probs(policy, groups, Part())
     assert len(whole) == sum(len(group.answers) for group in groups)
@@ -114,7 +115,7 @@ def test_the_parts_of_two_ranks_make_up_the_whole() -> None:
 
 
 def test_the_optimiser_takes_the_steps_of_the_one_in_torch(tmp_path: Path) -> None:
-    ours, theirs = Policy(8), Policy(8)
+    ours, theirs = DigitPolicy(8), DigitPolicy(8)
     theirs.load_state_dict(ours.state_dict())
     adam, reference = policies.Adam(ours), torch.optim.Adam(theirs.parameters(), lr=1e-2)
     for _ in range(3):
@@ -130,7 +131,7 @@ def test_the_optimiser_takes_the_steps_of_the_one_in_torch(tmp_path: Path) -> No
 
 
 def test_published_weights_are_read_back_as_they_were(tmp_path: Path) -> None:
-    policy = Policy(8)
+    policy = DigitPolicy(8)
     policies.save(policy, tmp_path / "weights.pt")
     again = policies.load(tmp_path / "weights.pt").state_dict()
     for name, tensor in policy.state_dict().items():
@@ -142,15 +143,17 @@ def test_published_weights_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def a_crew(folder: Path, *roles: Role) -> AsyncIterator[list[Worker]]:
-    async with asyncio.timeout(BOUND_S), Crew(folder / "log") as crew:
-        yield [await crew.fork(f"worker {at}", role) for at, role in enumerate(roles)]
-    assert not crew.anything_left
+async def ranks_of(*clusters: str) -> AsyncIterator[list[RankProcess]]:
+    start_fork_server()
+    with closing(DemoProcesses()) as processes:
+        async with asyncio.timeout(BOUND_S):
+            yield [processes.start(f"rank {at}", cluster) for at, cluster in enumerate(clusters)]
+    assert not processes.anything_left
 
 
 def weights_at(path: Path, width: int, seed: int = 0) -> Path:
     torch.manual_seed(seed)
-    policies.save(Policy(width), path)
+    policies.save(DigitPolicy(width), path)
     return path
 
 
@@ -163,12 +166,12 @@ def test_a_worker_takes_weights_into_memory_and_really_frees_them(tmp_path: Path
     size = 4 * width * width
 
     async def scenario() -> tuple[Memory, Memory, Memory]:
-        async with a_crew(tmp_path, Role.GENERATOR) as [worker]:
+        async with ranks_of(INFER) as [rank]:
             small = weights_at(tmp_path / "small.pt", 8)
-            await worker.ask(Load(small), Memory)  # what the first load of any weights sets up stays
-            before = await worker.ask(Drop(), Memory)
-            loaded = await worker.ask(Load(weights_at(tmp_path / "large.pt", width)), Memory)
-            return before, loaded, await worker.ask(Drop(), Memory)
+            await rank.ask(Load(small))  # what the first load of any weights sets up stays
+            before = await rank.ask(Unload())
+            loaded = await rank.ask(Load(weights_at(tmp_path / "large.pt", width)))
+            return before, loaded, await rank.ask(Unload())
 
     before, loaded, dropped = asyncio.run(scenario())
     assert before.tensors == 0
@@ -179,43 +182,43 @@ def test_a_worker_takes_weights_into_memory_and_really_frees_them(tmp_path: Path
 
 
 def test_a_turn_in_flight_ends_when_the_weights_are_taken_away(tmp_path: Path) -> None:
-    async def scenario() -> tuple[Answers, Memory]:
-        async with a_crew(tmp_path, Role.GENERATOR) as [worker]:
-            await worker.ask(Load(weights_at(tmp_path / "weights.pt", 8)), Memory)
-            turn = asyncio.create_task(worker.ask(an_order(pace_s=BOUND_S), Answers))
-            dropped = await worker.ask(Drop(), Memory)
+    async def scenario() -> tuple[tuple[Digits, ...] | None, Memory]:
+        async with ranks_of(INFER) as [rank]:
+            await rank.ask(Load(weights_at(tmp_path / "weights.pt", 8)))
+            turn = asyncio.create_task(rank.ask(an_order(pace_s=BOUND_S)))
+            dropped = await rank.ask(Unload())
             return await turn, dropped
 
     turn, dropped = asyncio.run(scenario())
-    assert turn == Answers(None)
+    assert turn is None
     assert dropped.tensors == 0
 
 
 def test_an_order_that_cannot_be_followed_is_answered_and_the_worker_goes_on(tmp_path: Path) -> None:
     async def scenario() -> Memory:
-        async with a_crew(tmp_path, Role.GENERATOR) as [worker]:
+        async with ranks_of(INFER) as [rank]:
             with pytest.raises(WorkerFailed, match="FileNotFoundError"):
-                await worker.ask(Load(tmp_path / "missing.pt"), Memory)
-            return await worker.ask(Weigh(), Memory)
+                await rank.ask(Load(tmp_path / "missing.pt"))
+            return await rank.ask(Weigh())
 
     assert asyncio.run(scenario()).tensors == 0
 
 
 def test_who_waits_for_a_killed_worker_is_told(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with a_crew(tmp_path, Role.GENERATOR) as [worker]:
-            await worker.ask(Load(weights_at(tmp_path / "weights.pt", 8)), Memory)
-            turn = asyncio.create_task(worker.ask(an_order(pace_s=BOUND_S), Answers))
-            os.kill(worker.pid, signal.SIGKILL)
+        async with ranks_of(INFER) as [rank]:
+            await rank.ask(Load(weights_at(tmp_path / "weights.pt", 8)))
+            turn = asyncio.create_task(rank.ask(an_order(pace_s=BOUND_S)))
+            os.kill(rank.pid, signal.SIGKILL)
             with pytest.raises(WorkerDied):
                 await turn
             with pytest.raises(WorkerDied):
-                await worker.ask(Weigh(), Memory)
+                await rank.ask(Weigh())
 
     asyncio.run(scenario())
 
 
-def distance(one: Policy, other: Policy) -> float:
+def distance(one: DigitPolicy, other: DigitPolicy) -> float:
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return math.sqrt(sum(float((mine - theirs).detach().square().sum()) for mine, theirs in pairs))
 
@@ -223,48 +226,45 @@ def distance(one: Policy, other: Policy) -> float:
 def test_giving_up_at_the_moment_of_the_answer_is_giving_up() -> None:
     """A rank that is put to sleep just as its turn ends must stop; it would go on with the next turn otherwise."""
 
-    class Silent:
-        def write(self, data: bytes) -> None:
-            assert data
-
     async def scenario() -> None:
-        reader = asyncio.StreamReader()
-        worker = Worker("one", 1, reader, cast(asyncio.StreamWriter, Silent()))
-        asking = asyncio.create_task(worker.ask(Weigh(), Memory))
-        await asyncio.sleep(0)  # it asks, and the other side begins to listen
-        await asyncio.sleep(0)
-        reader.feed_data(wire.frame(Letter(1, Memory(0, 0))))
-        await asyncio.sleep(0)  # the answer is heard, and whoever asked has not run yet
+        ours, theirs = multiprocessing.Pipe()
+        rank = RankProcess(multiprocessing.current_process(), ours)
+        asking = asyncio.create_task(rank.ask(Weigh()))
+        await asyncio.sleep(0)  # it asks
+        theirs.send(Memory(0, 0))
+        await asyncio.sleep(0)  # the answer is there
+        await asyncio.sleep(0)  # it is heard, and whoever asked has not run yet
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        reader.feed_eof()
-        await worker.gone.wait()
+        theirs.close()
+        await rank.gone.wait()
+        rank.hang_up()
 
     asyncio.run(scenario())
 
 
 def test_two_trainers_learn_what_one_would_have(tmp_path: Path) -> None:
-    recipe = show.recipes(show.Settings(rollouts=2, seed=0, pace_s=0.0))[0]
+    recipe = show.recipes(rollouts=2, seed=0, pace_s=0.0)[0]
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    alone = Policy()
+    alone = DigitPolicy()
     groups = rolled_out(alone, recipe, 0)[:8]
     old = policies.log_probs(alone, groups, Part())
     policies.learn(alone, policies.Adam(alone), groups, old, seed=0)
 
     async def scenario() -> Path:
-        async with a_crew(tmp_path, Role.TRAINER, Role.TRAINER) as trainers:
-            training = Training(trainers, tmp_path)
+        async with ranks_of(TRAIN, TRAIN) as trainers:
+            training = TrainingStage(trainers, tmp_path)
             await training.join()
             await training.begin(seed=0)
             first = training.newest
             rows = await training.log_probs(groups)
-            await training.drop()
+            await training.unload()
             await training.load()
             await training.learn(groups, rows, seed=0)
             await training.publish()
-            await training.drop()
+            await training.unload()
             assert training.newest != first
             return training.newest
 
@@ -285,10 +285,10 @@ def test_a_turn_on_a_rank_that_is_put_to_sleep_is_queued_again_and_answered_the_
     weights = weights_at(tmp_path / "weights.pt", 8)
     expected = [list(spoken(policies.load(weights), order))[-1] for order in orders]
 
-    async def scenario() -> tuple[list[tuple[tuple[int, ...], ...]], Generation, bool]:
-        async with a_crew(tmp_path, Role.GENERATOR, Role.GENERATOR) as workers:
-            timeline = Timeline(2, asyncio.get_running_loop().time)
-            generation = Generation(workers, ClusterSpec(gpus=[0, 1]), lambda: weights, timeline, "a")
+    async def scenario() -> tuple[list[tuple[tuple[int, ...], ...]], GenerationStage, bool]:
+        async with ranks_of(INFER, INFER) as ranks:
+            occupancy = Occupancy(2, asyncio.get_running_loop().time)
+            generation = GenerationStage(ranks, ClusterSpec(gpus=[0, 1]), lambda: weights, occupancy, "a")
             await generation.expand({0: [0]})
             slow = [Generate(order.prompt, order.count, order.seed, pace_s=0.02) for order in orders]
             rollout = asyncio.create_task(generation.answer(slow, nothing))
@@ -296,7 +296,7 @@ def test_a_turn_on_a_rank_that_is_put_to_sleep_is_queued_again_and_answered_the_
             await asyncio.sleep(0)  # the rank takes the first
             await generation.shrink([0])
             empty = await generation.vacated([0])
-            assert timeline.held_by("a") == []
+            assert occupancy.held_by("a") == []
             await generation.expand({0: [0], 1: [1]})
             return await rollout, generation, empty
 
@@ -313,9 +313,9 @@ def test_a_rank_that_wakes_has_the_newest_weights(tmp_path: Path) -> None:
     order = an_order()
 
     async def scenario() -> list[tuple[tuple[int, ...], ...]]:
-        async with a_crew(tmp_path, Role.GENERATOR) as workers:
-            timeline = Timeline(1, asyncio.get_running_loop().time)
-            generation = Generation(workers, ClusterSpec(gpus=[0]), lambda: newest[0], timeline, "a")
+        async with ranks_of(INFER) as ranks:
+            occupancy = Occupancy(1, asyncio.get_running_loop().time)
+            generation = GenerationStage(ranks, ClusterSpec(gpus=[0]), lambda: newest[0], occupancy, "a")
             said = []
             for newest[0] in published:
                 await generation.expand({0: [0]})
@@ -333,10 +333,10 @@ def test_a_rank_that_wakes_has_the_newest_weights(tmp_path: Path) -> None:
 
 def test_a_pipeline_that_gave_up_vouches_for_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with a_crew(tmp_path, Role.GENERATOR) as workers:
-            timeline = Timeline(1, asyncio.get_running_loop().time)
+        async with ranks_of(INFER) as ranks:
+            occupancy = Occupancy(1, asyncio.get_running_loop().time)
             weights = weights_at(tmp_path / "weights.pt", 8)
-            generation = Generation(workers, ClusterSpec(gpus=[0]), lambda: weights, timeline, "a")
+            generation = GenerationStage(ranks, ClusterSpec(gpus=[0]), lambda: weights, occupancy, "a")
             await generation.expand({0: [0]})
             await generation.give_up(WorkerDied("a trainer is gone"))
             with pytest.raises(WorkerFailed, match="a trainer is gone"):
@@ -345,11 +345,11 @@ def test_a_pipeline_that_gave_up_vouches_for_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-# The timeline ------------------------------------------------------------------------------------
+# The occupancy ------------------------------------------------------------------------------------
 
 
 @dataclass
-class Clock:
+class SetClock:
     now: float = 0.0
 
     def __call__(self) -> float:
@@ -357,35 +357,35 @@ class Clock:
 
 
 def test_a_row_shows_who_held_the_gpu_and_when() -> None:
-    clock = Clock()
-    timeline = Timeline(2, clock)
-    timeline.take([0], "a")
+    clock = SetClock()
+    occupancy = Occupancy(2, clock)
+    occupancy.take([0], "a")
     clock.now = 2.0
-    timeline.give([0], "a")
+    occupancy.give([0], "a")
     clock.now = 3.0
-    timeline.take([0, 1], "B")
+    occupancy.take([0, 1], "B")
     clock.now = 5.0
-    timeline.give([1], "B")
-    assert timeline.draw(0.0, 5.0, columns=5) == ["GPU 0 aa.BB", "GPU 1 ...BB"]
-    assert timeline.busy_share(0.0, 5.0) == pytest.approx(0.6)
-    assert timeline.clashes == []
+    occupancy.give([1], "B")
+    assert occupancy.draw(0.0, 5.0, columns=5) == ["GPU 0 aa.BB", "GPU 1 ...BB"]
+    assert occupancy.busy_share(0.0, 5.0) == pytest.approx(0.6)
+    assert occupancy.clashes == []
 
 
 def test_a_short_training_stage_is_shown() -> None:
-    clock = Clock()
-    timeline = Timeline(1, clock)
+    clock = SetClock()
+    occupancy = Occupancy(1, clock)
     for letter, until in (("a", 0.8), ("A", 0.9), ("b", 2.0)):
-        timeline.take([0], letter)
+        occupancy.take([0], letter)
         clock.now = until
-        timeline.give([0], letter)
-    assert timeline.draw(0.0, 2.0, columns=2) == ["GPU 0 Ab"]
+        occupancy.give([0], letter)
+    assert occupancy.draw(0.0, 2.0, columns=2) == ["GPU 0 Ab"]
 
 
 def test_two_holders_of_one_gpu_are_noticed() -> None:
-    timeline = Timeline(1, Clock())
-    timeline.take([0], "a")
-    timeline.take([0], "b")
-    assert timeline.clashes == ["GPU 0 was taken by b while a had it"]
+    occupancy = Occupancy(1, SetClock())
+    occupancy.take([0], "a")
+    occupancy.take([0], "b")
+    assert occupancy.clashes == ["GPU 0 was taken by b while a had it"]
 
 
 # The whole ---------------------------------------------------------------------------------------
@@ -400,8 +400,10 @@ class Demo:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        code = f"import sys; from muster.sharing import demo; sys.exit(demo.run({self.rollouts}, pace_s={self.pace_s}))"
-        self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        code = f"import sys; from muster import demos; sys.exit(demos.run({self.rollouts}, pace_s={self.pace_s}))"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self._watchdog = threading.Timer(BOUND_S, self.process.kill)
         self._watchdog.start()
 
@@ -480,6 +482,27 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, code: int) -
     assert demo.left() == []
 
 
+def test_an_interrupt_at_the_terminal_is_for_the_demo_alone() -> None:
+    demo = Demo(rollouts=3, pace_s=0.02)
+    demo.read_until("P1 rollout 1/3")
+    os.killpg(demo.process.pid, signal.SIGINT)
+    assert demo.finish() == 130, demo.text
+    assert "interrupted; every process has been ended" in demo.text
+    assert "failed" not in demo.text
+    assert demo.left() == []
+
+
+def test_a_killed_demo_takes_its_processes_with_it() -> None:
+    demo = Demo(rollouts=3, pace_s=0.02)
+    demo.read_until("P1 rollout 1/3")
+    ends = [os.pidfd_open(pid) for pid in (demo.parent, *demo.pids())]
+    demo.process.kill()
+    for end in ends:
+        assert select.select([end], [], [], BOUND_S)[0], "it is still running"
+        os.close(end)
+    assert demo.finish() == -signal.SIGKILL
+
+
 def test_the_death_of_the_workers_parent_ends_the_demo() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -490,5 +513,5 @@ def test_the_death_of_the_workers_parent_ends_the_demo() -> None:
 
 
 def test_one_rollout_is_too_few_to_see_anything_rise(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show.run(show.Settings(rollouts=1, seed=0, pace_s=0.0), sys.stdout) == 2
+    assert show.run(1, seed=0, pace_s=0.0, out=sys.stdout) == 2
     assert "at least two rollouts" in capsys.readouterr().out

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from muster.demos.occupancy import Occupancy
+from muster.demos.orders import Generate, Load, Unload, Weigh
+from muster.demos.processes import RankProcess, WorkerDied, WorkerFailed
+from muster.demos.tasks import Digits
 from muster.errors import MusterError
-from muster.sharing.demo.crew import Worker, WorkerDied, WorkerFailed
-from muster.sharing.demo.tasks import Digits
-from muster.sharing.demo.timeline import Timeline
-from muster.sharing.demo.wire import Answers, Drop, Generate, Load, Memory, Weigh
 from muster.types.sharing import ClusterSpec
 
 OnAnswer = Callable[[int], Awaitable[None]]
@@ -36,19 +36,19 @@ class Awake:
     pump: asyncio.Task[None]
 
 
-class Generation:
+class GenerationStage:
     """The ranks of `actor_infer`, and the hooks that the scheduler calls."""
 
     def __init__(
         self,
-        workers: Sequence[Worker],
+        ranks: Sequence[RankProcess],
         spec: ClusterSpec,
         newest: Callable[[], Path],
-        timeline: Timeline,
+        occupancy: Occupancy,
         letter: str,
     ) -> None:
-        self._workers, self._spec, self._newest = workers, spec, newest
-        self._timeline, self._letter = timeline, letter
+        self._ranks, self._spec, self._newest = ranks, spec, newest
+        self._occupancy, self._letter = occupancy, letter
         self._awake: dict[int, Awake] = {}
         self._queue: asyncio.PriorityQueue[Turn] = asyncio.PriorityQueue()
         self._answers: dict[int, tuple[Digits, ...]] = {}
@@ -92,11 +92,11 @@ class Generation:
         """Do the processes on these GPUs confirm that they hold not one tensor?"""
         self._check()
         chosen = sorted(gpus)
-        workers = [self._workers[rank] for rank in sorted({self._spec.rank_at[gpu] for gpu in chosen})]
-        held = await asyncio.gather(*(worker.ask(Weigh(), Memory) for worker in workers))
+        ranks = sorted({self._spec.rank_at[gpu] for gpu in chosen})
+        held = await asyncio.gather(*(self._ranks[rank].ask(Weigh()) for rank in ranks))
         empty = all(memory.tensors == 0 for memory in held)
         if empty:
-            self._timeline.give(chosen, self._letter)
+            self._occupancy.give(chosen, self._letter)
         return empty
 
     def _check(self) -> None:
@@ -106,16 +106,16 @@ class Generation:
     async def _put_to_sleep(self, rank: int) -> None:
         if await self._stop_routing(rank):
             self.resizes += 1
-        await self._workers[rank].ask(Drop(), Memory)  # also when it sleeps: a wake may have stopped half-way
+        await self._ranks[rank].ask(Unload())  # also when it sleeps: a wake may have stopped half-way
 
     async def _wake(self, rank: int, gpus: tuple[int, ...]) -> None:
         weights, awake = self._newest(), self._awake.get(rank)
         if awake is not None and awake.weights == weights:
             return
         await self._stop_routing(rank)
-        self._timeline.take(gpus, self._letter)
-        await self._workers[rank].ask(Load(weights), Memory)
-        self._awake[rank] = Awake(weights, asyncio.create_task(self._pump(self._workers[rank])))
+        self._occupancy.take(gpus, self._letter)
+        await self._ranks[rank].ask(Load(weights))
+        self._awake[rank] = Awake(weights, asyncio.create_task(self._pump(self._ranks[rank])))
         self.resizes += 1
 
     async def _stop_routing(self, rank: int) -> bool:
@@ -128,12 +128,12 @@ class Generation:
 
     # The ranks -----------------------------------------------------------------------------------
 
-    async def _pump(self, worker: Worker) -> None:
+    async def _pump(self, rank: RankProcess) -> None:
         """Give turns to a rank until it is put to sleep or fails."""
         while True:
             turn = await self._queue.get()
             try:
-                answers = (await worker.ask(turn.order, Answers)).answers
+                answers = await rank.ask(turn.order)
             except asyncio.CancelledError:
                 self._queue_again(turn)
                 raise

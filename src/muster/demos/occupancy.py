@@ -23,7 +23,7 @@ class Spell:
 
 
 @dataclass
-class Timeline:
+class Occupancy:
     gpus: int
     clock: Callable[[], float]
     spells: list[Spell] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 A small autoregressive network over digits, trained by policy gradients alone: rewards are normalised within the group
 of answers to one prompt, and updates are clipped at the ratio to the old log-probabilities, so that one rollout serves
-several passes. Imports torch, and is imported by worker processes only.
+several passes. Imports torch, and is imported by the ranks' processes only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from muster.sharing.demo.tasks import DIGITS, LENGTH, Digits
-from muster.sharing.demo.wire import Group
+from muster.demos.orders import Group, Rows
+from muster.demos.tasks import DIGITS, LENGTH, Digits
 
 WIDTH = 128
 _RATE, _DECAY, _DECAY_SQUARES, _TINY = 1e-2, 0.9, 0.999, 1e-8
@@ -30,7 +30,7 @@ Average = Callable[[Tensor], None]
 """Makes a tensor the mean of all ranks' tensors, in place."""
 
 
-class Policy(nn.Module):
+class DigitPolicy(nn.Module):
     """Says one digit after the other; sees the prompt, its place in the answer and what it said last."""
 
     def __init__(self, width: int = WIDTH) -> None:
@@ -63,7 +63,7 @@ class Part:
 # Speaking ----------------------------------------------------------------------------------------
 
 
-def speak(policy: Policy, prompt: Digits, count: int, seed: int) -> Iterator[tuple[Digits, ...]]:
+def speak(policy: DigitPolicy, prompt: Digits, count: int, seed: int) -> Iterator[tuple[Digits, ...]]:
     """Answers to a prompt, sampled together: yields what has been said so far after each digit."""
     dice = torch.Generator().manual_seed(seed)
     asked = torch.tensor([prompt] * count)
@@ -81,7 +81,7 @@ def speak(policy: Policy, prompt: Digits, count: int, seed: int) -> Iterator[tup
 class Adam:
     """The usual one. torch's own brings in its compiler: 70 MB more, for each of a dozen processes."""
 
-    def __init__(self, policy: Policy, steps: int = 0, moments: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+    def __init__(self, policy: DigitPolicy, steps: int = 0, moments: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         self.steps = steps
         self._parameters = list(policy.parameters())
         self.moments = list(moments) or [(torch.zeros_like(one), torch.zeros_like(one)) for one in self._parameters]
@@ -97,7 +97,7 @@ class Adam:
             parameter.addcdiv_(mean, scale, value=-_RATE / unbiased)
 
 
-def log_probs(policy: Policy, groups: Sequence[Group], part: Part) -> tuple[tuple[float, ...], ...]:
+def log_probs(policy: DigitPolicy, groups: Sequence[Group], part: Part) -> Rows:
     """A row per answer of this rank's part (every `world`-th): the log-probability of each of its digits."""
     prompts, answers = _tensors(groups)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def log_probs(policy: Policy, groups: Sequence[Group], part: Part) -> tuple[tupl
 
 
 def learn(
-    policy: Policy,
+    policy: DigitPolicy,
     optimiser: Adam,
     groups: Sequence[Group],
     old: Sequence[Sequence[float]],
@@ -143,7 +143,7 @@ def _advantages(groups: Sequence[Group]) -> Tensor:
     return advantages
 
 
-def _spread(policy: Policy, prompts: Tensor, answers: Tensor) -> Tensor:
+def _spread(policy: DigitPolicy, prompts: Tensor, answers: Tensor) -> Tensor:
     """The log-probabilities of all digits at each place of each answer."""
     last = torch.cat([torch.full((len(answers), 1), DIGITS), answers[:, :-1]], dim=1)
     logits = [policy(prompts, place, last[:, place]) for place in range(LENGTH)]
@@ -170,13 +170,13 @@ def _shared(gradients: Sequence[Tensor], average: Average) -> list[Tensor]:
 # Files -------------------------------------------------------------------------------------------
 
 
-def save(policy: Policy, path: Path) -> None:
+def save(policy: DigitPolicy, path: Path) -> None:
     _write({"width": policy.width, "weights": policy.state_dict()}, path)
 
 
-def load(path: Path) -> Policy:
+def load(path: Path) -> DigitPolicy:
     stored = torch.load(path, weights_only=True)
-    policy = Policy(stored["width"])
+    policy = DigitPolicy(stored["width"])
     policy.load_state_dict(stored["weights"])
     return policy
 
@@ -185,7 +185,7 @@ def save_optimiser(optimiser: Adam, path: Path) -> None:
     _write({"steps": optimiser.steps, "moments": optimiser.moments}, path)
 
 
-def load_optimiser(policy: Policy, path: Path) -> Adam:
+def load_optimiser(policy: DigitPolicy, path: Path) -> Adam:
     stored = torch.load(path, weights_only=True)
     return Adam(policy, stored["steps"], stored["moments"])
 

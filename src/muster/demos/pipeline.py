@@ -6,7 +6,6 @@ their GPUs as a whole. Before a stage gives them back, its processes have droppe
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -14,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from muster.demos import tasks
+from muster.demos.generation import GenerationStage
+from muster.demos.occupancy import Occupancy
+from muster.demos.orders import INFER, TRAIN, Generate, Group
+from muster.demos.processes import DemoProcesses, RankProcess
+from muster.demos.tasks import Task
+from muster.demos.training import TrainingStage
 from muster.sharing import ClusterSpec, PipelineClient, Priority, Scheduler
-from muster.sharing.demo import tasks
-from muster.sharing.demo.crew import Crew, Worker
-from muster.sharing.demo.generation import Generation
-from muster.sharing.demo.tasks import Task
-from muster.sharing.demo.timeline import Timeline
-from muster.sharing.demo.training import Training
-from muster.sharing.demo.wire import Generate, Group, Role
 
-TRAIN, INFER = "actor_train", "actor_infer"
 ANSWERS = 16  # per prompt, generated together
 _SPREAD = 0.7  # of the time that a prompt takes: most are quick, a few make the tail
 _LONGEST = 6.0  # times the median
@@ -71,54 +69,39 @@ class Recipe:
         )
 
 
-class Pipeline:
-    """One pipeline with its processes."""
+class DemoPipeline:
+    """One pipeline, with a process for every GPU of every stage."""
 
     def __init__(
         self,
         recipe: Recipe,
         scheduler: Scheduler,
-        workers: tuple[list[Worker], list[Worker]],
+        processes: DemoProcesses,
         folder: Path,
-        timeline: Timeline,
+        occupancy: Occupancy,
         say: Callable[[str], None],
     ) -> None:
-        self.recipe, self._scheduler, self._timeline, self._say = recipe, scheduler, timeline, say
-        self.trainers, self.generators = workers
-        self.training = Training(self.trainers, folder)
-        spec = recipe.clusters[INFER]
-        self.generation = Generation(
-            self.generators, spec, lambda: self.training.newest, timeline, recipe.letter.lower()
+        self.recipe, self._scheduler, self._occupancy, self._say = recipe, scheduler, occupancy, say
+        name, spec = recipe.name, recipe.clusters[INFER]
+        self.trainers = [processes.start(f"{name} trainer {rank}", TRAIN) for rank in range(len(recipe.train_gpus))]
+        self.generators = [processes.start(f"{name} generator {rank}", INFER) for rank in range(len(recipe.infer_gpus))]
+        folder.mkdir()
+        self.training = TrainingStage(self.trainers, folder)
+        self.generation = GenerationStage(
+            self.generators, spec, lambda: self.training.newest, occupancy, recipe.letter.lower()
         )
-        self._client = PipelineClient(scheduler, recipe.name)
+        self._client = PipelineClient(scheduler, name)
         self.rewards: list[float] = []
 
-    @classmethod
-    async def start(
-        cls,
-        recipe: Recipe,
-        scheduler: Scheduler,
-        crew: Crew,
-        folder: Path,
-        timeline: Timeline,
-        say: Callable[[str], None],
-    ) -> Pipeline:
-        """With a process for every GPU of every stage, and known to the scheduler."""
-        await asyncio.to_thread(folder.mkdir)
-        trainers = [
-            await crew.fork(f"{recipe.name} trainer {rank}", Role.TRAINER) for rank in range(len(recipe.train_gpus))
-        ]
-        generators = [
-            await crew.fork(f"{recipe.name} generator {rank}", Role.GENERATOR) for rank in range(len(recipe.infer_gpus))
-        ]
-        made = cls(recipe, scheduler, (trainers, generators), folder, timeline, say)
-        await scheduler.register_pipeline(recipe.name, clusters=recipe.clusters, hooks=made.generation)
-        await scheduler.admit_pipeline(recipe.name)
-        return made
-
     @property
-    def workers(self) -> list[Worker]:
+    def ranks(self) -> list[RankProcess]:
         return self.trainers + self.generators
+
+    async def register(self) -> None:
+        """Make it known to the scheduler."""
+        name = self.recipe.name
+        await self._scheduler.register_pipeline(name, clusters=self.recipe.clusters, hooks=self.generation)
+        await self._scheduler.admit_pipeline(name)
 
     async def run(self) -> None:
         name = self.recipe.name
@@ -131,9 +114,9 @@ class Pipeline:
             await self._step(rollout)
 
     async def _step(self, rollout: int) -> None:
-        name, started = self.recipe.name, self._timeline.clock()
+        name, started = self.recipe.name, self._occupancy.clock()
         groups = await self._generate(rollout)
-        generated = self._timeline.clock()
+        generated = self._occupancy.clock()
         gpus = await self._scheduler.request_gpus(name, TRAIN, Priority.OLD_LOG_PROBS)
         async with self._on(gpus):
             await self.training.load()
@@ -147,7 +130,7 @@ class Pipeline:
             await self.training.publish()
             await self._scheduler.await_release_gpus(name, INFER)  # nobody goes on with the old weights
         await self._scheduler.notify_release_gpus(name, TRAIN)
-        self._tell(rollout, generated - started, self._timeline.clock() - generated)
+        self._tell(rollout, generated - started, self._occupancy.clock() - generated)
 
     async def _generate(self, rollout: int) -> tuple[Group, ...]:
         orders = self.recipe.orders(rollout)
@@ -163,10 +146,10 @@ class Pipeline:
     @asynccontextmanager
     async def _on(self, gpus: list[int]) -> AsyncIterator[None]:
         """A training stage on GPUs that were granted; it has left them at the end of the block."""
-        self._timeline.take(gpus, self.recipe.letter)
+        self._occupancy.take(gpus, self.recipe.letter)
         yield
-        await self.training.drop()
-        self._timeline.give(gpus, self.recipe.letter)
+        await self.training.unload()
+        self._occupancy.give(gpus, self.recipe.letter)
 
     def _tell(self, rollout: int, generating_s: float, training_s: float) -> None:
         self._say(
