@@ -496,6 +496,7 @@ def test_a_killed_demo_takes_its_processes_with_it() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
     ends = [os.pidfd_open(pid) for pid in (demo.parent, *demo.pids())]
+    os.kill(demo.pids()[0], signal.SIGSTOP)  # nor can one stay that hears nothing
     demo.process.kill()
     for end in ends:
         assert select.select([end], [], [], BOUND_S)[0], "it is still running"
