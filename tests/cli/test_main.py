@@ -173,7 +173,7 @@ def test_ps_imports_nothing_heavy(tmp_path: Path) -> None:
         import sys
         from muster.cli import main
         code = main.call(["ps", "--url", "http://127.0.0.1:1", "-o", "name"])
-        print(code, sorted({"rich", "fastapi", "uvicorn", "torch", "pydantic", "asyncio"} & set(sys.modules)))
+        print(code, sorted({"rich", "starlette", "uvicorn", "torch", "pydantic", "asyncio"} & set(sys.modules)))
     """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={"MUSTER_HOME": str(tmp_path)}

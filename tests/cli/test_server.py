@@ -184,7 +184,7 @@ def checks(text: str) -> dict[str, Any]:
 def test_doctor_has_a_line_for_each_look(muster: Muster) -> None:
     found = checks(muster("doctor", "-o", "json").out)
 
-    assert {"python", "torch", "fastapi", "httptools", "gpus", "home", "control plane", "time", "open files"} <= set(
+    assert {"python", "torch", "starlette", "httptools", "gpus", "home", "control plane", "time", "open files"} <= set(
         found
     )
     assert {check["state"] for check in found.values()} <= {"ok", "warn", "fail"}

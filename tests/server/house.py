@@ -15,10 +15,9 @@ from typing import Any
 
 import httpx2
 import uvicorn
-from fastapi import FastAPI
 
 from muster.ports import LogQuery, Stored, Write
-from muster.server.app import Services, build
+from muster.server.app import App, Services, build
 from muster.server.auth import Role, Tokens
 from muster.server.protocol import Protocol
 from muster.server.quotas import Quotas
@@ -84,7 +83,7 @@ class Pretender:
 
 @dataclass
 class House:
-    app: FastAPI
+    app: App
     url: str
     services: Services
     store: MemoryStore

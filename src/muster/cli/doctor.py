@@ -73,7 +73,7 @@ def _packages() -> Iterator[Check]:
     torch = _version("torch")
     message = torch or "not installed: scripts that need it will fail"
     yield Check("torch", "ok" if torch else "warn", message, how_to_install("torch"))
-    for name in ("fastapi", "uvicorn", "httptools"):
+    for name in ("starlette", "uvicorn", "httptools"):
         version = _version(name)
         message = version or "not installed: this machine cannot run a control plane"
         yield Check(name, "ok" if version else "warn", message, how_to_install("server"))

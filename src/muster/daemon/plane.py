@@ -370,7 +370,7 @@ def run(options: Options) -> int:
     """Serve until told to stop; returns an exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every request
-    if missing := [name for name in ("fastapi", "uvicorn", "httptools") if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in ("starlette", "uvicorn", "httptools") if importlib.util.find_spec(name) is None]:
         return _refuse(f"{', '.join(missing)} is not installed: {errors.how_to_install('server')}")
     try:
         told.check(options)

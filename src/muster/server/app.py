@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -33,31 +33,20 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-class App(FastAPI):
-    """FastAPI for its router and its place in the ecosystem; layers, routes and document are our own.
-
-    Its own layers and dependency machinery would cost each request more than the answer does.
-    """
+class App(Starlette):
+    """Starlette for its router; layers and document are our own. What it would put around a route costs each request
+    more than the answer does."""
 
     def __init__(self, services: Services) -> None:
-        super().__init__(
-            title="muster",
-            version=services.version,
-            openapi_url=None,
-            docs_url=None,
-            redoc_url=None,
-            redirect_slashes=False,
-        )
+        super().__init__(routes=[*_routes(OPERATIONS, services), *web.routes()])
+        self.router.redirect_slashes = False
         self.services = services
-        self.router.routes.extend([*_routes(OPERATIONS, services), *web.routes()])
 
     def build_middleware_stack(self) -> ASGIApp:
         return Front(self.router, self.services)
 
     def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            self.openapi_schema = describe.document(OPERATIONS, self.services.version, self.services.backends)
-        return self.openapi_schema
+        return describe.document(OPERATIONS, self.services.version, self.services.backends)
 
     @functools.cached_property
     def openapi_bytes(self) -> bytes:
@@ -65,7 +54,7 @@ class App(FastAPI):
         return json.dumps(self.openapi()).encode()
 
 
-def build(services: Services) -> FastAPI:
+def build(services: Services) -> App:
     return App(services)
 
 
