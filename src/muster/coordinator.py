@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from muster import files
 from muster.types.run_event import RunEvent
 from muster.types.world import RunId
 from muster.world import wire
@@ -20,10 +21,6 @@ from muster.world.statefile import StateFile, StateFileBusy
 
 UNREAD_LINES = 1000  # what may wait for a reader; later lines are lost
 FINISH_S = 1.0
-
-
-def muster_home() -> Path:
-    return Path(os.environ.get("MUSTER_HOME") or Path.home() / ".muster")
 
 
 def run(
@@ -44,7 +41,7 @@ def run(
     except ValueError as error:
         return _refuse(str(error), 2)
     try:
-        path = state or (default_state_path(muster_home(), host, port) if port else None)
+        path = state or (default_state_path(files.home(), host, port) if port else None)
         kept = StateFile(path, keep_s=outcome_ttl_s) if path else None
     except StateFileBusy as error:
         return _refuse(f"{error}; join that one, or choose another --listen", 1)

@@ -1,7 +1,7 @@
-"""How is a file opened in a folder that somebody else writes? Without following links, and without waiting for it.
+"""Where are muster's own files, how is one replaced in one step, and how is one opened where others write?
 
-What lies there may be a link to a secret, a pipe that nobody writes, or a device: only a regular file is opened, and
-only by its one name. Standard library only.
+What lies in somebody else's folder may be a link to a secret, a pipe that nobody writes, or a device: only a regular
+file is opened, only by its one name, without following links and without waiting. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,11 +9,42 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 _CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+def home(env: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's control plane, coordinators and tokens are."""
+    return Path(env.get("MUSTER_HOME") or "~/.muster").expanduser().absolute()
+
+
+def write_private(path: Path, text: str, *, durable: bool = False) -> None:
+    """Replace a file in one step; nobody but its owner can ever read it.
+
+    A killed process leaves the old one or the new one. `durable`: so does a machine that loses its power, and the new
+    one is on the disk when this returns.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with open(draft, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
 
 
 @contextmanager

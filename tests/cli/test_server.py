@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from muster import files
 from muster.cli import doctor, home, session
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
@@ -29,7 +30,7 @@ HOLDER = """if True:
 
 @pytest.fixture
 def place() -> Path:
-    path = home.path()
+    path = files.home()
     path.mkdir(mode=0o700)
     return path
 
@@ -81,7 +82,7 @@ def test_nothing_is_started_or_made_where_none_runs(muster: Muster, verb: str) -
 
     assert said.code == {"status": 7, "stop": 0}[verb]
     assert "the control plane does not run" in said.err
-    assert not home.path().exists()
+    assert not files.home().exists()
 
 
 def test_a_pid_in_a_file_is_not_believed_without_the_lock(muster: Muster, place: Path) -> None:
@@ -102,7 +103,7 @@ def test_stop_ends_the_daemon_and_says_which_trainings_go_on(
     assert daemon.wait(10) == -signal.SIGTERM
     assert "these trainings go on, and are adopted at the next start: default/demo\n" in said.err
     assert everything.asked["token"] == "embedded-token"
-    assert not home.is_locked(home.path())
+    assert not home.is_locked(files.home())
 
 
 def test_stop_can_cancel_everything_first(muster: Muster, everything: StandIn, daemon: subprocess.Popen[str]) -> None:
@@ -131,7 +132,7 @@ def test_foreground_becomes_the_daemon(muster: Muster, monkeypatch: pytest.Monke
     monkeypatch.setattr("muster.cli.server._start", lambda *_: None)
     muster("server", "start", "--foreground", "--listen", "127.0.0.1:0", "--insecure")
 
-    expected = ["-m", "muster.daemon", "--home", str(home.path()), "--listen", "127.0.0.1:0", "--insecure"]
+    expected = ["-m", "muster.daemon", "--home", str(files.home()), "--listen", "127.0.0.1:0", "--insecure"]
     assert called[0][1:] == expected
 
 
@@ -154,7 +155,7 @@ def test_a_token_is_shown_once_and_kept_for_its_owner_alone(muster: Muster) -> N
     assert len(made.out.split()) == 1
     assert made.out.strip() not in listed.out
     assert json.loads(listed.out)["items"] == [{"name": "ci", "role": "editor", "namespaces": ["research", "vision"]}]
-    for path in home.path().iterdir():
+    for path in files.home().iterdir():
         assert made.out.strip() not in path.read_text()
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077
 
@@ -214,4 +215,4 @@ def test_doctor_leaves_nothing_behind(muster: Muster, monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "LOOKS", [look for look in doctor.LOOKS if look is not doctor._gpus])
     muster("doctor")
 
-    assert not home.path().exists()
+    assert not files.home().exists()

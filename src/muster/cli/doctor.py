@@ -19,6 +19,7 @@ from typing import Literal
 
 import typer
 
+from muster import files
 from muster.cli import exits, home
 from muster.cli.output import Report, write_data
 from muster.errors import how_to_install
@@ -98,7 +99,7 @@ def _gpus() -> Iterator[Check]:
 
 
 def _home() -> Iterator[Check]:
-    where = home.path()
+    where = files.home()
     nearest = next(path for path in (where, *where.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         yield Check("home", "fail", f"{where} is not writable", "set MUSTER_HOME to a directory of yours")
@@ -115,7 +116,7 @@ def _home() -> Iterator[Check]:
 
 def _control_plane() -> Iterator[Check]:
     told = os.environ.get("MUSTER_URL")
-    running = home.running(home.path())
+    running = home.running(files.home())
     url = told or (running.url if running else None)
     if url is None:
         yield Check("control plane", "ok", "does not run; it starts when it is needed")
@@ -186,7 +187,7 @@ def _ask(url: str) -> float | None:
     parts = urlsplit(url)
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        trust = ssl.create_default_context(cafile=os.environ.get("MUSTER_CA") or home.certificate(home.path(), url))
+        trust = ssl.create_default_context(cafile=os.environ.get("MUSTER_CA") or home.certificate(files.home(), url))
         connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S, context=trust)
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)

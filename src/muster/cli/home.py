@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,6 @@ class Running:
 
     def to_wire(self) -> dict[str, object]:
         return {"pid": self.pid, "url": self.url, "version": self.version, "startedAt": self.started_at}
-
-
-def path() -> Path:
-    return Path(os.environ.get("MUSTER_HOME") or "~/.muster").expanduser().absolute()
 
 
 def is_locked(home: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from muster import files
 from muster.cli import exits, home, session
 from muster.cli.output import Report, write_data, write_table
 from muster.errors import Conflict, MusterError, Unavailable
@@ -59,7 +60,7 @@ def server(
     options = []
     for name, value in given.items():
         options += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    _become(home.path(), options)
+    _become(files.home(), options)
 
 
 def _become(where: Path, options: list[str]) -> None:
@@ -90,7 +91,7 @@ def start(
         options += ["--etcd", etcd]
     if forget:
         options += ["--forget"]
-    where = home.path()
+    where = files.home()
     if home.is_locked(where):
         running = home.running(where)
         at = f" at {running.url}" if running else ""
@@ -135,7 +136,7 @@ def stop(
     cancel: bool = typer.Option(False, "--cancel", help="Cancel all trainings first, and wait for their end."),
 ) -> None:
     """Stop the control plane. Trainings go on without it, and are adopted when it starts again."""
-    where = home.path()
+    where = files.home()
     running = home.running(where)
     if running is None:
         if home.is_locked(where):
@@ -188,13 +189,13 @@ def _cancel(active: list[DistributedTraining]) -> None:
 @app.command(epilog="Example: muster server status -o json")
 def status(output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print it.")) -> None:
     """Say whether the control plane runs, and where. Exits 7 if it does not."""
-    running = home.running(home.path())
+    running = home.running(files.home())
     if running is None:
         raise Unavailable("the control plane does not run", hint="muster server start")
     if output is Report.TABLE:
         write_table(
             ("PID", "URL", "VERSION", "STARTED"), [(running.pid, running.url, running.version, running.started_at)]
         )
-        typer.echo(f"in a browser: {running.url}/ (its token is in {home.path() / 'token'})", err=True)
+        typer.echo(f"in a browser: {running.url}/ (its token is in {files.home() / 'token'})", err=True)
     else:
         write_data(running.to_wire(), output)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from muster import files
 from muster.errors import MusterError, NotFound, TrainingCancelled, TrainingFailed
 from muster.types.training import DEFAULT_NAMESPACE
 
@@ -38,7 +39,7 @@ def complete_names(incomplete: str) -> list[str]:
     """Names for a shell to offer. Pressing tab starts no control plane, and an error there would only confuse."""
     from muster.cli import home
 
-    running = home.running(home.path())
+    running = home.running(files.home())
     url = os.environ.get("MUSTER_URL") or (running.url if running else None)
     if url is None:
         return []

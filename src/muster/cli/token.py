@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from muster.cli import home
+from muster import files
 from muster.cli.output import Output, write_data, write_table
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RoleName(StrEnum):
 def _tokens() -> Tokens:
     from muster.server.auth import Tokens
 
-    return Tokens(home.path())
+    return Tokens(files.home())
 
 
 @app.command(epilog="Example: muster token create ci --role editor --namespace research")

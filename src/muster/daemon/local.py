@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from muster.backends.local import processes
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
 from muster.daemon.options import Options, etcd_address
+from muster.files import write_private
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Filter, Keys, Store
 from muster.store.sqlite import SqliteStore
@@ -72,7 +72,7 @@ class LocalSite:
         except (OSError, ValueError, IndexError):
             self._keys = KeyServer()
             address = await self._keys.start()
-        write_file(path, address + "\n")
+        write_private(path, address + "\n")
         self._mesh_endpoint = address
         return self._keys.keys
 
@@ -96,7 +96,7 @@ class LocalSite:
         except OSError as error:
             log.warning("the coordinator's old port %d is taken (%s): choosing another", port, error.strerror)
             address = await coordinator.start("127.0.0.1", 0)
-        write_file(path, wire.show_address(*address) + "\n")
+        write_private(path, wire.show_address(*address) + "\n")
 
     def token(self) -> str | None:
         return None
@@ -138,10 +138,3 @@ def _lost(path: Path, living: Sequence[tuple[str, str]]) -> errors.MusterError:
         "Put the right file back and type muster server start; or give them up, with what they "
         "have done since their last checkpoint: muster server start --forget"
     )
-
-
-def write_file(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.new")
-    with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
-    os.replace(draft, path)

@@ -28,9 +28,10 @@ from muster.core.training.metering import Rates, read_rates
 from muster.core.training.reconcile import settings_of
 from muster.core.training.status import in_effect
 from muster.daemon import options as told
-from muster.daemon.local import LocalSite, write_file
+from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
+from muster.files import write_private
 from muster.ports import Backend, Clock, Filter, Keys, Record, Store, Write, insist
 from muster.store.ledger import WallClock
 from muster.types.codec import Invalid, show_time
@@ -248,7 +249,7 @@ class ControlPlane:
         shown["startedAt"] = show_time(self._started_at)
         if options.tls_cert:
             shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
-        write_file(self._home / "server.json", json.dumps(shown) + "\n")
+        write_private(self._home / "server.json", json.dumps(shown) + "\n")
         return int(port)
 
     async def stop(self) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from muster import files
 from muster.errors import InvalidRequest, Unavailable
 from muster.types.codec import Problem
 
@@ -55,10 +56,9 @@ class Search:
     def of(cls, url: str | None = None, token: str | None = None, env: Mapping[str, str] | None = None) -> Search:
         """From what the user gave, then from the environment."""
         env = os.environ if env is None else env
-        home = Path(env.get("MUSTER_HOME") or "~/.muster").expanduser().absolute()
         address = url or env.get("MUSTER_URL") or None
         return cls(
-            home=home,
+            home=files.home(env),
             url=None if address is None else _checked(address),
             token=token or env.get("MUSTER_TOKEN") or None,
             ca=env.get("MUSTER_CA") or None,

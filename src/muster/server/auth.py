@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from muster.errors import AlreadyExists, Forbidden, InvalidRequest, NotFound, Unauthenticated, Unavailable
+from muster.files import write_private
 from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
 from muster.types.training import DNS_LABEL
 
@@ -139,7 +140,7 @@ class Tokens:
             raise Unavailable("the tokens of this server cannot be read: an entry is malformed") from error
 
     def _save(self, kept: Sequence[_Kept]) -> None:
-        write_private(self._path, json.dumps([to_wire(one) for one in kept], indent=1))
+        write_private(self._path, json.dumps([to_wire(one) for one in kept], indent=1), durable=True)
 
 
 def ensure_embedded(home: Path, given: str | None = None) -> str:
@@ -150,7 +151,7 @@ def ensure_embedded(home: Path, given: str | None = None) -> str:
     path = home / EMBEDDED_FILE
     tokens = Tokens(home)
     if given is not None:
-        write_private(path, given + "\n")
+        write_private(path, given + "\n", durable=True)
     with contextlib.suppress(FileNotFoundError):
         token = path.read_text().strip()
         with contextlib.suppress(Unauthenticated):
@@ -160,24 +161,8 @@ def ensure_embedded(home: Path, given: str | None = None) -> str:
     with contextlib.suppress(NotFound):
         tokens.revoke(EMBEDDED)  # the file was lost: a token that nobody has is no use
     token = tokens.create(EMBEDDED, "admin", token=given)
-    write_private(path, token + "\n")
+    write_private(path, token + "\n", durable=True)
     return token
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; nobody but its owner can ever read it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
 
 
 def check_listen(host: str, *, tls: bool, insecure: bool) -> None:

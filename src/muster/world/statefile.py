@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, TypedDict
 
+from muster.files import write_private
 from muster.types.frames import RunRecord
 from muster.types.world import RunId
 from muster.world import records
@@ -69,17 +70,7 @@ class StateFile:
             self._write(durable=False)
 
     def _write(self, *, durable: bool) -> None:
-        draft = self.path.with_suffix(".new")
-        with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            json.dump({"version": 1, "runs": self._runs}, file)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(draft, self.path)
-        if durable:
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+        write_private(self.path, json.dumps({"version": 1, "runs": self._runs}), durable=durable)
 
     def close(self, *, remove: bool) -> None:
         if remove:
