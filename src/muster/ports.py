@@ -5,23 +5,19 @@ Each port has one contract suite in tests/contract that every adapter passes.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
-from muster import errors
+from muster.background import until_answered
 from muster.core.world.run import Run
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
 from muster.types.world import OutcomeState, RunOutcome, Settings
-
-log = logging.getLogger("muster.ports")
 
 # Store -------------------------------------------------------------------------------------------
 
@@ -150,20 +146,9 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-INSIST_EVERY_S = 1.0
-
-
 async def insist(store: Store, write: Write) -> None:
     """Write what nobody will ask for again, however long the disk is full."""
-    while True:
-        try:
-            await store.write(write)
-            return
-        except errors.Unavailable as error:
-            if not error.retryable:
-                raise
-            log.warning("cannot be written, trying again: %s", error)
-            await asyncio.sleep(INSIST_EVERY_S)
+    await until_answered("what is to be written down", lambda: store.write(write))
 
 
 # Backend -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster import errors
+from muster.backoff import Backoff
 from muster.control import loop as loops
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, TOKEN_KIND, Loop
 from muster.core.training.reconcile import LEAVE
@@ -245,7 +246,7 @@ def test_what_belonged_to_a_training_that_disappears_is_cleared_up_also_after_a_
         await eventually(lambda: gone(site, [training.uid]))
         assert (await site.put(a_training("demo", uid="another"))).status.holds("TargetReached")
 
-    monkeypatch.setattr(loops, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(loops, "RETRY", Backoff(0.01, 30.0))
     play(scenario)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import errors
+from muster.backoff import Backoff
 from muster.control import publish
 from muster.control.publish import KIND, Publisher
 from muster.mesh.serving import MemoryKeys
@@ -63,7 +64,7 @@ states = st.builds(state, st.integers(0, 3), degraded=st.booleans(), workers=st.
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(publish, "RETRY", Backoff(0.0, 5.0))
 
 
 @settings(max_examples=60, deadline=None)

@@ -171,7 +171,7 @@ def test_pauses_grow_while_the_control_plane_is_away_and_stay_short() -> None:
     world._answer = noted  # type: ignore[method-assign]
     outcome_of(world, "result", 1000.0)
     assert pauses[:3] == [0.05, 0.1, 0.2]
-    assert max(pauses) == flows.LONGEST_PAUSE_S
+    assert max(pauses) == flows.RETRY.longest_s
 
 
 def test_an_answer_that_is_not_a_training_is_an_error_and_not_a_crash() -> None:

@@ -10,11 +10,13 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from muster import errors
+from muster.background import Tasks
+from muster.backoff import Backoff
 from muster.control.observe import Observer
 from muster.control.publish import Publisher
 from muster.core import keeping
@@ -28,8 +30,7 @@ from muster.types.training import TERMINAL, Key, Status, Training, Uid
 
 log = logging.getLogger("muster.control")
 
-FIRST_RETRY_S = 0.1
-LONGEST_RETRY_S = 30.0
+RETRY = Backoff(0.1, 30.0)
 STEP_WRITES_PER_S = 200.0  # steps alone are written at most this often, over all trainings
 ALIVE_EVERY_S = 5.0  # how exactly the end of a worker is known that died while nobody looked
 SCAN_CHUNK = 200  # ended trainings that are looked at before others get a turn, at the start
@@ -73,7 +74,7 @@ class Loop:
         self._stories: list[Event] = []
         self._pump_due = False
         self._stopping = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.handled = 0
 
     # Life
@@ -91,20 +92,19 @@ class Loop:
                 ended.append(stored.key)
         if self._publisher is not None:
             self._publisher.clean_up(but=self._observer.known())
-        self._spawn(self._scan(ended))
+        self._tasks.start(self._scan(ended))
         for uid in self._store.records(TOKEN_KIND).keys() - uids:
             self._leave_behind(Uid(uid))  # it disappeared while nobody looked
         if self._alive_every_s is not None:
-            self._spawn(self._stay_alive(self._alive_every_s))
+            self._tasks.start(self._stay_alive(self._alive_every_s))
 
     async def stop(self) -> None:
         """Finish what is being written; workers go on."""
         self._stopping = True
         for timer in self._timers.values():
             timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *self._busy.values(), return_exceptions=True)
+        self._tasks.cancel()
+        await asyncio.gather(self._tasks.finish(), *self._busy.values(), return_exceptions=True)
         if self._publisher is not None:
             await self._publisher.stop()
         self._tell_stories()
@@ -115,11 +115,6 @@ class Loop:
             await asyncio.sleep(0)
             if self._busy:
                 await asyncio.wait(self._busy.values())
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _scan(self, keys: list[Key]) -> None:
         for at in range(0, len(keys), SCAN_CHUNK):
@@ -185,7 +180,7 @@ class Loop:
     def _tell_stories(self) -> None:
         stories, self._stories = self._stories, []
         if stories:
-            self._spawn(self._journal(stories))
+            self._tasks.start(self._journal(stories))
 
     async def _journal(self, events: Iterable[Event]) -> None:
         await insist(self._store, Write(events=tuple(events), lazy=True))
@@ -209,16 +204,16 @@ class Loop:
         left = [backend for backend in self._backends.values() if backend.workers(uid)]
         if left or self._worlds.look(uid) is not None or self._store.record(TOKEN_KIND, uid) is not None:
             self._worlds.close(uid)
-            self._spawn(self._clear_up(uid, left))
+            self._tasks.start(self._clear_up(uid, left))
 
     async def _clear_up(self, uid: Uid, backends: Iterable[Backend]) -> None:
-        for attempt in itertools.count():
+        for attempt in itertools.count(1):
             try:
                 if await self._cleared(uid, backends):
                     return
             except errors.MusterError as error:
                 log.warning("what is left of %s cannot be cleared up, trying again: %s", uid, _sentence(error))
-            await asyncio.sleep(_pause(attempt))
+            await asyncio.sleep(RETRY.after(attempt))
 
     async def _cleared(self, uid: Uid, backends: Iterable[Backend]) -> bool:
         """End its workers; once they are gone, forget them."""
@@ -259,7 +254,7 @@ class Loop:
         try:
             await self._look(key)
         except errors.Conflict:
-            self._wake_in(key, FIRST_RETRY_S)  # somebody wrote in between: at the latest then, it is looked at again
+            self._wake_in(key, RETRY.first_s)  # somebody wrote in between: at the latest then, it is looked at again
         except Exception as error:  # noqa: BLE001 - top of the control loop: one training's trouble is its own
             self._back_off(key, error)
         else:
@@ -278,7 +273,7 @@ class Loop:
         if text != told and (stored := self._store.get(key)) is not None:
             self.note(stored.uid, Event("ReconcileFailed", f"{text}; trying again", "Warning"))
         self._failures[key] = (count + 1, text)
-        self._wake_in(key, _pause(count))
+        self._wake_in(key, RETRY.after(count + 1))
 
     def _wake_in(self, key: Key, seconds: float) -> None:
         if (timer := self._timers.pop(key, None)) is not None:
@@ -395,10 +390,6 @@ def _sentence(error: Exception) -> str:
     if not isinstance(error, errors.MusterError):
         return f"{type(error).__name__}: {error}"
     return f"{error.message} ({error.hint})" if error.hint else error.message
-
-
-def _pause(failures: int) -> float:
-    return float(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 20)))
 
 
 def _without_steps(status: Status) -> Status:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from muster import errors
+from muster.backoff import Backoff
 from muster.core.keeping import MESH
 from muster.ports import Keys, Record, Store, Write, insist
 from muster.types.training import Key
@@ -19,7 +20,7 @@ from muster.types.training import Key
 log = logging.getLogger("muster.mesh")
 
 KIND = MESH
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
+RETRY = Backoff(0.1, 5.0)
 AT_ONCE = 16
 
 
@@ -74,8 +75,8 @@ class Publisher:
                 self._there.pop(key, None)  # an order that was not answered may have been carried out
                 if not failures:
                     log.warning("%s: its mesh cannot be made known, trying again: %s", key, error)
-                await asyncio.sleep(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10)))
                 failures += 1
+                await asyncio.sleep(RETRY.after(failures))
             if not self._wanted[key] and not self._there.get(key, True):
                 del self._wanted[key], self._there[key]
                 await self._note(key, None)

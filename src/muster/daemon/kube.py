@@ -12,10 +12,10 @@ import base64
 import logging
 import secrets
 import ssl
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from muster import errors
+from muster.background import until_answered
 from muster.daemon.options import API_PORT, Options, etcd_address, identity_of
 from muster.files import write_private
 from muster.kube.client import KubeApi
@@ -35,8 +35,6 @@ log = logging.getLogger("muster.daemon")
 SERVICE = "muster"
 TOKEN_SECRET = "muster-token"
 ANY = "0.0.0.0"
-AGAIN_S = 0.5
-T = TypeVar("T")
 
 
 class KubeSite:
@@ -69,8 +67,10 @@ class KubeSite:
         log.info("%s leads", self._identity)
         self._holding = asyncio.get_running_loop().create_task(self._leadership.hold())
         name = f"{self._identity}/{secrets.token_hex(4)}"  # another process under the same name is another writer
-        self._store = await _insist(lambda: KubeStore.open(self._api, self._namespace, name, clock=self._clock))
-        self._token = await _insist(self._read_token)
+        self._store = await until_answered(
+            "the cluster", lambda: KubeStore.open(self._api, self._namespace, name, clock=self._clock)
+        )
+        self._token = await until_answered("the cluster", self._read_token)
         return self._store
 
     async def keys(self) -> Keys:
@@ -97,7 +97,7 @@ class KubeSite:
             mesh_endpoint=self._mesh_endpoint,
             image=self._options.image,
         )
-        await _insist(self._backend.start_watching)
+        await until_answered("the cluster", self._backend.start_watching)
         return self._backend
 
     async def adopt(self) -> int:
@@ -141,7 +141,7 @@ class KubeSite:
             found = await self._api.request("GET", path)
             await self._api.request("PUT", path, body={**found, "subsets": subsets})
 
-        await _insist(point)
+        await until_answered("the cluster", point)
 
     async def maintain(self) -> str:
         """Until another control plane may act."""
@@ -157,18 +157,6 @@ class KubeSite:
             await self._keys.stop()
         await self._api.close()
         await self._lease_api.close()
-
-
-async def _insist(ask: Callable[[], Awaitable[T]]) -> T:
-    """The API may be in trouble just when we begin. What does not pass, like a missing permission, is raised."""
-    while True:
-        try:
-            return await ask()
-        except errors.MusterError as error:
-            if not error.retryable:
-                raise
-            log.warning("trying again: %s", error)
-        await asyncio.sleep(AGAIN_S)
 
 
 class _Health:

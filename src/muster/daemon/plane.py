@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from muster import __version__, descriptors, errors
 from muster.backends.local import gpus
+from muster.background import Tasks
 from muster.control.loop import RUN_KIND, TOKEN_KIND, Loop
 from muster.control.publish import Publisher
 from muster.core.training.metering import Rates, read_rates
@@ -110,7 +111,7 @@ class _KeptRuns:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._writes: set[asyncio.Task[Any]] = set()
+        self._writes = Tasks()
 
     def records(self) -> Mapping[RunId, dict[str, Any]]:
         return {RunId(uid): dict(kept) for uid, kept in self._store.records(RUN_KIND).items()}
@@ -122,12 +123,10 @@ class _KeptRuns:
         self._write(Record(RUN_KIND, run_id, None))
 
     def _write(self, record: Record) -> None:
-        task = asyncio.get_running_loop().create_task(insist(self._store, Write(records=(record,), lazy=True)))
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        self._writes.start(insist(self._store, Write(records=(record,), lazy=True)))
 
     async def settle(self) -> None:
-        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._writes.finish()
 
 
 class ControlPlane:
@@ -138,7 +137,7 @@ class ControlPlane:
         self._home = options.home
         self._clock = WallClock()
         self._started_at = self._clock.now()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[Any] | None = None
         self._pools: dict[str, PoolService] = {}
@@ -239,7 +238,7 @@ class ControlPlane:
             server_header=False,
         )
         self._http = Server(config)
-        self._serving = self._keep(self._http.serve(sockets=[listener]))
+        self._serving = self._tasks.start(self._http.serve(sockets=[listener]))
         while not self._http.started:
             await asyncio.sleep(0.001)
         host, port = listener.getsockname()[:2]
@@ -263,18 +262,11 @@ class ControlPlane:
         await self._coordinator.stop()
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=DRAIN_S + 1.0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.finish()
         await self._runs.settle()
         await self._store.close()
         await self._site.close()
-
-    def _keep(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     # What the coordinator tells
 

@@ -22,6 +22,7 @@ from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import SingleConfig
 
 from muster import errors
+from muster.backoff import Backoff
 
 log = logging.getLogger("muster.kube")
 
@@ -34,7 +35,7 @@ AT_ONCE = 32  # requests under way; more only queue up in the server
 PAGE = 500
 WATCH_S = 290  # after which the server ends a watch by itself
 SILENCE_S = 90.0  # bookmarks come every minute: a watch that says nothing for longer is dead
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 5.0
+RETRY = Backoff(0.1, 5.0)
 AGAIN_S = (0.05, 0.2, 1.0)
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -283,8 +284,7 @@ class Mirror:
         self._failures += 1
         if self._failures in (1, 10):
             log.warning("%s cannot be watched, trying again: %s", self._path, error)
-        longest = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 10))
-        await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+        await asyncio.sleep(RETRY.after(self._failures) * random.uniform(0.5, 1.0))
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -6,7 +6,7 @@ another worker. A peer has one path or two: the way that ranks will use and, beh
 Only the first counts as reached; that the relay works is told as the reason why ranks would be slow.
 
 A peer that was reached stays so until it has failed twice in a row; it is tried again every `AGAIN_S`, so that a
-round which forms after a loss finds its pairs known. A peer that was not is tried ever more slowly, up to `SLOWEST_S`.
+round which forms after a loss finds its pairs known. A peer that was not is tried ever more slowly (`RETRY`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.background import Tasks
+from muster.backoff import Backoff
 from muster.mesh.calls import ATTEMPT_S, Attempt, Visit, proof
 from muster.types import address
 
@@ -30,7 +32,7 @@ Path = tuple[str, int]
 Row = tuple[str, float | None, str]  # peer, round trip in seconds or None, why not
 
 AGAIN_S = 15.0  # between two looks at a peer that was reached
-FIRST_RETRY_S, SLOWEST_S = 0.1, 1.0
+RETRY = Backoff(0.1, 1.0)
 GATHER_S = 0.1  # while more is being found out, it is told together
 MOST_AT_ONCE = 32  # attempts under way, of each prober
 MOST_VISITORS = 512
@@ -60,7 +62,7 @@ class Prober:
         self._peers: dict[str, _Peer] = {}
         self._queue: deque[str] = deque()
         self._attempts: set[Attempt] = set()
-        self._resolving: set[asyncio.Task[None]] = set()
+        self._resolving = Tasks()
         self._news: dict[str, None] = {}
         self._telling: asyncio.TimerHandle | None = None
 
@@ -95,8 +97,7 @@ class Prober:
             self._drop(name)
         for attempt in list(self._attempts):
             attempt.end()
-        for task in self._resolving:
-            task.cancel()
+        self._resolving.cancel()
         for visit in list(self._visits.values()):
             visit.end()
         while self._listeners:
@@ -145,9 +146,7 @@ class Prober:
         if (family := _family(host)) is not None:
             begin(family, (host, port))
             return
-        task = self._loop.create_task(self._resolve(host, port, begin, done))
-        self._resolving.add(task)
-        task.add_done_callback(self._resolving.discard)
+        self._resolving.start(self._resolve(host, port, begin, done))
 
     async def _resolve(
         self, host: str, port: int, begin: Callable[[int, Any], None], done: Callable[[float | None, str], None]
@@ -171,12 +170,8 @@ class Prober:
             peer.known, peer.rtt, peer.why = True, rtt, "" if rtt is not None else why
             if news:
                 self._tell(name)
-        wait = AGAIN_S * random.uniform(0.8, 1.2) if rtt is not None else self._retry_s(peer.failures)
+        wait = AGAIN_S * random.uniform(0.8, 1.2) if rtt is not None else RETRY.after(peer.failures)
         peer.timer = self._loop.call_later(wait, self._again, name)
-
-    @staticmethod
-    def _retry_s(failures: int) -> float:
-        return min(SLOWEST_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 10))
 
     def _again(self, name: str) -> None:
         self._queue.append(name)

@@ -20,6 +20,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from muster import descriptors, listening
+from muster.background import Tasks
 from muster.listening import Door
 from muster.mesh.keys import Event, KeySpace, Refused, as_errors, normal
 from muster.mesh.requests import MOST_BODY, MOST_HEAD, Request, take
@@ -96,7 +97,7 @@ class KeyServer:
         self._most = descriptors.share(4, self.limits.connections)
         self._connections: dict[Connection, None] = {}  # oldest first
         self._doors: list[Door] = []
-        self._arriving: set[listening.Arrival] = set()
+        self._arriving = Tasks()
         self.unread = 0
         self.address = ""
         self.keys = MemoryKeys()
@@ -115,9 +116,7 @@ class KeyServer:
             connection.transport.abort()
 
     def _admit(self, taken: socket.socket, _: str) -> None:
-        arrival = listening.arrive(taken, lambda: Connection(self))
-        self._arriving.add(arrival)
-        arrival.add_done_callback(self._arriving.discard)
+        self._arriving.hold(listening.arrive(taken, lambda: Connection(self)))
 
     def came(self, connection: Connection) -> None:
         while len(self._connections) >= self._most:

@@ -12,11 +12,11 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from muster.background import Tasks
 from muster.core.member.held_round import InRound
 from muster.core.member.orders import (
     AwaitSaves,
@@ -74,7 +74,7 @@ class Agent:
         )
         self._echo = logs.Echo(enabled=config.echo)
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._failed)
         self._last_words = ""
         self._files: RankFiles | None = None
         self._restarting = False
@@ -101,7 +101,7 @@ class Agent:
         system.adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        self._spawn_task(self._take_part())
+        self._tasks.start(self._take_part())
         try:
             return await self._code
         finally:
@@ -117,11 +117,11 @@ class Agent:
             shown = wire.show_address(*standalone.addresses[0])
             run_id = self._config.identity.run_id
             self._say(f"coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}")
-            self._spawn_task(self._keep_alive(standalone))
+            self._tasks.start(self._keep_alive(standalone))
         if self._config.health_check and (unfit := await health.check(self._config.health_check)):
             self._member.handle(self._state.checked(unfit, self._member.now))
-        self._spawn_task(self._member.run())
-        self._spawn_task(self._watch_files())
+        self._tasks.start(self._member.run())
+        self._tasks.start(self._watch_files())
 
     async def _keep_alive(self, standalone: Standalone) -> None:
         """The coordinator that we brought is started again if it dies before the run does."""
@@ -131,9 +131,8 @@ class Agent:
                 standalone.revive(self._say)
 
     async def _depart(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.finish()
         if self._processes.lost:
             await self._end_orphans()
         else:
@@ -144,14 +143,8 @@ class Agent:
         self._member.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._code.done():
+    def _failed(self, error: BaseException) -> None:
+        if not self._code.done():
             self._code.set_exception(error)
 
     def _end(self, code: int, why: str) -> None:
@@ -178,19 +171,19 @@ class Agent:
             case StartRanks(place=place):
                 self._start(place)
             case StopRanks():
-                self._spawn_task(self._stop(order))
+                self._tasks.start(self._stop(order))
             case Hasten(grace_s=grace_s):
                 self._processes.hasten(grace_s)
             case KillRanks():
                 self._processes.signal(signal.SIGKILL, self._processes.alive)
             case AwaitSaves():
-                self._spawn_task(self._await_saves(order))
+                self._tasks.start(self._await_saves(order))
             case Hurry(now=now):
                 self._processes.hurry(now)
             case RestartProcesses():
-                self._spawn_task(self._restart_processes())
+                self._tasks.start(self._restart_processes())
             case CheckOwnHealth(after_s=after_s):
-                self._spawn_task(self._check_health(after_s))
+                self._tasks.start(self._check_health(after_s))
             case Exit(code=code, why=why):
                 self._end(code, why)
 

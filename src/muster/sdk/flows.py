@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from muster.backoff import Backoff
 from muster.core.training import waits
 from muster.core.training.waits import Receipt, Wait
 from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, Unavailable, from_wire
@@ -27,8 +28,7 @@ T = TypeVar("T")
 LONG_POLL_S = 30.0  # the longest that one look asks the server to hold its answer
 SILENCE_S = 5.0  # how much later than promised an answer may come before the connection counts as lost
 RETURN_S = 10.0  # how long a plain call waits for a server that was there before
-FIRST_PAUSE_S = 0.05  # between attempts to reach a server that is away; doubles up to the next
-LONGEST_PAUSE_S = 1.0
+RETRY = Backoff(0.05, 1.0)  # while a server is away
 MOST_FAILED_STARTS = 5  # an embedded control plane that fails that often in a row will not come by itself
 PAGE = 500
 
@@ -90,7 +90,7 @@ def call(request: Request, *, again: Request | None = None, left: float = math.i
     request. A plain call gives a server that has answered before time to come back; a wait (`left`) has its own.
     """
     answer: Response | Lost = yield request
-    until, pause = None if left == math.inf else 0.0, FIRST_PAUSE_S
+    until, failures = None if left == math.inf else 0.0, 0
     while isinstance(answer, Lost) and (request.repeatable or not answer.sent):
         found: Lost | None = yield Locate(max(left, SILENCE_S))
         if isinstance(found, Lost):
@@ -102,8 +102,8 @@ def call(request: Request, *, again: Request | None = None, left: float = math.i
         until = until or now + RETURN_S
         if now >= until:
             break
-        yield Pause(pause)
-        pause = min(LONGEST_PAUSE_S, 2 * pause)
+        failures += 1
+        yield Pause(RETRY.after(failures))
     if isinstance(answer, Lost):
         raise unavailable(answer)
     if answer.status >= 400:
@@ -309,7 +309,7 @@ def delete(handle: Handle, timeout: float | None) -> Flow[None]:
         began: float = yield Now()
         left = math.inf if deadline is None else deadline - began
         try:
-            yield from look(handle, _poll(handle, None if outage.pause_s else handle.training, left), left)
+            yield from look(handle, _poll(handle, None if outage.failures else handle.training, left), left)
             outage = Outage()
         except NotFound:
             return
@@ -325,21 +325,21 @@ def delete(handle: Handle, timeout: float | None) -> Flow[None]:
 
 @dataclass(frozen=True)
 class Outage:
-    """A control plane that is away: how long to pause before the next attempt, and how often starting it failed."""
+    """A control plane that is away: how often it was not reached, and how often starting it failed."""
 
-    pause_s: float = 0.0
+    failures: int = 0
     failed_starts: int = 0
 
     def wait(self, lost: Unavailable, left: float = math.inf) -> Flow[Outage]:
         """Pause, look for the control plane, and say how the outage stands. Gives up if it cannot be started."""
-        pause_s = min(max(self.pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        yield Pause(max(0.0, min(pause_s, left)))
+        failures = self.failures + 1
+        yield Pause(max(0.0, min(RETRY.after(failures), left)))
         found: Lost | None = yield Locate(max(left, SILENCE_S))
         if not isinstance(found, Lost):
-            return Outage(pause_s)
+            return Outage(failures)
         if self.failed_starts + 1 >= MOST_FAILED_STARTS:
             raise unavailable(found) from lost
-        return Outage(pause_s, self.failed_starts + 1)
+        return Outage(failures, self.failed_starts + 1)
 
 
 def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldStatus]:
@@ -351,7 +351,7 @@ def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldS
         began: float = yield Now()
         left = math.inf if deadline is None else deadline - began
         try:
-            training = yield from look(handle, _poll(handle, None if outage.pause_s else seen, left), left)
+            training = yield from look(handle, _poll(handle, None if outage.failures else seen, left), left)
             if goal == "target":
                 yield from _look_back(handle, training, left)
         except Unavailable as lost:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from muster.errors import Compacted, MusterError, NotFound, Unavailable, from_wire
 from muster.sdk.effects import Emit, Flow, Lost, NextLine, Pause, Request, Response
-from muster.sdk.flows import FIRST_PAUSE_S, Handle, Outage, listed, look, read, unavailable
+from muster.sdk.flows import RETRY, Handle, Outage, listed, look, read, unavailable
 from muster.types.training import Key, Training
 
 HEARTBEAT_S = 60.0  # a watch that is silent for longer has lost its server: heartbeats come more often
@@ -82,7 +82,7 @@ def logs(handle: Handle, rank: int | None, round: int | None, follow: bool, tail
                 return
             raise Unavailable("the control plane closed the stream while the training runs")
         except Unavailable as lost:
-            if not follow and outage.pause_s:
+            if not follow and outage.failures:
                 raise
             fresh = reader.handed_out.total() > before
             outage = yield from (Outage() if fresh else outage).wait(lost)
@@ -158,7 +158,7 @@ def watch(namespace: str | None, resource_version: str | None) -> Flow[None]:
             yield from _follow(namespace, position)
         except Compacted:
             position.version = None
-            yield Pause(FIRST_PAUSE_S)
+            yield Pause(RETRY.first_s)
         except Unavailable as lost:
             outage = yield from (Outage() if position.moved else outage).wait(lost)
             position.moved = False

@@ -20,6 +20,8 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 from muster import errors
+from muster.background import Tasks
+from muster.backoff import Backoff
 from muster.core.training.edits import first_status
 from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror, passes
 from muster.kube.events import Announcer
@@ -53,7 +55,7 @@ log = logging.getLogger("muster.store")
 ALL = "/apis/muster.dev/v1alpha1/trainings"
 SEEN_S = 10.0  # how long the watch may take to show what was written
 HEARD_S = 0.25  # and what others wrote
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
+RETRY = Backoff(0.05, 1.0)
 _MOST_TRIES = 20
 _ALL = Filter()
 
@@ -63,7 +65,7 @@ class _Tries:
 
     def __init__(self) -> None:
         self.in_doubt = False
-        self._pause_s = FIRST_RETRY_S
+        self._failures = 0
         self._until = asyncio.get_running_loop().time() + SEEN_S
 
     async def pause(self, error: errors.Unavailable) -> None:
@@ -71,8 +73,8 @@ class _Tries:
         self.in_doubt = self.in_doubt or isinstance(error, InDoubt)
         if not self.in_doubt or not error.retryable or asyncio.get_running_loop().time() > self._until:
             raise error
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(LONGEST_RETRY_S, self._pause_s * 2)
+        self._failures += 1
+        await asyncio.sleep(RETRY.after(self._failures))
 
 
 class KubeStore(LedgerStore):
@@ -90,7 +92,7 @@ class KubeStore(LedgerStore):
         self._turns: weakref.WeakValueDictionary[Key, asyncio.Lock] = weakref.WeakValueDictionary()
         self._removing: set[Key] = set()
         self._waiting: dict[Key, list[tuple[Version, asyncio.Future[None]]]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
         self._opened = False
 
     @classmethod
@@ -113,20 +115,14 @@ class KubeStore(LedgerStore):
         await store._mirror.start()
         journal.start()
         await store._leftovers.settle()
-        store._keep(store._mirror.run())
-        store._keep(store._leftovers.wipe())
-        store._keep(store._announcer.run())
+        store._tasks.start(store._mirror.run())
+        store._tasks.start(store._leftovers.wipe())
+        store._tasks.start(store._announcer.run())
         return store
 
     async def until_fenced(self) -> str:
         """Until another control plane has taken over; says how that was noticed."""
         return await self._log.until_fenced()
-
-    def _keep(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def events(
         self, *, namespace: str | None = None, training: str | None = None, uid: str | None = None, after: int = 0
@@ -138,9 +134,8 @@ class KubeStore(LedgerStore):
             return
         await self._log.close()
         self._ledger.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.finish()
         for waiters in self._waiting.values():
             for _, waiter in waiters:
                 if not waiter.done():
@@ -452,7 +447,7 @@ class KubeStore(LedgerStore):
         key, about = key_of(item), item["metadata"]
         if FINALIZER in (about.get("finalizers") or ()) or about.get("deletionTimestamp") or self.get(key) is None:
             return
-        self._keep(self._try(lambda: self._take_over(key, item)))
+        self._tasks.start(self._try(lambda: self._take_over(key, item)))
 
     async def _take_over(self, key: Key, item: Json) -> None:
         extras, tries = self._extras.get(key, Extras()), _Tries()

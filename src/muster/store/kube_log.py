@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from muster import errors
+from muster.backoff import Backoff
 from muster.core import keeping
 from muster.kube.client import Json, KubeApi, passes
 from muster.ports import Record
@@ -44,7 +45,7 @@ MADE_UP = f"{ASIDE}journal"  # the mark of the entry that tells what of the jour
 TIDY_EVERY_S = 1.0
 MERGE_AT = 64  # small batches that are put together
 FULL = 400_000  # bytes that a batch may have before it is compressed; the server takes a million
-FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 5.0
+RETRY = Backoff(0.1, 5.0)
 
 
 @dataclass(eq=False)
@@ -253,7 +254,7 @@ class KubeLog:
         self._stopping = True
         self._wanted.set()
         if self._tasks:
-            await asyncio.wait({self._tasks[0]}, timeout=LONGEST_RETRY_S)
+            await asyncio.wait({self._tasks[0]}, timeout=RETRY.longest_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -364,7 +365,7 @@ class KubeLog:
                 if str(error) != told:
                     log.warning("the journal cannot be written, trying again: %s", error)
                 told = str(error)
-                await asyncio.sleep(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10)))
+                await asyncio.sleep(RETRY.after(failures))
 
     async def _create_or_find(self, batch: Batch) -> str:
         """After a failure, which may have been a success: what is there may be what we wrote."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from muster import descriptors, listening
+from muster.background import Tasks
 from muster.core import crowding
 from muster.listening import Door
 from muster.types.frames import ChallengeFrame, Frame, HelloFrame, RenewFrame, RunRecord, UnknownFrame
@@ -92,7 +93,7 @@ class Coordinator:
         self._stopping = False  # what closes now is closed by us, and nobody is lost by it
         self._doors: list[Door] = []
         self._most_strangers = descriptors.share(8, MOST_STRANGERS)
-        self._arriving: set[listening.Arrival] = set()
+        self._arriving = Tasks()
         self._beat: asyncio.Task[None] | None = None
         self.busy_at = 0.0
         self.someone_left = asyncio.Event()
@@ -179,9 +180,7 @@ class Coordinator:
         if len(self._strangers) + len(self._arriving) >= self._most_strangers and not self._make_room():
             taken.close()
             return
-        arrival = listening.arrive(taken, self._channel)
-        self._arriving.add(arrival)
-        arrival.add_done_callback(self._arriving.discard)
+        self._arriving.hold(listening.arrive(taken, self._channel))
 
     def _make_room(self) -> bool:
         """Let a stranger go for one who comes; False if all just came, for each has a moment to say who it is."""

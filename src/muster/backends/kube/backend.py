@@ -9,8 +9,9 @@ the store, never before.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,6 +22,7 @@ from muster.backends.kube import logs, pods, render
 from muster.backends.kube.furnish import Furniture, create
 from muster.backends.kube.picture import Picture
 from muster.backends.kube.pods import Pod
+from muster.background import Tasks, until_answered
 from muster.core.training.reconcile import USAGE_ERROR
 from muster.kube.client import MERGE_PATCH, KubeApi, Mirror, passes
 from muster.ports import Clock, LogQuery, Store, Write, insist
@@ -33,7 +35,6 @@ log = logging.getLogger("muster.kube")
 PATIENCE = timedelta(minutes=10)  # images may be large, but a container that runs has its own
 OVERDUE_S = 10.0  # beyond its grace, a node that has not ended a Pod does not answer
 KILL_GRACE_S = 1
-AGAIN_S = 1.0
 _Place = tuple[Uid, str]
 
 
@@ -82,7 +83,7 @@ class KubeBackend:
         self._picture = Picture(self._seen)
         selected = {"labelSelector": render.UID}
         self._mirror = Mirror(api, "/api/v1/pods", self._picture, selected, cut=Picture.digest)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(_tell)
         self._news = logs.News()
 
     # What is there
@@ -125,7 +126,7 @@ class KubeBackend:
     async def start_watching(self) -> None:
         """Read which Pods there are, and follow them from then on. `adopt` comes next."""
         await self._mirror.start()
-        self._keep(self._mirror.run())
+        self._tasks.start(self._mirror.run())
 
     async def adopt(self, last_alive: datetime | None = None) -> int:
         """Take over workers that a control plane before us started; returns how many still run."""
@@ -259,7 +260,7 @@ class KubeBackend:
         elif worker.alive and how is not None:
             self._end(worker, pod, how)
         elif how is None and not pod.leaving:  # it turned up after its worker was given up
-            self._keep(self._insist("DELETE", pod, _grace(pod, KILL_GRACE_S)))
+            self._tasks.start(self._ask("DELETE", pod, _grace(pod, KILL_GRACE_S)))
         elif how is not None and not gone and (worker.uid, worker.name) not in self._writing:
             self._release(pod)
 
@@ -286,7 +287,7 @@ class KubeBackend:
 
     def _force(self, place: _Place, pod: Pod) -> None:
         self._overdue.pop(place, None)
-        self._keep(self._insist("DELETE", pod, _grace(pod, 0)))
+        self._tasks.start(self._ask("DELETE", pod, _grace(pod, 0)))
 
     # Ending
 
@@ -320,7 +321,7 @@ class KubeBackend:
         over = pods.ended(worker, pod, how, self._clock.now())
         self._workers[worker.uid][worker.name] = over
         self._forget_orders(place)
-        self._writing[place] = self._keep(self._write_end(over))
+        self._writing[place] = self._tasks.start(self._write_end(over))
         return self._writing[place]
 
     async def _write_end(self, over: Worker) -> None:
@@ -345,30 +346,23 @@ class KubeBackend:
         """Let it go: nothing is lost with it any more."""
         if render.FINALIZER in pod.finalizers and pod.uid not in self._releasing:
             self._releasing.add(pod.uid)
-            self._keep(self._let_go(pod))
+            self._tasks.start(self._let_go(pod))
 
     async def _let_go(self, pod: Pod) -> None:
         left = [one for one in pod.finalizers if one != render.FINALIZER]
         try:
-            await self._insist("PATCH", pod, {"metadata": {"uid": pod.uid, "finalizers": left or None}})
+            await self._ask("PATCH", pod, {"metadata": {"uid": pod.uid, "finalizers": left or None}})
         finally:
             self._releasing.discard(pod.uid)
 
-    async def _insist(self, method: str, pod: Pod, body: render.Json) -> None:
+    async def _ask(self, method: str, pod: Pod, body: render.Json) -> None:
         """Nobody would ask for it again. A Pod that is no more, or another one by now, is left alone."""
         kind = MERGE_PATCH if method == "PATCH" else "application/json"
-        while True:
-            try:
-                await self._api.request(method, _path(pod), body=body, content_type=kind)
-                return
-            except (errors.NotFound, errors.InvalidRequest):
-                self._picture.drop(pod)
-                return
-            except errors.MusterError as error:
-                if not passes(error):
-                    raise
-                log.warning("%s/%s: trying again: %s", *pod.place, error)
-                await asyncio.sleep(AGAIN_S)
+        try:
+            ask = functools.partial(self._api.request, method, _path(pod), body=body, content_type=kind)
+            await until_answered(f"{pod.namespace}/{pod.name}", ask, passes)
+        except (errors.NotFound, errors.InvalidRequest):
+            self._picture.drop(pod)
 
     # Writing down
 
@@ -392,7 +386,7 @@ class KubeBackend:
     async def _remove(self, pod: Pod) -> None:
         if render.FINALIZER in pod.finalizers:
             await self._let_go(pod)
-        await self._insist("DELETE", pod, _grace(pod, 0))
+        await self._ask("DELETE", pod, _grace(pod, 0))
 
     # Logs
 
@@ -405,24 +399,16 @@ class KubeBackend:
 
     # Life
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s", error, exc_info=None if isinstance(error, errors.MusterError) else error)
-
     async def close(self) -> None:
         """Let go of everything without ending anything."""
         for _, alarm in self._overdue.values():
             alarm.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.finish()
+
+
+def _tell(error: BaseException) -> None:
+    log.error("%s", error, exc_info=None if isinstance(error, errors.MusterError) else error)
 
 
 def _impossible(order: render.Json) -> str:

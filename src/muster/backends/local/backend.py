@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 from muster.backends import records
 from muster.backends.local import gpus as devices
 from muster.backends.local import logs, presence, processes, render
+from muster.background import Tasks
 from muster.core.training.reconcile import USAGE_ERROR
 from muster.ports import Clock, LogQuery, Store, Write, insist
 from muster.types.event import Event
@@ -58,7 +59,7 @@ class LocalBackend:
         self._children: dict[tuple[Uid, str], subprocess.Popen[bytes]] = {}
         self._presence = presence.Presence(home / "held", self._nobody_left)
         self._taken: dict[int, str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     # What is there
 
@@ -213,7 +214,7 @@ class LocalBackend:
         code = child.wait() if child is not None else None
         worker = self._workers[uid][name]
         why = worker.why_ended or (f"exit code {code}" if code is not None else "it ended")
-        self._keep(self._end(uid, name, code, why))
+        self._tasks.start(self._end(uid, name, code, why))
 
     def _nobody_left(self, uid: Uid, name: str) -> None:
         """Of that worker runs nothing any more, neither a rank nor what one forked."""
@@ -221,11 +222,6 @@ class LocalBackend:
             self._workers[uid][name] = replace(worker, cleared=True)
             if not worker.alive:
                 self.changed(uid)
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _remove_group(self, worker: Worker) -> None:
         """Its guard may still be in it for a moment."""
@@ -248,7 +244,7 @@ class LocalBackend:
         over = replace(worker, ended_at=at, exit_code=code, why_ended=why, last_words=last_words)
         self._workers[uid][name] = over
         self._release(worker)
-        self._keep(self._remove_group(worker))
+        self._tasks.start(self._remove_group(worker))
         event = records.exited(over, self._keys[worker.uid], self._clock.now(), self._store)
         await self._note(over, event)
         return over

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from muster.backoff import Backoff
 from muster.core.training import exits, lifecycle
 from muster.core.training import status as statuses
 from muster.core.training.status import Observed
@@ -35,7 +36,7 @@ LEAVE = timedelta(seconds=10)  # for a worker to leave by itself once it may
 ABSENT = timedelta(seconds=5)  # a worker that runs but has left the run for so long is of no use
 STEP_REFRESH = timedelta(seconds=1)
 QUICK_STARTS = 3  # workers that may die in a minute before starting others is slowed down
-BACKOFF = timedelta(seconds=1)
+BACKOFF = Backoff(1.0, 32.0)
 _RECENT = timedelta(minutes=1)
 USAGE_ERROR = 2  # what muster-node answers to an order that cannot be carried out anywhere
 
@@ -448,7 +449,7 @@ def _may_start_at(workers: tuple[Worker, ...], now: datetime) -> datetime:
     )
     if len(recent) <= QUICK_STARTS:
         return now
-    return recent[-1] + BACKOFF * (1 << min(5, len(recent) - QUICK_STARTS - 1))
+    return recent[-1] + timedelta(seconds=BACKOFF.after(len(recent) - QUICK_STARTS))
 
 
 def _sooner(one: datetime | None, other: datetime | None) -> datetime | None:
