@@ -26,7 +26,6 @@ from muster.world import wire
 from muster.world.connection import Address
 from muster.world.membership import Identity
 
-DEFAULT_PORT = 29400
 IDLE_S = 30.0
 PRIVATE_IDLE_S = 2.0
 

@@ -5,7 +5,6 @@ Records only, each with the limits that its fields must keep. `core.training.lif
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -302,11 +301,6 @@ class Training:
         told = {name: text for name, text in self.metadata.annotations.items() if name != LAST_APPLIED}
         about = replace(self.metadata, annotations=told)
         return replace(self, metadata=about, spec=replace(self.spec, env=hidden))
-
-
-@functools.cache
-def spec_fields() -> frozenset[str]:
-    return frozenset(Spec.__dataclass_fields__)
 
 
 def problems_of(training: Training) -> list[Problem]:
