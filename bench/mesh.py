@@ -31,7 +31,7 @@ from muster.core.member.state import MemberState
 from muster.mesh.probe import Prober, Row
 from muster.types.frames import Frame, ReleaseFrame
 from muster.types.world import MemberId, RunId, Settings
-from muster.world.membership import Identity, Membership
+from muster.world.membership import MemberIdentity, Membership
 from muster.world.service import Coordinator
 from tests.mesh import servers
 from tests.mesh.hostile import BEHAVIOURS, hostile
@@ -246,7 +246,7 @@ async def _form(count: int, gate_timeout_s: float | None) -> float:
         settings["gate_timeout_s"] = gate_timeout_s
     members = []
     for index in range(count):
-        mine = Identity(lambda: [address], RunId("bench"), MemberId(f"m{index}"), f"w{index}", settings)
+        mine = MemberIdentity(lambda: [address], RunId("bench"), MemberId(f"m{index}"), f"w{index}", settings)
         state = MemberState(mine.member_id, mine.run_id, Settings.parse(settings), asyncio.get_running_loop().time())
         members.append(Membership(mine, state, lambda order: None, on_frame=hear))
     began = time.perf_counter()

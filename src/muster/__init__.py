@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster.core.training.explain import Explanation as Explanation
     from muster.errors import AlreadyExists as AlreadyExists
     from muster.errors import BelowMinimumWorld as BelowMinimumWorld
     from muster.errors import Compacted as Compacted
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from muster.node.saving import saving as saving
     from muster.sdk.client import Change as Change
     from muster.sdk.client import Client as Client
-    from muster.sdk.flows import Explanation as Explanation
     from muster.sdk.functions import distributed as distributed
     from muster.sdk.functions import distributed_async as distributed_async
     from muster.sdk.training import DistributedTraining as DistributedTraining
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.1"
 
 _PLACES = {
+    "muster.core.training.explain": "Explanation",
     "muster.errors": (
         "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden GrantTimeout "
         "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineQuarantined QuotaExceeded "
@@ -73,7 +74,6 @@ _PLACES = {
     "muster.node.progress": "progress",
     "muster.node.saving": "saving",
     "muster.sdk.client": "Change Client",
-    "muster.sdk.flows": "Explanation",
     "muster.sdk.functions": "distributed distributed_async",
     "muster.sdk.training": "DistributedTraining",
     "muster.types.event": "Event",

@@ -51,7 +51,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Change:
+class StoreChange:
     """One step of the store's history."""
 
     version: Version
@@ -128,7 +128,7 @@ class Store(Protocol):
     async def newer(self, key: Key, than: Version, timeout_s: float | None) -> Stored | None:
         """The object as soon as it is newer than that version or gone; after the timeout as it is."""
 
-    def changes(self, since: Version, which: Filter) -> AsyncIterator[Change]:
+    def changes(self, since: Version, which: Filter) -> AsyncIterator[StoreChange]:
         """Every change after `since`, in order, for ever. Raises `errors.Compacted` if they are no longer known."""
 
     async def events(
@@ -140,7 +140,7 @@ class Store(Protocol):
 
     def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]: ...
 
-    def subscribe(self, hear: Callable[[Change], None]) -> None:
+    def subscribe(self, hear: Callable[[StoreChange], None]) -> None:
         """Call on every committed change, in order."""
 
     async def close(self) -> None: ...

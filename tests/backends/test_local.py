@@ -99,9 +99,9 @@ def test_a_reused_pid_is_not_taken_for_the_old_process() -> None:
     try:
         ticks = processes.start_ticks(child.pid)
         assert ticks is not None
-        handle = processes.Handle(child.pid, ticks)
+        handle = processes.ProcessHandle(child.pid, ticks)
         with pytest.raises(ProcessLookupError):
-            processes.Handle(child.pid, ticks + 1)
+            processes.ProcessHandle(child.pid, ticks + 1)
         handle.signal(signal.SIGKILL)
         assert child.wait(10) == -signal.SIGKILL
         handle.signal(signal.SIGKILL)  # gone: no error, and nobody else is hit

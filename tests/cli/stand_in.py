@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from muster.core.training.explain import Explanation
 from muster.errors import MusterError, NotFound
-from muster.sdk.flows import Explanation
 from muster.sdk.submission import training_of
 from muster.types.event import Event
 from muster.types.training import Metadata, SparesStatus, Spec, Status, Training, WorldSize, WorldStatus

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
-from muster.ports import Change, Filter, Store, Stored, Write
+from muster.ports import Filter, Store, StoreChange, Stored, Write
 from tests.training_builders import a_training
 
 Story = Callable[[Store], Awaitable[None]]
@@ -17,7 +17,7 @@ class Run(Protocol):
     def __call__(self, story: Story, *, keep_changes: int = 5000) -> None: ...
 
 
-async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:
+async def take(changes: AsyncIterator[StoreChange], count: int) -> list[StoreChange]:
     return [await anext(changes) for _ in range(count)]
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from muster import errors
-from muster.ports import Change, Filter, Store, Write
+from muster.ports import Filter, Store, StoreChange, Write
 from muster.types.event import Event
 from tests.contract.stores import ALL, Run, fill, settle, take, version_of
 from tests.training_builders import a_training, key_of
@@ -133,7 +133,7 @@ def test_subscribers_hear_every_change_in_order_before_its_writer_goes_on(run: R
     async def story(store: Store) -> None:
         heard: list[int] = []
 
-        def hear(change: Change) -> None:
+        def hear(change: StoreChange) -> None:
             now = store.get(change.stored.key)
             assert now is not None and now.version >= change.version
             heard.append(change.version)
@@ -154,7 +154,7 @@ def test_a_subscriber_that_fails_stops_neither_writers_nor_other_subscribers(run
         asyncio.get_running_loop().set_exception_handler(lambda _, about: reported.append(about["exception"]))
         heard: list[int] = []
 
-        def fail(change: Change) -> None:
+        def fail(change: StoreChange) -> None:
             raise LookupError(f"at {change.version}")
 
         store.subscribe(fail)
@@ -232,7 +232,7 @@ def test_closing_lets_everyone_go_and_takes_no_more_writes(run: Run) -> None:
         start = store.version
         (first,) = await fill(store, "a")
 
-        async def watch() -> list[Change]:
+        async def watch() -> list[StoreChange]:
             return [change async for change in store.changes(start, ALL)]
 
         watching = asyncio.create_task(watch())

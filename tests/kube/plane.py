@@ -170,7 +170,9 @@ class KubePlane(Fleet):
 
 def install(cluster: Cluster, namespace: str) -> None:
     """What `muster kube install` renders, but for the Deployment: replicas are processes here."""
-    wanted = [item for item in manifests.render(manifests.Options(namespace=namespace)) if item["kind"] != "Deployment"]
+    wanted = [
+        item for item in manifests.render(manifests.InstallOptions(namespace=namespace)) if item["kind"] != "Deployment"
+    ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted})
     name = crd.custom_resource_definition()["metadata"]["name"]
     first = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}") is None

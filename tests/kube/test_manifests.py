@@ -31,8 +31,8 @@ from tests.types import strategies
 GOLDEN = Path(__file__).parent / "golden"
 DOCS = Path(__file__).parents[2] / "docs"
 CASES = {
-    "default": manifests.Options(image="muster:1.2.3"),
-    "options": manifests.Options(
+    "default": manifests.InstallOptions(image="muster:1.2.3"),
+    "options": manifests.InstallOptions(
         namespace="training-system",
         image="registry.example.com/muster@sha256:0123",
         worker_image="registry.example.com/torch:2",
@@ -44,7 +44,7 @@ CASES = {
 Json = dict[str, Any]
 
 
-def of_kind(kind: str, options: manifests.Options = CASES["default"]) -> Json:
+def of_kind(kind: str, options: manifests.InstallOptions = CASES["default"]) -> Json:
     (found,) = [one for one in manifests.render(options) if one["kind"] == kind]
     return found
 
@@ -86,7 +86,7 @@ def test_the_policy_lets_workers_in_by_a_label_that_they_have() -> None:
 
 
 @pytest.mark.parametrize("chosen", CASES.values(), ids=CASES)
-def test_the_control_plane_understands_how_it_is_started(chosen: manifests.Options) -> None:
+def test_the_control_plane_understands_how_it_is_started(chosen: manifests.InstallOptions) -> None:
     verb, *words = manifests.arguments(chosen)
     started = daemon.read(["--home", "x", *words])
     assert verb == "server" and (started.store, started.backend) == ("kube", "kube")

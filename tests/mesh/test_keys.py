@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.mesh.keys import MOST_VALUE, NODE_COST, Event, KeySpace, Refused, is_below, normal
+from muster.mesh.keys import MOST_VALUE, NODE_COST, KeyChange, KeySpace, Refused, is_below, normal
 
 names = st.sampled_from(["a", "b", "c"])
 paths = st.lists(names, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 orders = st.lists(st.tuples(st.sampled_from(["set", "delete", "clear"]), paths, st.text(max_size=3)), max_size=40)
 
 
-def carry_out(space: KeySpace, verb: str, path: str, value: str) -> Event | Refused:
+def carry_out(space: KeySpace, verb: str, path: str, value: str) -> KeyChange | Refused:
     try:
         return space.set(path, value) if verb == "set" else space.delete(path, recursive=verb == "clear")
     except Refused as why:
@@ -36,7 +36,7 @@ def test_it_holds_what_was_set_and_not_deleted(given: list[tuple[str, str, str]]
     for verb, path, value in given:
         index = space.index
         done = carry_out(space, verb, path, value)
-        if isinstance(done, Event):
+        if isinstance(done, KeyChange):
             expected(model, verb, path, value)
             assert done.index == space.index == index + 1
         else:
@@ -54,12 +54,12 @@ def test_a_waiter_is_told_the_first_change_that_concerns_it(
     given: list[tuple[str, str, str]], path: str, recursive: bool
 ) -> None:
     space = KeySpace()
-    told: list[Event] = []
+    told: list[KeyChange] = []
     for order in given:
         before = held(space, path, recursive)
         done = carry_out(space, *order)
         after = held(space, path, recursive)
-        if isinstance(done, Event) and done.concerns(path, recursive):
+        if isinstance(done, KeyChange) and done.concerns(path, recursive):
             told.append(done)
         else:
             assert before == after, "a change that nobody was told of"

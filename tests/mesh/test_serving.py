@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from muster.mesh import serving
-from muster.mesh.serving import Limits
+from muster.mesh.serving import KeyServerLimits
 from tests.fleet import eventually
 from tests.mesh import servers
 from tests.mesh.servers import Embedded, Etcd, Server, ask
@@ -136,7 +136,7 @@ def test_a_history_that_is_gone_is_said_to_be(server: Embedded) -> None:
 
 
 def test_a_wait_ends_empty_in_the_end() -> None:
-    with servers.embedded(limits=Limits(wait_s=0.2)) as server:
+    with servers.embedded(limits=KeyServerLimits(wait_s=0.2)) as server:
         assert Waiter(server, "a").body() is None
 
 
@@ -245,7 +245,7 @@ def test_random_bytes_do_no_harm(server: Embedded) -> None:
 
 
 def test_slow_and_silent_clients_are_let_go() -> None:
-    with servers.embedded(limits=Limits(request_s=0.3)) as server:
+    with servers.embedded(limits=KeyServerLimits(request_s=0.3)) as server:
         begun = time.monotonic()
         assert say(server) == b""
         assert say(server, b"GET /v2/keys/ HT") == b""
@@ -272,7 +272,7 @@ def fill(server: Embedded, megabytes: int) -> None:
 
 
 def test_a_client_that_does_not_read_is_let_go() -> None:
-    with servers.embedded(limits=Limits(read_s=0.3)) as server:
+    with servers.embedded(limits=KeyServerLimits(read_s=0.3)) as server:
         fill(server, 10)  # more than a kernel buffers
         with deaf(server, LIST * 20):
             eventually(lambda: server.server.unread > 0, "it is seen not to read", 5)
@@ -312,7 +312,7 @@ def test_what_may_be_written_over_http_has_a_bound(server: Embedded, monkeypatch
 
 
 def test_the_oldest_connection_gives_way_when_there_are_too_many() -> None:
-    with servers.embedded(limits=Limits(connections=8)) as server:
+    with servers.embedded(limits=KeyServerLimits(connections=8)) as server:
         waiters = [Waiter(server, "a") for _ in range(8)]
         assert ask(server.address, "PUT", "b", value="1").status == 201
         with pytest.raises((ConnectionError, http.client.HTTPException)):

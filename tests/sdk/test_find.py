@@ -15,7 +15,7 @@ import pytest
 from muster.errors import InvalidRequest, Unavailable
 from muster.sdk import find, flows
 from muster.sdk.client import Client
-from muster.sdk.effects import Request
+from muster.sdk.effects import HttpRequest
 from muster.sdk.find import Search
 from tests.sdk.scripted import PATIENCE_S, Caller, Dropped, House, Plane, a_training
 
@@ -188,7 +188,7 @@ def test_a_request_that_never_left_is_sent_again_even_if_it_must_not_happen_twic
     assert client.url == house.url
     house.move()
     body = {"metadata": {"name": "mine"}, "spec": {"script": "/a.py"}}
-    answer = caller.call(client, "run", flows.call(Request("POST", "/v1/namespaces/default/trainings", json=body)))
+    answer = caller.call(client, "run", flows.call(HttpRequest("POST", "/v1/namespaces/default/trainings", json=body)))
     assert answer.status == 201 and len(plane.writes()) == 1
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from muster.core.training.waits import Goal, Receipt
 from muster.errors import MusterError, Unavailable, WaitTimeout
 from muster.sdk import flows
-from muster.sdk.effects import Flow, Locate, Lost, Now, Pause, Request, Response
+from muster.sdk.effects import Flow, HttpRequest, Locate, Lost, Now, Pause, Response
 from muster.sdk.flows import Handle
 from muster.types.training import Phase, Training
 from tests.sdk.scripted import a_training, ended, scaled, settled
@@ -58,10 +58,10 @@ class World:
         if isinstance(effect, Locate):
             self.now += 0.01
             return None
-        assert isinstance(effect, Request) and effect.method == "GET"
+        assert isinstance(effect, HttpRequest) and effect.method == "GET"
         return self._look(effect)
 
-    def _look(self, request: Request) -> Response | Lost:
+    def _look(self, request: HttpRequest) -> Response | Lost:
         began, happening = self.now, self.history.pop(0) if self.history else "nothing"
         held = float(request.params.get("timeoutSeconds", 0))
         if happening == "lost":
@@ -146,10 +146,10 @@ def test_a_wait_for_a_scale_never_returns_on_what_was_there_before(
 
 def test_a_look_that_the_server_was_to_hold_is_repeated_as_a_plain_one() -> None:
     world = World(["nothing", "lost", "succeeded"])
-    asked: list[Request] = []
+    asked: list[HttpRequest] = []
     answer = world._look
 
-    def noted(request: Request) -> Response | Lost:
+    def noted(request: HttpRequest) -> Response | Lost:
         asked.append(request)
         return answer(request)
 
@@ -182,14 +182,14 @@ def test_an_answer_that_is_not_a_training_is_an_error_and_not_a_crash() -> None:
 
 
 def test_a_lost_answer_to_something_that_must_not_happen_twice_is_not_repeated() -> None:
-    flow = flows.call(Request("POST", "/v1/namespaces/default/trainings", json={}))
+    flow = flows.call(HttpRequest("POST", "/v1/namespaces/default/trainings", json={}))
     next(flow)
     with pytest.raises(Unavailable):
         flow.send(Lost("gone"))
 
 
 def test_what_never_left_may_always_be_sent_again() -> None:
-    flow = flows.call(Request("POST", "/v1/namespaces/default/trainings", json={}))
+    flow = flows.call(HttpRequest("POST", "/v1/namespaces/default/trainings", json={}))
     next(flow)
     assert isinstance(flow.send(Lost("refused", sent=False)), Locate)
-    assert isinstance(flow.send(None), Request)
+    assert isinstance(flow.send(None), HttpRequest)

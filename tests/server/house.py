@@ -21,7 +21,7 @@ from muster.server.app import App, Services, build
 from muster.server.auth import Role, Tokens
 from muster.server.protocol import Protocol
 from muster.server.quotas import Quotas
-from muster.server.serving import Server
+from muster.server.serving import ApiServer
 from muster.store.memory import MemoryStore
 from muster.types.training import Key, Phase, Training, Uid
 from muster.types.worker import Capacity, Worker
@@ -91,7 +91,7 @@ class House:
     home: Path
     client: httpx2.AsyncClient  # with an admin's token
     connections: set[Any]
-    server: Server
+    server: ApiServer
     clients: list[httpx2.AsyncClient] = field(default_factory=list)
 
     def as_role(self, role: Role, *namespaces: str) -> httpx2.AsyncClient:
@@ -134,7 +134,7 @@ def a_body(name: str = "demo", namespace: str | None = None, labels: Any = None,
     return {"metadata": metadata, "spec": {"command": ["true"], **spec}}
 
 
-class _Server(Server):
+class _Server(ApiServer):
     """Starts and ends by events instead of looking ten times a second: a suite has hundreds of these."""
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.ports import Change, Stored
+from muster.ports import StoreChange, Stored
 from muster.types.training import Key
 from tests.server.house import House, in_house
 
@@ -29,7 +29,7 @@ def _impatient(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
 
     settling: set[asyncio.Task[Stored]] = set()
 
-    def hear(change: Change) -> None:
+    def hear(change: StoreChange) -> None:
         if change.type == "ADDED" and change.stored.key.namespace == "default":
             settling.add(asyncio.create_task(house.settle(change.stored.key.name, "succeeded", rank_exits=())))
 

@@ -9,7 +9,7 @@ from muster.core.member.held_round import InRound
 from muster.core.member.state import MemberState
 from muster.types.frames import ChallengeFrame, ExitsFrame, Frame, HelloFrame, WelcomeFrame
 from muster.types.world import MemberId, Place, RankEnd, Round, RunId, Seat, Settings
-from muster.world.membership import Identity, Membership
+from muster.world.membership import MemberIdentity, Membership
 from muster.world.wire import Channel
 
 
@@ -35,7 +35,7 @@ def test_what_comes_up_between_hello_and_welcome_is_said_with_the_welcome() -> N
         seat = Seat(0, me, "a", "127.0.0.1", 1)
         state = MemberState(me, RunId("run"), Settings(), loop.time())
         state.held.current = InRound(Place(Round(2, (seat,)), seat, 0, 3))
-        member = Membership(Identity(lambda: [address], RunId("run"), me, "a", {}), state, lambda order: None)
+        member = Membership(MemberIdentity(lambda: [address], RunId("run"), me, "a", {}), state, lambda order: None)
         running = asyncio.create_task(member.run())
         async with asyncio.timeout(10):
             said = [await heard.get(), await heard.get()]

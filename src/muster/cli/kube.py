@@ -17,7 +17,7 @@ from muster.types.training import DNS_LABEL
 
 if TYPE_CHECKING:
     from muster.kube.install import Applied
-    from muster.kube.manifests import Manifest, Options
+    from muster.kube.manifests import InstallOptions, Manifest
 
 app = typer.Typer(
     help="Put the control plane into a Kubernetes cluster.",
@@ -63,7 +63,7 @@ def install(
     """Install the control plane, or bring an installed one up to date. Running trainings are not disturbed."""
     from muster.kube import manifests
 
-    options = manifests.Options(
+    options = manifests.InstallOptions(
         namespace=_name("--namespace", namespace),
         image=_image("--image", image) or manifests.DEFAULT_IMAGE,
         worker_image=_image("--worker-image", worker_image),
@@ -120,7 +120,7 @@ def documents(rendered: list[Manifest]) -> str:
     return "\n---\n".join(output.yaml_of(one) for one in rendered)
 
 
-def _tell_next(options: Options) -> None:
+def _tell_next(options: InstallOptions) -> None:
     scheme = "https" if options.tls_secret else "http"
     typer.echo(_NEXT.format(namespace=options.namespace, scheme=scheme), err=True)
 

@@ -95,10 +95,10 @@ def _asked(
     url: str | None, token: str | None, method: str, path: str, params: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     from muster.sdk import flows
-    from muster.sdk.effects import Request
+    from muster.sdk.effects import HttpRequest
 
     client = session.open_client(url, token, session.DEFAULT)
-    found: dict[str, Any] = client.run(flows.call(Request(method, path, params or {}))).json
+    found: dict[str, Any] = client.run(flows.call(HttpRequest(method, path, params or {}))).json
     return found
 
 

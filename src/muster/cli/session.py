@@ -17,9 +17,9 @@ from muster.errors import MusterError, NotFound, TrainingCancelled, TrainingFail
 from muster.types.training import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
+    from muster.core.training.explain import Explanation
     from muster.sdk.client import Client
     from muster.sdk.effects import Flow
-    from muster.sdk.flows import Explanation
     from muster.sdk.training import DistributedTraining
     from muster.types.training import Training
 
@@ -113,14 +113,14 @@ def wait_for_end(handle: DistributedTraining) -> None:
 
 def _all(selector: str | None, phase: str | None) -> Flow[list[Training]]:
     from muster.sdk import flows
-    from muster.sdk.effects import Request
+    from muster.sdk.effects import HttpRequest
     from muster.types.training import Training
 
     asked = {"labelSelector": selector, "phase": phase, "limit": str(flows.PAGE)}
     params = {name: value for name, value in asked.items() if value is not None}
     found: list[Training] = []
     while True:
-        answer = yield from flows.call(Request("GET", "/v1/trainings", params))
+        answer = yield from flows.call(HttpRequest("GET", "/v1/trainings", params))
         found += [flows.read(Training, item) for item in flows.items(answer)]
         metadata: dict[str, Any] = answer.json.get("metadata") or {}
         if not metadata.get("continue"):

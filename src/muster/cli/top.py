@@ -119,10 +119,10 @@ def _asked(client: Client) -> tuple[Mapping[str, Any], ...]:
 def _pools() -> Flow[tuple[Mapping[str, Any], ...]]:
     """Once, without patience: the next question comes soon."""
     from muster.errors import from_wire
-    from muster.sdk.effects import Lost, Request
+    from muster.sdk.effects import HttpRequest, Lost
     from muster.sdk.flows import unavailable
 
-    answer = yield Request("GET", "/v1/pools")
+    answer = yield HttpRequest("GET", "/v1/pools")
     if isinstance(answer, Lost):
         raise unavailable(answer)
     if answer.status >= 400:

@@ -25,7 +25,7 @@ app = typer.Typer(
 _EXIT_CODES = {"not_found": 3, "terminal_state": 4, "bad_token": 5, "out_of_bounds": 2, "invalid": 2}
 
 
-class Output(StrEnum):
+class ShowAs(StrEnum):
     TABLE = "table"
     JSON = "json"
 
@@ -54,7 +54,7 @@ def where(
 
 @app.command(epilog="Example: muster world … show -o json")
 def show(
-    context: typer.Context, output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it.")
+    context: typer.Context, output: ShowAs = typer.Option(ShowAs.TABLE, "-o", "--output", help="How to print it.")
 ) -> None:
     """Members, roles, ranks, and why the run is where it is."""
     _print(_ask(context.obj, AskFrame(ask="show")), output)
@@ -65,7 +65,7 @@ def set_target(
     context: typer.Context,
     target: int = typer.Argument(..., metavar="N", help="How many workers."),
     remove: list[str] = typer.Option([], help="When shrinking, send these workers away first."),
-    output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it."),
+    output: ShowAs = typer.Option(ShowAs.TABLE, "-o", "--output", help="How to print it."),
 ) -> None:
     """Ask for N workers. Up waits for members; down sends the highest ranks away."""
     _print(_ask(context.obj, AskFrame(ask="set-target", target=target, remove=tuple(remove))), output)
@@ -75,7 +75,7 @@ def set_target(
 def cancel(
     context: typer.Context,
     reason: str = typer.Option("cancelled on request", help="Recorded as the outcome's message."),
-    output: Output = typer.Option(Output.TABLE, "-o", "--output", help="How to print it."),
+    output: ShowAs = typer.Option(ShowAs.TABLE, "-o", "--output", help="How to print it."),
 ) -> None:
     """End the run as cancelled."""
     _print(_ask(context.obj, AskFrame(ask="cancel", why=reason)), output)
@@ -98,8 +98,8 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def _print(view: dict[str, Any], output: Output) -> None:
-    if output is Output.JSON:
+def _print(view: dict[str, Any], output: ShowAs) -> None:
+    if output is ShowAs.JSON:
         print(json.dumps(view))
         return
     from rich.console import Console

@@ -24,7 +24,7 @@ from muster.core.training import lifecycle, reconcile
 from muster.core.training.admission import backend_of
 from muster.core.training.edits import marks
 from muster.core.training.reconcile import Plan
-from muster.ports import Backend, Change, Clock, Filter, Record, Store, Stored, Worlds, Write, insist
+from muster.ports import Backend, Clock, Filter, Record, Store, StoreChange, Stored, Worlds, Write, insist
 from muster.types.event import Event
 from muster.types.training import TERMINAL, Key, Status, Training, Uid
 
@@ -185,7 +185,7 @@ class Loop:
     async def _journal(self, events: Iterable[Event]) -> None:
         await insist(self._store, Write(events=tuple(events), lazy=True))
 
-    def _changed(self, change: Change) -> None:
+    def _changed(self, change: StoreChange) -> None:
         if change.type == "DELETED":
             self._observer.forget(change.stored.training)
             self._failures.pop(change.stored.key, None)

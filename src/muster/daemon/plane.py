@@ -208,7 +208,7 @@ class ControlPlane:
         from muster.server.protocol import Protocol
         from muster.server.quotas import Quotas
         from muster.server.services import Services
-        from muster.server.serving import Server
+        from muster.server.serving import ApiServer
 
         ensure_embedded(self._home, self._site.token())
         services = Services(
@@ -237,7 +237,7 @@ class ControlPlane:
             timeout_graceful_shutdown=int(DRAIN_S),
             server_header=False,
         )
-        self._http = Server(config)
+        self._http = ApiServer(config)
         self._serving = self._tasks.start(self._http.serve(sockets=[listener]))
         while not self._http.started:
             await asyncio.sleep(0.001)

@@ -25,7 +25,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 @dataclass(frozen=True)
-class Options:
+class InstallOptions:
     namespace: str = "muster"
     image: str = DEFAULT_IMAGE
     worker_image: str | None = None  # the same image unless named
@@ -33,7 +33,7 @@ class Options:
     tls_secret: str | None = None  # of type kubernetes.io/tls; without it the API is served in clear
 
 
-def render(options: Options) -> list[Manifest]:
+def render(options: InstallOptions) -> list[Manifest]:
     return [
         _labelled(crd.custom_resource_definition()),
         _cluster_wide("v1", "Namespace", options.namespace),
@@ -50,7 +50,7 @@ def render(options: Options) -> list[Manifest]:
     ]
 
 
-def _in(options: Options, version: str, kind: str, **more: Any) -> Manifest:
+def _in(options: InstallOptions, version: str, kind: str, **more: Any) -> Manifest:
     metadata = {"name": NAME, "namespace": options.namespace, "labels": _LABELS}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **more}
 
@@ -70,7 +70,7 @@ def _rules(grants: Sequence[rbac.Grant]) -> list[Manifest]:
     return [grant.rule() for grant in grants]
 
 
-def _binding(options: Options, kind: str) -> Manifest:
+def _binding(options: InstallOptions, kind: str) -> Manifest:
     return {
         "roleRef": {"apiGroup": _RBAC, "kind": kind, "name": NAME},
         "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": options.namespace}],
@@ -80,13 +80,13 @@ def _binding(options: Options, kind: str) -> Manifest:
 # Network -----------------------------------------------------------------------------------------
 
 
-def _service(options: Options) -> Manifest:
+def _service(options: InstallOptions) -> Manifest:
     """Without a selector: the leader alone is behind it, by its own word in Endpoints."""
     ports = [{"name": name, "port": port, "targetPort": port, "protocol": "TCP"} for name, port in PORTS.items()]
     return _in(options, "v1", "Service", spec={"type": "ClusterIP", "ports": ports})
 
 
-def _network_policy(options: Options) -> Manifest:
+def _network_policy(options: InstallOptions) -> Manifest:
     """The API is for whoever has a token; the coordinator and the mesh's keys are for workers."""
     workers = {
         "namespaceSelector": {},
@@ -107,7 +107,7 @@ def _tcp(*names: str) -> list[Manifest]:
 # The control plane -------------------------------------------------------------------------------
 
 
-def _deployment(options: Options) -> Manifest:
+def _deployment(options: InstallOptions) -> Manifest:
     pod = {
         "serviceAccountName": NAME,
         "automountServiceAccountToken": True,
@@ -137,7 +137,7 @@ def _deployment(options: Options) -> Manifest:
     return _in(options, "apps/v1", "Deployment", spec=spec)
 
 
-def _container(options: Options) -> Manifest:
+def _container(options: InstallOptions) -> Manifest:
     scheme = "HTTPS" if options.tls_secret else "HTTP"
     mounts: list[Manifest] = [{"name": "home", "mountPath": _HOME}]
     if options.tls_secret:
@@ -172,7 +172,7 @@ def _container(options: Options) -> Manifest:
     }
 
 
-def arguments(options: Options) -> list[str]:
+def arguments(options: InstallOptions) -> list[str]:
     """Of the control plane's command line; `$(…)` is filled in by the kubelet."""
     secured = (
         ["--tls-cert", f"{_TLS}/tls.crt", "--tls-key", f"{_TLS}/tls.key"] if options.tls_secret else ["--insecure"]
@@ -191,7 +191,7 @@ def _downward(name: str, field: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
-def _volumes(options: Options) -> list[Manifest]:
+def _volumes(options: InstallOptions) -> list[Manifest]:
     found: list[Manifest] = [{"name": "home", "emptyDir": {"sizeLimit": "1Gi"}}]
     if options.tls_secret:
         found.append({"name": "tls", "secret": {"secretName": options.tls_secret, "defaultMode": 0o440}})

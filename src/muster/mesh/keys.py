@@ -86,7 +86,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Event:
+class KeyChange:
     """One change."""
 
     index: int
@@ -122,7 +122,7 @@ class KeySpace:
 
     def __init__(self, *, keep: int = MOST_EVENTS) -> None:
         self._root = Node(0, 0)
-        self._events: deque[Event] = deque(maxlen=keep)
+        self._events: deque[KeyChange] = deque(maxlen=keep)
         self.index = 0
         self.size = 0  # what all nodes cost
 
@@ -145,7 +145,7 @@ class KeySpace:
         node = self._seen(path)
         return dict(node.files(path.rstrip("/"))) if node else {}
 
-    def set(self, path: str, value: str) -> Event:
+    def set(self, path: str, value: str) -> KeyChange:
         if path == "/":
             raise Refused(400, 107, "Root is read only", path)
         if len(value.encode(errors="surrogatepass")) > MOST_VALUE:
@@ -160,9 +160,9 @@ class KeySpace:
         body = {"action": "set", "node": node.shown(path)}
         if old is not None:
             body["prevNode"] = old.shown(path)
-        return self._note(Event(self.index, path, body, created=old is None))
+        return self._note(KeyChange(self.index, path, body, created=old is None))
 
-    def delete(self, path: str, *, recursive: bool = False, directory: bool = False) -> Event:
+    def delete(self, path: str, *, recursive: bool = False, directory: bool = False) -> KeyChange:
         if path == "/":
             raise Refused(400, 107, "Root is read only", path)
         node = self.find(path)
@@ -176,9 +176,9 @@ class KeySpace:
         self.size -= node.cost()
         gone = Node(node.created, self.index, node.value)
         body = {"action": "delete", "node": gone.shown(path, value=False), "prevNode": node.shown(path)}
-        return self._note(Event(self.index, path, body, whole=whole))
+        return self._note(KeyChange(self.index, path, body, whole=whole))
 
-    def since(self, index: int, path: str, recursive: bool) -> Event | None:
+    def since(self, index: int, path: str, recursive: bool) -> KeyChange | None:
         """The first change from that index on that concerns the path; None if it has yet to come."""
         if self._events and index < self._events[0].index:
             cause = f"the requested history has been cleared [{self._events[0].index}/{index}]"
@@ -204,6 +204,6 @@ class KeySpace:
             node = node.children[part]
         return node
 
-    def _note(self, event: Event) -> Event:
+    def _note(self, event: KeyChange) -> KeyChange:
         self._events.append(event)
         return event

@@ -25,7 +25,7 @@ _KNOWN["HEAD"] = _KNOWN["GET"] - {"wait"}
 
 
 @dataclass(frozen=True)
-class Request:
+class KeyRequest:
     method: str
     path: str
     fields: Mapping[str, str]
@@ -48,7 +48,7 @@ class Request:
         return int(value)
 
 
-def take(buffer: bytearray) -> Request | None:
+def take(buffer: bytearray) -> KeyRequest | None:
     """Cut the first request off the buffer; None while it is not complete. After `Refused` nothing more can be read."""
     head, end, _ = bytes(buffer[: MOST_HEAD + 4]).partition(b"\r\n\r\n")
     if not end:
@@ -88,7 +88,7 @@ def _size(headers: Mapping[str, str]) -> int:
     return int(given)
 
 
-def _request(first: str, headers: Mapping[str, str], body: bytes) -> Request:
+def _request(first: str, headers: Mapping[str, str], body: bytes) -> KeyRequest:
     words = first.split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1"):
         raise invalid("that is not HTTP")
@@ -105,7 +105,7 @@ def _request(first: str, headers: Mapping[str, str], body: bytes) -> Request:
     keep = "close" not in connection if version == "HTTP/1.1" else "keep-alive" in connection
     token = headers.get("authorization", "").removeprefix("Bearer ").strip()
     path = normal(unquote(raw.removeprefix(ROOT), errors="surrogateescape"))
-    return Request(method, path, fields, token, keep, version == "HTTP/1.1")
+    return KeyRequest(method, path, fields, token, keep, version == "HTTP/1.1")
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -22,8 +22,8 @@ from typing import Any, cast
 from muster import descriptors, listening
 from muster.background import Tasks
 from muster.listening import Door
-from muster.mesh.keys import Event, KeySpace, Refused, as_errors, normal
-from muster.mesh.requests import MOST_BODY, MOST_HEAD, Request, take
+from muster.mesh.keys import KeyChange, KeySpace, Refused, as_errors, normal
+from muster.mesh.requests import MOST_BODY, MOST_HEAD, KeyRequest, take
 
 LINGER_S = 1.0  # for a client to close first
 MOST_STORED = 16 * 1024 * 1024  # bytes that keys may take before nothing more is written over HTTP
@@ -31,7 +31,7 @@ MOST_UNREAD = 64 * 1024 * 1024  # bytes of answers that slow readers may leave h
 
 
 @dataclass(frozen=True)
-class Limits:
+class KeyServerLimits:
     connections: int = 20_000  # and no more than a quarter of the files that the process may open
     request_s: float = 30.0  # for a whole request, counted from the answer before it
     read_s: float = 30.0  # for a client to take its answer
@@ -43,7 +43,7 @@ class MemoryKeys:
 
     def __init__(self) -> None:
         self.space = KeySpace()
-        self._waiting: dict[str, set[Connection]] = {}
+        self._waiting: dict[str, set[KeyClient]] = {}
 
     async def put(self, path: str, value: str) -> None:
         with as_errors():
@@ -57,22 +57,22 @@ class MemoryKeys:
         with as_errors():
             return {path.lstrip("/"): value for path, value in self.space.files(normal(prefix)).items()}
 
-    def set(self, path: str, value: str) -> Event:
+    def set(self, path: str, value: str) -> KeyChange:
         return self._tell(self.space.set(path, value))
 
-    def remove(self, path: str, *, recursive: bool = False, directory: bool = False) -> Event:
+    def remove(self, path: str, *, recursive: bool = False, directory: bool = False) -> KeyChange:
         return self._tell(self.space.delete(path, recursive=recursive, directory=directory))
 
-    def wait(self, path: str, who: Connection) -> None:
+    def wait(self, path: str, who: KeyClient) -> None:
         self._waiting.setdefault(path, set()).add(who)
 
-    def leave(self, path: str, who: Connection) -> None:
+    def leave(self, path: str, who: KeyClient) -> None:
         if path in self._waiting:
             self._waiting[path].discard(who)
             if not self._waiting[path]:
                 del self._waiting[path]
 
-    def _tell(self, event: Event) -> Event:
+    def _tell(self, event: KeyChange) -> KeyChange:
         names = event.path.split("/")
         paths = {"/".join(names[:count]) or "/" for count in range(1, len(names) + 1)}
         if event.whole:
@@ -89,13 +89,13 @@ class KeyServer:
     """`start` gives HOST:PORT, where it serves until `stop`."""
 
     def __init__(
-        self, host: str = "127.0.0.1", port: int = 0, *, token: str = "", limits: Limits | None = None
+        self, host: str = "127.0.0.1", port: int = 0, *, token: str = "", limits: KeyServerLimits | None = None
     ) -> None:
         self._host, self._port = host, port
         self._token = token
-        self.limits = limits or Limits()
+        self.limits = limits or KeyServerLimits()
         self._most = descriptors.share(4, self.limits.connections)
-        self._connections: dict[Connection, None] = {}  # oldest first
+        self._connections: dict[KeyClient, None] = {}  # oldest first
         self._doors: list[Door] = []
         self._arriving = Tasks()
         self.unread = 0
@@ -116,19 +116,19 @@ class KeyServer:
             connection.transport.abort()
 
     def _admit(self, taken: socket.socket, _: str) -> None:
-        self._arriving.hold(listening.arrive(taken, lambda: Connection(self)))
+        self._arriving.hold(listening.arrive(taken, lambda: KeyClient(self)))
 
-    def came(self, connection: Connection) -> None:
+    def came(self, connection: KeyClient) -> None:
         while len(self._connections) >= self._most:
             oldest = next(iter(self._connections))
             del self._connections[oldest]
             oldest.transport.abort()
         self._connections[connection] = None
 
-    def went(self, connection: Connection) -> None:
+    def went(self, connection: KeyClient) -> None:
         self._connections.pop(connection, None)
 
-    def answer(self, request: Request) -> tuple[int, dict[str, Any]]:
+    def answer(self, request: KeyRequest) -> tuple[int, dict[str, Any]]:
         """Everything but waiting. Raises `Refused`."""
         space = self.keys.space
         if request.method in ("GET", "HEAD"):
@@ -145,7 +145,7 @@ class KeyServer:
         return 201 if event.created else 200, event.body
 
 
-class Connection(asyncio.Protocol):
+class KeyClient(asyncio.Protocol):
     """One client: its requests in turn, one answer or one wait at a time."""
 
     def __init__(self, server: KeyServer) -> None:
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None  # runs while the client does not take its answer
         self._unread = 0
-        self._wait: Request | None = None
+        self._wait: KeyRequest | None = None
         self._over = False
         self.recursive = False
         self.transport: asyncio.Transport
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             self._within(self._server.limits.request_s)
             self._handle(request)
 
-    def _handle(self, request: Request) -> None:
+    def _handle(self, request: KeyRequest) -> None:
         try:
             if request.method == "GET" and request.flag("wait"):
                 self._begin_wait(request)
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
 
     # Waiting
 
-    def _begin_wait(self, request: Request) -> None:
+    def _begin_wait(self, request: KeyRequest) -> None:
         space = self._server.keys.space
         recursive = request.flag("recursive")
         if index := request.wait_index:

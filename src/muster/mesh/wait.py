@@ -99,7 +99,7 @@ def _log(text: str) -> None:
 
 
 @dataclass
-class Look:
+class KeyLook:
     """Both keys, asked at the same time."""
 
     ready: Exchange
@@ -125,7 +125,7 @@ class Watch:
         self._selector = selectors.DefaultSelector()
         self._addresses = Addresses(target.host, target.port)
         self._selector.register(self._addresses.bell, selectors.EVENT_READ)
-        self._looks: list[Look] = []
+        self._looks: list[KeyLook] = []
         self._polls: dict[str, Exchange] = {}
         self._pause_s = 0.0
         self._look_at = time.monotonic()
@@ -185,7 +185,7 @@ class Watch:
             self._again(now)
         return None
 
-    def _end(self, look: Look, now: float) -> None:
+    def _end(self, look: KeyLook, now: float) -> None:
         """Nothing yet. Wait for each key from where it was seen; where there was no answer, ask again soon."""
         self._looks.remove(look)
         self._drop(look.ready)
@@ -233,9 +233,9 @@ class Watch:
                 return
             self._give_up_on(oldest)
         path = self._target.path
-        self._looks.append(Look(self._ask(path(READY), now), self._ask(path(DEGRADED), now)))
+        self._looks.append(KeyLook(self._ask(path(READY), now), self._ask(path(DEGRADED), now)))
 
-    def _give_up_on(self, look: Look) -> None:
+    def _give_up_on(self, look: KeyLook) -> None:
         self._degraded = self._degraded or look.degraded.status == 200
         self._looks.remove(look)
         self._drop(look.ready)

@@ -41,7 +41,7 @@ from muster.node.standalone import CannotStart, Standalone
 from muster.types.frames import Frame
 from muster.types.world import Place, Settings
 from muster.world import wire
-from muster.world.membership import Identity, Membership
+from muster.world.membership import MemberIdentity, Membership
 
 DUMP_WAIT_S = 3.0
 FREEZE_S = 0.5  # all agents hold their ranks still by then, so that every stack shows the hang and not its end
@@ -53,7 +53,7 @@ ECHO_TIMEOUT_S = 5.0
 @dataclass(frozen=True)
 class NodeConfig:
     program: Program
-    identity: Identity
+    identity: MemberIdentity
     log_dir: Path
     health_check: str | None = None
     join_timeout_s: float = 60.0

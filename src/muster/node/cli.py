@@ -24,7 +24,7 @@ from muster.types import address
 from muster.types.world import HELD_VARIABLE, MemberId, RunId, Settings
 from muster.world import wire
 from muster.world.connection import Address
-from muster.world.membership import Identity
+from muster.world.membership import MemberIdentity
 
 IDLE_S = 30.0
 PRIVATE_IDLE_S = 2.0
@@ -160,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     if procs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    identity = Identity(
+    identity = MemberIdentity(
         addresses=addresses,
         run_id=RunId(run_id),
         member_id=MemberId(secrets.token_hex(6)),

@@ -44,7 +44,7 @@ from muster.node.torchrun_guard import MARK
 from muster.types.frames import FailedFrame, report
 from muster.types.world import MemberId, OutcomeState, Place, RankEnd, RunId, RunOutcome, Settings
 from muster.world import wire
-from muster.world.membership import Identity, Membership
+from muster.world.membership import MemberIdentity, Membership
 
 STORE_LOOK_S = 0.01  # how often a blocked store operation looks whether its round is still on
 STORE_CONNECT_S = 5.0
@@ -237,7 +237,7 @@ class _Member:
     torch to leave its round; that it has done so is known when it comes for the next one.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: MemberIdentity) -> None:
         self._identity = identity
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="muster", daemon=True)
@@ -403,7 +403,7 @@ class _Member:
             return  # without a guard the coordinator goes by the clock
 
 
-def _read(params: RendezvousParameters) -> tuple[Identity, float]:
+def _read(params: RendezvousParameters) -> tuple[MemberIdentity, float]:
     """`--rdzv-conf` takes the settings of the run and this worker's name, infra_rank and domain."""
     config = {key: value for key, value in params.config.items() if value is not None}
     known = set(Settings.__dataclass_fields__) | _OWN_KEYS
@@ -417,7 +417,7 @@ def _read(params: RendezvousParameters) -> tuple[Identity, float]:
     if str(config.get("standalone", "")).lower() in ("1", "true", "yes"):
         _start_coordinator(addresses[0])
     infra = config.get("infra_rank")
-    identity = Identity(
+    identity = MemberIdentity(
         addresses=lambda: addresses,
         run_id=RunId(params.run_id),
         member_id=MemberId(secrets.token_hex(6)),

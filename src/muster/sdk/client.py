@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, 
 from datetime import datetime
 from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
+from muster.core.training.explain import Explanation
 from muster.sdk import flows, streams, submission
 from muster.sdk.drive import AsyncDriver, Link, SyncDriver
 from muster.sdk.effects import Flow
 from muster.sdk.find import Search
-from muster.sdk.flows import Explanation
 from muster.sdk.streams import Kind
-from muster.sdk.submission import Options
+from muster.sdk.submission import SubmitOptions
 from muster.sdk.training import DistributedTraining
 from muster.types.codec import show_time
 from muster.types.event import Event
@@ -104,7 +104,7 @@ class Client:
         module: str | None = None,
         command: Sequence[str] | None = None,
         idempotency_key: str | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> DistributedTraining:
         """Submit a training: the fields of its spec in snake_case, and `name`, `labels`, `annotations`."""
         given = {"script": script, "module": module, "command": command, **options}
@@ -117,7 +117,7 @@ class Client:
         module: str | None = None,
         command: Sequence[str] | None = None,
         idempotency_key: str | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SubmitOptions],
     ) -> DistributedTraining:
         given = {"script": script, "module": module, "command": command, **options}
         return await self.submit_async(submission.training_of(given, self.namespace), idempotency_key)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from muster.errors import Unavailable
 from muster.sdk import find
-from muster.sdk.effects import Emit, Flow, Locate, Lost, NextLine, Now, Pause, Request, Response
+from muster.sdk.effects import Emit, Flow, HttpRequest, Locate, Lost, NextLine, Now, Pause, Response
 from muster.sdk.find import Search, Server
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _settings(url: str, ca: str | None) -> dict[str, Any]:
     return {"trust_env": host != "localhost", "verify": verify, "limits": limits}
 
 
-def _arguments(server: Server, request: Request) -> dict[str, Any]:
+def _arguments(server: Server, request: HttpRequest) -> dict[str, Any]:
     """A request as the HTTP client wants it."""
     import httpx2
 
@@ -189,7 +189,7 @@ class _SyncRun:
 
     def perform(self, effect: object) -> object:
         match effect:
-            case Request():
+            case HttpRequest():
                 return self._send(effect)
             case NextLine():
                 return self._next_line()
@@ -202,7 +202,7 @@ class _SyncRun:
                 return self._link.relocate(within_s)
         raise AssertionError(f"a flow cannot ask for {effect!r} here")
 
-    def _send(self, request: Request) -> Response | Lost:
+    def _send(self, request: HttpRequest) -> Response | Lost:
         import httpx2
 
         server = self._link.server or self._link.locate()
@@ -315,7 +315,7 @@ class _AsyncRun:
         import asyncio
 
         match effect:
-            case Request():
+            case HttpRequest():
                 return await self._send(effect)
             case NextLine():
                 return await self._next_line()
@@ -328,7 +328,7 @@ class _AsyncRun:
                 return await asyncio.to_thread(self._link.relocate, within_s)
         raise AssertionError(f"a flow cannot ask for {effect!r} here")
 
-    async def _send(self, request: Request) -> Response | Lost:
+    async def _send(self, request: HttpRequest) -> Response | Lost:
         import asyncio
 
         import httpx2
@@ -355,7 +355,7 @@ class _AsyncRun:
     async def _next_line(self) -> str | Lost | None:
         import httpx2
 
-        assert self._chunks is not None, "NextLine comes after a Request with stream=True"
+        assert self._chunks is not None, "NextLine comes after a request with stream=True"
         try:
             while (line := self._lines.pop()) is None:
                 chunk = await anext(self._chunks, None)

@@ -17,7 +17,7 @@ CALL_TIMEOUT_S = 30.0  # how long a plain call may stay unanswered
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """Answered by a Response, or by Lost when the connection did not survive it."""
 
     method: str
@@ -94,5 +94,5 @@ class Locate:
     within_s: float
 
 
-Effect = Request | NextLine | Emit | Now | Pause | Locate
+Effect = HttpRequest | NextLine | Emit | Now | Pause | Locate
 Flow = Generator[Effect, Any, T]

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from muster.backoff import Backoff
 from muster.core.training import waits
+from muster.core.training.explain import Explanation
 from muster.core.training.waits import Receipt, Wait
 from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, Unavailable, from_wire
-from muster.sdk.effects import CALL_TIMEOUT_S, Flow, Locate, Lost, Now, Pause, Request, Response
+from muster.sdk.effects import CALL_TIMEOUT_S, Flow, HttpRequest, Locate, Lost, Now, Pause, Response
 from muster.types import codec
 from muster.types.codec import Invalid, Problem
 from muster.types.event import Event
@@ -44,22 +45,11 @@ class Handle:
     def path(self) -> str:
         return path_of(self.training.key)
 
-    def ask(self, method: str, suffix: str = "", params: Mapping[str, str] | None = None, **more: Any) -> Request:
+    def ask(self, method: str, suffix: str = "", params: Mapping[str, str] | None = None, **more: Any) -> HttpRequest:
         """A request about this very training: another one that took over its name is not meant."""
         uid = self.training.uid
         headers = {"X-Muster-Uid": str(uid)} if uid else {}
-        return Request(method, f"{self.path}{suffix}", params or {}, headers=headers, **more)
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why a training is as it is: one sentence, and what it follows from."""
-
-    summary: str
-    details: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n".join([self.summary, *(f"  {line}" for line in self.details)])
+        return HttpRequest(method, f"{self.path}{suffix}", params or {}, headers=headers, **more)
 
 
 def path_of(key: Key) -> str:
@@ -83,7 +73,7 @@ def _safe(field: str, name: str) -> str:
 # One call ----------------------------------------------------------------------------------------
 
 
-def call(request: Request, *, again: Request | None = None, left: float = math.inf) -> Flow[Response]:
+def call(request: HttpRequest, *, again: HttpRequest | None = None, left: float = math.inf) -> Flow[Response]:
     """The server's answer; errors are raised as what they stand for.
 
     When the connection is lost, the server is looked for and asked once more, with `again` if that is another
@@ -143,14 +133,14 @@ def items(answer: Response) -> list[Any]:
 
 
 def get(key: Key) -> Flow[Training]:
-    return _training((yield from call(Request("GET", path_of(key)))))
+    return _training((yield from call(HttpRequest("GET", path_of(key)))))
 
 
 def refresh(handle: Handle) -> Flow[None]:
     yield from look(handle, handle.ask("GET"))
 
 
-def look(handle: Handle, request: Request, left: float = math.inf) -> Flow[Training]:
+def look(handle: Handle, request: HttpRequest, left: float = math.inf) -> Flow[Training]:
     """Read the handle's own training. Another one that took over its name is not it."""
     # A look that the server was to hold is not repeated as it is: another server may count versions differently, and
     # the time that it was to be held for has partly passed.
@@ -174,7 +164,7 @@ def listed(namespace: str | None, label_selector: str | None, phase: str | None)
     found: list[Training] = []
     version = ""
     while True:
-        answer = yield from call(Request("GET", all_of(namespace), params))
+        answer = yield from call(HttpRequest("GET", all_of(namespace), params))
         found += [read(Training, item) for item in items(answer)]
         metadata = answer.json.get("metadata") or {}
         # The first page's version: what changed while later pages were read is then seen again, never missed.
@@ -185,14 +175,14 @@ def listed(namespace: str | None, label_selector: str | None, phase: str | None)
 
 
 def events(key: Key) -> Flow[list[Event]]:
-    return (yield from _events(Request("GET", f"{path_of(key)}/events")))
+    return (yield from _events(HttpRequest("GET", f"{path_of(key)}/events")))
 
 
 def events_of(handle: Handle) -> Flow[list[Event]]:
     return (yield from _events(handle.ask("GET", "/events")))
 
 
-def _events(request: Request, left: float = math.inf) -> Flow[list[Event]]:
+def _events(request: HttpRequest, left: float = math.inf) -> Flow[list[Event]]:
     answer = yield from call(request, left=left)
     return [read(Event, item) for item in items(answer)]
 
@@ -208,12 +198,12 @@ def usage_of(handle: Handle) -> Flow[Usage]:
 
 def usage(since: str | None, by: str | None) -> Flow[list[Usage]]:
     params = {name: value for name, value in (("since", since), ("by", by)) if value is not None}
-    answer = yield from call(Request("GET", "/v1/usage", params))
+    answer = yield from call(HttpRequest("GET", "/v1/usage", params))
     return [read(Usage, item) for item in items(answer)]
 
 
 def explain(key: Key) -> Flow[Explanation]:
-    body = (yield from call(Request("GET", f"{path_of(key)}/explain"))).json
+    body = (yield from call(HttpRequest("GET", f"{path_of(key)}/explain"))).json
     if not isinstance(body, dict):
         raise MusterError("the server's answer cannot be understood: it is no explanation")
     return Explanation(str(body.get("summary", "")), tuple(str(line) for line in body.get("details") or ()))
@@ -230,7 +220,7 @@ def create(training: Training, idempotency_key: str) -> Flow[Training]:
     wire["metadata"] = {name: wire["metadata"][name] for name in kept if name in wire["metadata"]}
     headers = {"Idempotency-Key": idempotency_key}
     path = all_of(training.metadata.namespace)
-    return _training((yield from call(Request("POST", path, json=wire, headers=headers))))
+    return _training((yield from call(HttpRequest("POST", path, json=wire, headers=headers))))
 
 
 def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str) -> Flow[Training]:
@@ -245,13 +235,13 @@ def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str) -> 
         yield from get(key)
     except NotFound:
         body = {**manifest, "metadata": {**metadata, "namespace": key.namespace}}
-        request = Request("POST", all_of(key.namespace), json=body, headers={"Idempotency-Key": idempotency_key})
+        request = HttpRequest("POST", all_of(key.namespace), json=body, headers={"Idempotency-Key": idempotency_key})
         try:
             return _training((yield from call(request)))
         except AlreadyExists:
             pass  # somebody created it in between: then it is there to be changed
     headers = {"Content-Type": "application/merge-patch+json"}
-    request = Request("PATCH", path_of(key), json=_patch(manifest, metadata), headers=headers)
+    request = HttpRequest("PATCH", path_of(key), json=_patch(manifest, metadata), headers=headers)
     return _training((yield from call(request)))
 
 
@@ -388,7 +378,7 @@ def _deadline(timeout: float | None) -> Flow[float | None]:
     return None if timeout == math.inf else now + timeout
 
 
-def _poll(handle: Handle, seen: Training | None, left: float) -> Request:
+def _poll(handle: Handle, seen: Training | None, left: float) -> HttpRequest:
     """A look that the server answers at once, or, once something was seen, when there is something newer."""
     if seen is None or left <= 0:
         return handle.ask("GET", timeout_s=min(CALL_TIMEOUT_S, max(left, SILENCE_S)))

@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from muster.errors import InvalidRequest
 from muster.sdk.client import Client, default_client
-from muster.sdk.submission import Options, unique_name
+from muster.sdk.submission import SubmitOptions, unique_name
 from muster.sdk.training import DistributedTraining
 from muster.types.codec import Problem
 
@@ -31,7 +31,9 @@ in_rank = False  # set by the runner: there, a decorated function is itself
 class Submits(Generic[P, R]):
     """A function that runs as a training when it is called. `local` calls it here."""
 
-    def __init__(self, function: Callable[P, R], client: Client | None, key: str | None, options: Options) -> None:
+    def __init__(
+        self, function: Callable[P, R], client: Client | None, key: str | None, options: SubmitOptions
+    ) -> None:
         _refuse_unimportable(function)
         functools.update_wrapper(self, function)
         self.local = function
@@ -49,14 +51,14 @@ class Submits(Generic[P, R]):
         client = self._client or default_client()
         return await client.train_async(module=RUNNER, idempotency_key=self._key, **self._made(args, kwargs))
 
-    def _made(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Options:
+    def _made(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> SubmitOptions:
         inspect.signature(self.local).bind(*args, **kwargs)
         for position, value in enumerate(args):
             _refuse_unsendable(f"argument {position}", value)
         for name, value in kwargs.items():
             _refuse_unsendable(f"argument {name!r}", value)
         target, root = address_of(self.local)
-        options = Options(**self._options)
+        options = SubmitOptions(**self._options)
         options["args"] = [target, json.dumps({"args": args, "kwargs": kwargs}), root]
         options["name"] = options.get("name") or unique_name(self.local.__name__)
         return options
@@ -129,13 +131,13 @@ def distributed(
     script: str | os.PathLike[str],
     client: Client | None = None,
     idempotency_key: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[SubmitOptions],
 ) -> DistributedTraining: ...
 
 
 @overload
 def distributed(
-    *, module: str, client: Client | None = None, idempotency_key: str | None = None, **options: Unpack[Options]
+    *, module: str, client: Client | None = None, idempotency_key: str | None = None, **options: Unpack[SubmitOptions]
 ) -> DistributedTraining: ...
 
 
@@ -145,13 +147,13 @@ def distributed(
     command: Sequence[str],
     client: Client | None = None,
     idempotency_key: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[SubmitOptions],
 ) -> DistributedTraining: ...
 
 
 @overload
 def distributed(
-    *, client: Client | None = None, idempotency_key: str | None = None, **options: Unpack[Options]
+    *, client: Client | None = None, idempotency_key: str | None = None, **options: Unpack[SubmitOptions]
 ) -> Callable[[Callable[P, R]], Submits[P, R]]: ...
 
 
@@ -164,7 +166,7 @@ def distributed(
     command: Sequence[str] | None = None,
     client: Client | None = None,
     idempotency_key: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[SubmitOptions],
 ) -> Any:
     """Submit a training and return the handle on it; or, without a program, decorate a function.
 
@@ -186,7 +188,7 @@ async def distributed_async(
     command: Sequence[str] | None = None,
     client: Client | None = None,
     idempotency_key: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[SubmitOptions],
 ) -> DistributedTraining:
     """Submit a training from a coroutine; the twin of `distributed` with a program."""
     speaks = client or default_client()

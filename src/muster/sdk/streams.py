@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from muster.errors import Compacted, MusterError, NotFound, Unavailable, from_wire
-from muster.sdk.effects import Emit, Flow, Lost, NextLine, Pause, Request, Response
+from muster.sdk.effects import Emit, Flow, HttpRequest, Lost, NextLine, Pause, Response
 from muster.sdk.flows import RETRY, Handle, Outage, listed, look, read, unavailable
 from muster.types.training import Key, Training
 
@@ -23,7 +23,7 @@ HEARTBEAT_S = 60.0  # a watch that is silent for longer has lost its server: hea
 Kind = Literal["ADDED", "MODIFIED", "DELETED"]
 
 
-def _open(request: Request) -> Flow[None]:
+def _open(request: HttpRequest) -> Flow[None]:
     answer: Response | Lost = yield request
     if isinstance(answer, Lost):
         raise unavailable(answer)
@@ -42,7 +42,7 @@ def _next_line() -> Flow[str | None]:
 
 
 @dataclass
-class _Reader:
+class _HandedOut:
     """Which lines were handed out, so that a second reading leaves them out."""
 
     whole: bool  # the reading began at the start of the log, not with its tail
@@ -70,7 +70,7 @@ class _Reader:
 
 def logs(handle: Handle, rank: int | None, round: int | None, follow: bool, tail: int | None) -> Flow[None]:
     """Emit each line. Following goes on until the training is over, through restarts of the control plane."""
-    reader, outage = _Reader(whole=tail is None), Outage()
+    reader, outage = _HandedOut(whole=tail is None), Outage()
     while True:
         reader.begin()
         asked = {"rank": rank, "round": round, "tail": None if reader.handed_out else tail}
@@ -96,7 +96,7 @@ def _is_over(handle: Handle) -> Flow[bool]:
         return True
 
 
-def _log(handle: Handle, params: dict[str, str], reader: _Reader) -> Flow[None]:
+def _log(handle: Handle, params: dict[str, str], reader: _HandedOut) -> Flow[None]:
     yield from _open(handle.ask("GET", "/logs", params, timeout_s=None, stream=True))
     while (line := (yield from _next_line())) is not None:
         if reader.takes(line):
@@ -168,7 +168,7 @@ def _follow(namespace: str | None, position: _Position) -> Flow[None]:
     version = position.version or ""
     headers = {"Accept": "text/event-stream", "Last-Event-ID": version}
     params = {"resourceVersion": version} | ({} if namespace is None else {"namespace": namespace})
-    yield from _open(Request("GET", "/v1/watch", params, headers=headers, timeout_s=HEARTBEAT_S, stream=True))
+    yield from _open(HttpRequest("GET", "/v1/watch", params, headers=headers, timeout_s=HEARTBEAT_S, stream=True))
     message = _Message()
     while (line := (yield from _next_line())) is not None:
         position.moved = True

@@ -22,7 +22,7 @@ _PROGRAMS = ("command", "script", "module")
 _LISTS = ("command", "args", "secret_env")
 
 
-class Options(TypedDict, total=False):
+class SubmitOptions(TypedDict, total=False):
     """What `distributed` takes beside the program: the fields of a training's spec, and its metadata."""
 
     args: Sequence[str]

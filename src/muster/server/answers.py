@@ -33,7 +33,7 @@ def as_error(error: MusterError, request_id: str, status: int, headers: Mapping[
     return as_json(to_wire(error, request_id), status, headers)
 
 
-class Stream(Response):
+class StreamedAnswer(Response):
     """Chunks as they come, until they end or nobody listens."""
 
     def __init__(self, chunks: AsyncIterator[bytes], media_type: str, headers: Mapping[str, str] | None = None) -> None:

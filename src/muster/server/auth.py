@@ -65,7 +65,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _StoredToken:
     """A token as the file holds it."""
 
     name: str
@@ -84,7 +84,7 @@ class Tokens:
     def __init__(self, home: Path) -> None:
         self._path = home / TOKENS_FILE
         self._seen: tuple[int, int, int] | None = None
-        self._by_hash: dict[str, _Kept] = {}
+        self._by_hash: dict[str, _StoredToken] = {}
 
     def identify(self, token: str) -> Identity:
         """Whose token it is. Raises Unauthenticated."""
@@ -108,7 +108,7 @@ class Tokens:
         if any(one.name == name for one in kept):
             raise AlreadyExists(f"there is a token {name!r} already", hint="revoke it first, or choose another name")
         token = token or f"mst_{secrets.token_urlsafe(32)}"
-        self._save([*kept, _Kept(name, _digest(token), role, namespaces)])
+        self._save([*kept, _StoredToken(name, _digest(token), role, namespaces)])
         return token
 
     def revoke(self, name: str) -> None:
@@ -127,7 +127,7 @@ class Tokens:
             self._by_hash = {kept.sha256: kept for kept in self._load()}
             self._seen = stamp
 
-    def _load(self) -> tuple[_Kept, ...]:
+    def _load(self) -> tuple[_StoredToken, ...]:
         try:
             data = json.loads(self._path.read_text())
         except FileNotFoundError:
@@ -135,11 +135,11 @@ class Tokens:
         except (OSError, ValueError) as error:
             raise Unavailable(f"the tokens of this server cannot be read: {type(error).__name__}") from error
         try:
-            return tuple(from_wire(_Kept, one) for one in (data if isinstance(data, list) else []))
+            return tuple(from_wire(_StoredToken, one) for one in (data if isinstance(data, list) else []))
         except Invalid as error:
             raise Unavailable("the tokens of this server cannot be read: an entry is malformed") from error
 
-    def _save(self, kept: Sequence[_Kept]) -> None:
+    def _save(self, kept: Sequence[_StoredToken]) -> None:
         write_private(self._path, json.dumps([to_wire(one) for one in kept], indent=1), durable=True)
 
 

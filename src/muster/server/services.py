@@ -20,7 +20,7 @@ def _always() -> bool:
     return True
 
 
-class Keys:
+class IdempotencyKeys:
     """One lock per idempotency key in use: two requests with the same key never both create."""
 
     def __init__(self) -> None:
@@ -47,5 +47,5 @@ class Services:
     rates: Rates | None = None
     quotas: Quotas | None = None
     meter: Meter = field(default_factory=Meter)
-    keys: Keys = field(default_factory=Keys)
+    keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     pools: Mapping[str, PoolService] = field(default_factory=dict)  # of shared GPUs, by name

@@ -18,7 +18,7 @@ from muster.server.protocol import Protocol
 BACKLOG = 256  # who waits behind more than that waits too long for an answer; the kernel lets it try again
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # signals are the business of the process

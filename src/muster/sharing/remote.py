@@ -28,7 +28,8 @@ from muster.errors import (
 )
 from muster.sdk import flows
 from muster.sdk.drive import AsyncDriver, Link
-from muster.sdk.effects import Request, Response
+from muster.sdk.effects import HttpRequest as Request
+from muster.sdk.effects import Response
 from muster.sdk.find import Search
 from muster.sharing import hooks as pipeline_hooks
 from muster.sharing.hook_runner import FIRST_PAUSE_S, LONGEST_PAUSE_S, HookRunner

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from muster import errors
-from muster.ports import Change, Stored, Version
+from muster.ports import StoreChange, Stored, Version
 from muster.store import schema
 from muster.store.ledger import Entry
 from muster.store.schema import Row
@@ -143,7 +143,7 @@ class Database:
             else:
                 run("INSERT OR REPLACE INTO records (kind, key, value) VALUES (?, ?, ?)", (*place, kept.raw.decode()))
 
-    def _write_change(self, entry: Entry, change: Change) -> None:
+    def _write_change(self, entry: Entry, change: StoreChange) -> None:
         run, stored = self._writer.execute, change.stored
         labels = json.dumps(dict(stored.labels), sort_keys=True)
         what = (stored.key.namespace, stored.key.name, stored.uid, stored.version, stored.phase, labels)
@@ -194,7 +194,7 @@ class Database:
             )
         return found[0].stored if found else None
 
-    def changes(self, after: Version, upto: Version) -> list[Change]:
+    def changes(self, after: Version, upto: Version) -> list[StoreChange]:
         """The next changes, oldest first; empty if the first of them is no longer kept."""
         with _translated(self.path, "read"):
             found = self._changes(
@@ -203,14 +203,14 @@ class Database:
             return found if found and found[0].version == after + 1 else []
 
     @staticmethod
-    def _changes(connection: sqlite3.Connection, where: str, values: tuple[str | int, ...]) -> list[Change]:
+    def _changes(connection: sqlite3.Connection, where: str, values: tuple[str | int, ...]) -> list[StoreChange]:
         found = connection.execute(
             "SELECT version, type, namespace, name, uid, stored_version, phase, labels, CAST(body AS BLOB)"
             f" FROM changes WHERE {where}",
             values,
         )
         return [
-            Change(
+            StoreChange(
                 version,
                 kind,
                 Stored(Key(namespace, name), Uid(uid), stored_version, phase, schema.read_labels(labels), body),

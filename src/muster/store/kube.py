@@ -25,7 +25,7 @@ from muster.backoff import Backoff
 from muster.core.training.edits import first_status
 from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror, passes
 from muster.kube.events import Announcer
-from muster.ports import Change, Clock, Filter, Stored, Version, Write
+from muster.ports import Clock, Filter, StoreChange, Stored, Version, Write
 from muster.store.kube_key import read_key
 from muster.store.kube_leftovers import Leftovers
 from muster.store.kube_log import GONE, KEEP_EVENTS, KubeLog
@@ -411,7 +411,7 @@ class KubeStore(LedgerStore):
             return
         name: Literal["ADDED", "MODIFIED"] = "ADDED" if self.get(key) is None else "MODIFIED"
         silent = key in self._removing and name == "MODIFIED"
-        self._ledger.commit([Entry(Change(version, name, stored), stored.training)], silent=silent)
+        self._ledger.commit([Entry(StoreChange(version, name, stored), stored.training)], silent=silent)
         self._wake(key, version)
         self._welcome(item)
 
@@ -422,7 +422,7 @@ class KubeStore(LedgerStore):
         known = self.get(key)
         self._extras.pop(key, None)
         if known is not None:
-            self._ledger.commit([Entry(Change(max(version, self.version + 1), "DELETED", known))])
+            self._ledger.commit([Entry(StoreChange(max(version, self.version + 1), "DELETED", known))])
         self._wake(key, version, gone=True)
 
     def _read(self, item: Json) -> Stored | None:

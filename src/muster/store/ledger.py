@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from muster import errors
-from muster.ports import Change, Clock, Filter, Page, Record, Store, Stored, Version, Write
+from muster.ports import Clock, Filter, Page, Record, Store, StoreChange, Stored, Version, Write
 from muster.types import codec
 from muster.types.event import Event
 from muster.types.training import Key, Training
@@ -60,7 +60,7 @@ class Kept:
 class Entry:
     """A write as it was decided: everything that one transaction stores."""
 
-    change: Change | None = None
+    change: StoreChange | None = None
     training: Training | None = None  # what was put, with its version
     events: tuple[Noted, ...] = ()
     records: tuple[Kept, ...] = ()
@@ -94,9 +94,9 @@ class Ledger:
         self._head: dict[Key, Stored | None] = {}  # only where it differs from the committed view
         self._head_version: Version = 0
         self._head_event = 0
-        self._recent: list[Change] = []  # the latest changes, without one missing
+        self._recent: list[StoreChange] = []  # the latest changes, without one missing
         self._reach: Version = 0  # they are all that happened after this version
-        self._subscribers: list[Callable[[Change], None]] = []
+        self._subscribers: list[Callable[[StoreChange], None]] = []
         self._moved = asyncio.Event()  # replaced by a new one at each commit
         self._waiting: dict[Key, set[asyncio.Future[None]]] = {}
         self.closed = False
@@ -190,7 +190,7 @@ class Ledger:
     def _latest(self, key: Key) -> Stored | None:
         return self._head[key] if key in self._head else self._objects.get(key)
 
-    def _change(self, write: Write, before: Stored | None) -> tuple[Change | None, Training | None]:
+    def _change(self, write: Write, before: Stored | None) -> tuple[StoreChange | None, Training | None]:
         version = self._head_version + 1
         if write.put is not None:
             metadata = replace(write.put.metadata, resource_version=str(version))
@@ -199,10 +199,10 @@ class Ledger:
             raw = pack(training.to_wire())
             labels = dict(metadata.labels)
             stored = Stored(training.key, training.uid, version, training.status.phase, labels, raw)
-            return Change(version, "ADDED" if before is None else "MODIFIED", stored), training
+            return StoreChange(version, "ADDED" if before is None else "MODIFIED", stored), training
         if write.delete is not None:
             assert before is not None  # or the expectation would not have held
-            return Change(version, "DELETED", before), None
+            return StoreChange(version, "DELETED", before), None
         return None, None
 
     def _note(self, events: Sequence[Event], about: Stored | None) -> tuple[Noted, ...]:
@@ -261,7 +261,7 @@ class Ledger:
         """Nothing has changed up to that version: versions are shared with others."""
         self.version = max(self.version, version)
 
-    def _apply(self, change: Change, put: Stored | None, *, silent: bool) -> None:
+    def _apply(self, change: StoreChange, put: Stored | None, *, silent: bool) -> None:
         key = change.stored.key
         self.version = change.version
         if key in self._head and self._head[key] is put:
@@ -292,7 +292,7 @@ class Ledger:
 
     # Waiting -------------------------------------------------------------------------------------
 
-    def subscribe(self, hear: Callable[[Change], None]) -> None:
+    def subscribe(self, hear: Callable[[StoreChange], None]) -> None:
         self._subscribers.append(hear)
 
     def close(self) -> None:
@@ -332,8 +332,8 @@ class Ledger:
                 del self._waiting[key]
 
     async def follow(
-        self, since: Version, which: Filter, older: Callable[[Version], Awaitable[Sequence[Change]]]
-    ) -> AsyncIterator[Change]:
+        self, since: Version, which: Filter, older: Callable[[Version], Awaitable[Sequence[StoreChange]]]
+    ) -> AsyncIterator[StoreChange]:
         """Changes from a position on. `older` finds those that are no longer in memory, or raises Compacted."""
         if since > self.version:
             raise self.compacted(since)
@@ -350,7 +350,7 @@ class Ledger:
             if not changes:
                 await moved.wait()
 
-    def _after(self, position: Version) -> Sequence[Change] | None:
+    def _after(self, position: Version) -> Sequence[StoreChange] | None:
         """The next changes after that version; None if memory does not reach that far back."""
         start = bisect.bisect_right(self._recent, position, key=lambda change: change.version)
         if position < self._reach or len(self._recent) - start > self._at_hand:
@@ -384,10 +384,10 @@ class LedgerStore(Store):
     async def newer(self, key: Key, than: Version, timeout_s: float | None) -> Stored | None:
         return await self._ledger.newer(key, than, timeout_s)
 
-    def changes(self, since: Version, which: Filter) -> AsyncIterator[Change]:
+    def changes(self, since: Version, which: Filter) -> AsyncIterator[StoreChange]:
         return self._ledger.follow(since, which, self._older)
 
-    async def _older(self, position: Version) -> Sequence[Change]:
+    async def _older(self, position: Version) -> Sequence[StoreChange]:
         """The next changes after a version that memory no longer holds."""
         raise self._ledger.compacted(position)
 
@@ -397,7 +397,7 @@ class LedgerStore(Store):
     def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         return self._ledger.records(kind)
 
-    def subscribe(self, hear: Callable[[Change], None]) -> None:
+    def subscribe(self, hear: Callable[[StoreChange], None]) -> None:
         self._ledger.subscribe(hear)
 
 

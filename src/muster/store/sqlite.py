@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from muster import errors
-from muster.ports import Change, Clock, Stored, Version, Write
+from muster.ports import Clock, StoreChange, Stored, Version, Write
 from muster.store import schema
 from muster.store.database import Database, Foreign, Synchronous
 from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, closed
@@ -109,7 +109,7 @@ class SqliteStore(LedgerStore):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reads, self._database.events, where, after)
 
-    async def _older(self, position: Version) -> Sequence[Change]:
+    async def _older(self, position: Version) -> Sequence[StoreChange]:
         if position >= self.version - self._ledger.keep:
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(self._reads, self._database.changes, position, self.version)

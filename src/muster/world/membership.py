@@ -33,7 +33,7 @@ Steps = tuple[tuple[int, int, float], ...]
 
 
 @dataclass(frozen=True)
-class Identity:
+class MemberIdentity:
     """Who joins, and with which settings (only those that the user gave)."""
 
     addresses: Callable[[], list[Address]]
@@ -56,7 +56,7 @@ class Membership:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: MemberIdentity,
         state: MemberState,
         carry_out: Callable[[Order], None],
         *,

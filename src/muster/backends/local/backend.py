@@ -55,7 +55,7 @@ class LocalBackend:
         self._boot = processes.boot_id()
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
-        self._handles: dict[tuple[Uid, str], processes.Handle] = {}
+        self._handles: dict[tuple[Uid, str], processes.ProcessHandle] = {}
         self._children: dict[tuple[Uid, str], subprocess.Popen[bytes]] = {}
         self._presence = presence.Presence(home / "held", self._nobody_left)
         self._taken: dict[int, str] = {}
@@ -111,14 +111,14 @@ class LocalBackend:
                 await self._note(self._workers[worker.uid][worker.name])
         return found
 
-    def _find(self, worker: Worker, kept: Mapping[str, Any]) -> processes.Handle | None:
+    def _find(self, worker: Worker, kept: Mapping[str, Any]) -> processes.ProcessHandle | None:
         pid, ticks = worker.pid, kept.get("ticks")
         if not pid:
             pid, ticks = processes.find("--run-id", worker.uid, "--name", worker.name) or 0, None
         if not pid or (ticks is not None and kept.get("boot") != self._boot):
             return None
         try:
-            return processes.Handle(pid, ticks)
+            return processes.ProcessHandle(pid, ticks)
         except (ProcessLookupError, PermissionError):
             return None
 
@@ -145,7 +145,7 @@ class LocalBackend:
             code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else records.SHORTAGE
             return await self._ended(worker.uid, worker.name, self._clock.now(), code, why, last_words=why)
         self._children[(training.uid, name)] = child
-        worker = self._watch(replace(worker, pid=child.pid), processes.Handle(child.pid, None))
+        worker = self._watch(replace(worker, pid=child.pid), processes.ProcessHandle(child.pid, None))
         await self._note(worker)
         return worker
 
@@ -196,7 +196,7 @@ class LocalBackend:
         self._workers[uid][name] = replace(worker, stopping=True, why_ended=why)
         handle.signal(signal.SIGKILL if kill else signal.SIGTERM)
 
-    def _watch(self, worker: Worker, handle: processes.Handle) -> Worker:
+    def _watch(self, worker: Worker, handle: processes.ProcessHandle) -> Worker:
         """Be told when it ends, whoever its parent is."""
         self._workers[worker.uid][worker.name] = worker
         self._handles[(worker.uid, worker.name)] = handle

@@ -83,7 +83,7 @@ def spawn(
     return child
 
 
-class Handle:
+class ProcessHandle:
     """A process that is certainly the one meant: a reused pid is never signalled."""
 
     def __init__(self, pid: int, ticks: int | None) -> None:

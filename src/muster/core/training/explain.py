@@ -28,6 +28,9 @@ class Explanation:
     summary: str
     details: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return "\n".join([self.summary, *(f"  {line}" for line in self.details)])
+
 
 def explain(training: Training, events: Sequence[Event], now: datetime) -> Explanation:
     """What holds a training up, or how it ended."""

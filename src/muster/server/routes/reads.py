@@ -15,7 +15,7 @@ from muster.core.training import explain, metering
 from muster.core.training.admission import backend_of
 from muster.errors import Unavailable
 from muster.ports import Backend, LogQuery, Stored
-from muster.server.answers import Stream, as_json
+from muster.server.answers import StreamedAnswer, as_json
 from muster.server.calls import MOST, UID_HEADER, Call, no_training
 from muster.server.describe import Answer, Operation
 from muster.server.routes.objects import TRAINING
@@ -64,7 +64,7 @@ async def get_logs(call: Call) -> Response:
         return Response(media_type=TEXT)
     asked = LogQuery(rank=query.rank, round=query.round, tail=query.tail, follow=query.follow)
     lines = _lines(call, stored, backend, asked)
-    return Stream(lines if query.follow else await _begun(lines), TEXT, {"X-Accel-Buffering": "no"})
+    return StreamedAnswer(lines if query.follow else await _begun(lines), TEXT, {"X-Accel-Buffering": "no"})
 
 
 async def _begun(lines: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from muster.core.training.edits import refused
 from muster.errors import Compacted, MusterError, Unauthenticated, to_wire
-from muster.ports import Change, Filter
-from muster.server.answers import Stream
+from muster.ports import Filter, StoreChange
+from muster.server.answers import StreamedAnswer
 from muster.server.calls import MOST, Call, read_selector
 from muster.server.describe import Answer, Header, Operation
 from muster.server.routes.objects import ABOUT_SELECTOR, SELECTOR
@@ -61,7 +61,7 @@ async def watch_trainings(call: Call) -> Response:
         await asyncio.wait({first}, timeout=_FIRST_LOOK_S)
     if first.done() and isinstance(error := first.exception(), MusterError):
         raise error
-    return Stream(_frames(call, changes, first), EVENT_STREAM, headers)
+    return StreamedAnswer(_frames(call, changes, first), EVENT_STREAM, headers)
 
 
 def _last_seen(call: Call) -> int | None:
@@ -74,7 +74,9 @@ def _last_seen(call: Call) -> int | None:
     return int(given)
 
 
-async def _frames(call: Call, changes: AsyncIterator[Change], first: asyncio.Future[Change]) -> AsyncIterator[bytes]:
+async def _frames(
+    call: Call, changes: AsyncIterator[StoreChange], first: asyncio.Future[StoreChange]
+) -> AsyncIterator[bytes]:
     meter, identity, tokens = call.services.meter, call.identity, call.services.tokens
     waiting = first
     meter.watchers += 1
@@ -107,7 +109,7 @@ async def _frames(call: Call, changes: AsyncIterator[Change], first: asyncio.Fut
 
 
 @functools.lru_cache(maxsize=256)
-def frame(change: Change) -> bytes:
+def frame(change: StoreChange) -> bytes:
     """One change on the wire; made once for all who watch."""
     head = f'id: {change.version}\nevent: {change.type}\ndata: {{"type": "{change.type}", "object": '
     return head.encode() + change.stored.shown + b"}\n\n"

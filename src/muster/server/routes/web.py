@@ -47,7 +47,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Page:
+class WebFile:
     """A file as it is sent."""
 
     body: bytes
@@ -65,11 +65,11 @@ def routes() -> list[Route]:
     return [Route(path, _endpoint(path, page), methods=["GET"]) for path, page in served.items()]
 
 
-def read(file: Path) -> Page:
-    return Page(file.read_bytes(), _TYPES[file.suffix])
+def read(file: Path) -> WebFile:
+    return WebFile(file.read_bytes(), _TYPES[file.suffix])
 
 
-def _endpoint(path: str, page: Page) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(path: str, page: WebFile) -> Callable[[Request], Awaitable[Response]]:
     headers = {**_HEADERS, "ETag": page.tag}
 
     async def endpoint(request: Request) -> Response:
