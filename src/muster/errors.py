@@ -35,8 +35,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from muster.types.codec import Problem
+
 if TYPE_CHECKING:
-    from muster.types.codec import Problem
     from muster.types.training import RankExit
 
 
@@ -267,8 +268,6 @@ def from_wire(status: int, body: object) -> MusterError:
     elif found is ScaleSuperseded:
         more |= {name: int(details.get(name) or 0) for name in ("requested", "target")}
     elif found is InvalidRequest:
-        from muster.types.codec import Problem
-
         fields = details.get("fields") or ()
         more["problems"] = tuple(Problem(str(one.get("field")), str(one.get("message"))) for one in fields)
     return found(str(error.get("message") or f"the server answered {status}"), **more)

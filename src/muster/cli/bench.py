@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import typer
 from muster.cli import durations, exits, session
 from muster.cli.output import Report, write_data, write_table
 from muster.cli.run import world_size_of
+from muster.errors import InternalError, TrainingFailed, WaitTimeout
 
 if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
@@ -89,15 +91,11 @@ def net(
 
 
 def _suffix() -> str:
-    import secrets
-
     return secrets.token_hex(3)
 
 
 def _result(handle: DistributedTraining, timeout: float) -> dict[str, Any]:
     """What rank 0 printed, and whether the mesh was what it should be."""
-    from muster.errors import InternalError, TrainingFailed, WaitTimeout
-
     try:
         handle.result(timeout=timeout)
     except TrainingFailed as error:

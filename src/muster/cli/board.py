@@ -15,6 +15,7 @@ from typing import Any
 
 from muster.cli.output import shown
 from muster.cli.trainings import reason_of, target_of
+from muster.core.training.explain import show_age
 from muster.types.training import Training
 
 TITLES = ("NAME", "PHASE", "READY", "SPARES", "GPUS", "ROUND", "STEP", "RESTARTS", "AGE", "REASON")
@@ -114,8 +115,6 @@ def _trainings(trainings: Sequence[Training], now: datetime, width: int | None) 
 
 
 def _row(training: Training, now: datetime) -> tuple[str, ...]:
-    from muster.core.training.explain import show_age
-
     status, created = training.status, training.metadata.creation_timestamp
     steps = [rank.step for rank in status.ranks if rank.step is not None]
     return (

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from muster.cli import exits, session
+from muster.cli import exits, session, timeline
 from muster.cli.output import Report, Story, write_data, write_table
+from muster.core.training.explain import explain as explain_training
+from muster.core.training.explain import show_age
+from muster.errors import NotFound
+from muster.types.codec import to_wire
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -37,8 +41,6 @@ def describe(
 
 def _journal(client: Client, name: str) -> Sequence[Event]:
     """Also of a training that was deleted: the journal keeps them."""
-    from muster.errors import NotFound
-
     try:
         return session.find(client, name).events()
     except NotFound as missing:
@@ -58,15 +60,10 @@ def events(
     token: session.Token = None,
 ) -> None:
     """List what happened to a training, oldest first, with who did it and why."""
-    from muster.core.training.explain import show_age
-    from muster.types.codec import to_wire
-
     if file is not None and output is not Story.PNG:
         raise exits.Misused("--file is for a picture", hint=f"muster events {name} -o png --file {file}")
     found = _journal(session.open_client(url, token, namespace), name)
     if output is Story.PNG:
-        from muster.cli import timeline
-
         picture = file or Path(f"{name}.png")
         timeline.draw(name, found, datetime.now(UTC), picture)
         print(picture)
@@ -115,9 +112,6 @@ def description(training: Training, events: Sequence[Event], now: datetime) -> I
 
 
 def _head(training: Training, now: datetime) -> Mapping[str, object]:
-    from muster.core.training.explain import explain as explain_training
-    from muster.core.training.explain import show_age
-
     metadata, spec, status = training.metadata, training.spec, training.status
     size, created = spec.world_size, metadata.creation_timestamp
     program = " ".join(spec.command or ((spec.script,) if spec.script else ("-m", spec.module or "")))
@@ -162,8 +156,6 @@ def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _conditions(training: Training, now: datetime) -> Iterator[str]:
-    from muster.core.training.explain import show_age
-
     for one in training.status.conditions:
         since = f" for {show_age(now - one.last_transition_time)}" if one.last_transition_time else ""
         why = one.message or one.reason
@@ -171,8 +163,6 @@ def _conditions(training: Training, now: datetime) -> Iterator[str]:
 
 
 def _ranks(training: Training, now: datetime) -> Iterator[str]:
-    from muster.core.training.explain import show_age
-
     ranks = training.status.ranks
     for one in ranks[:_RANKS_SHOWN]:
         step = "" if one.step is None else f", step {one.step}"
@@ -196,8 +186,6 @@ def _exits(training: Training) -> Iterator[str]:
 
 
 def _events(events: Sequence[Event], now: datetime) -> Iterator[str]:
-    from muster.core.training.explain import show_age
-
     for event in events[-_EVENTS_SHOWN:]:
         age = show_age(now - event.at) if event.at else "-"
         mark = "! " if event.type == "Warning" else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -139,8 +141,6 @@ def _clock() -> Iterator[Check]:
 
 
 def _limits() -> Iterator[Check]:
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     good = soft == resource.RLIM_INFINITY or soft >= _FILES_WANTED or hard >= _FILES_WANTED
     message = f"{soft} at once, at most {hard}"
@@ -182,7 +182,6 @@ def _ask(url: str) -> float | None:
     import email.utils
     import http.client
     import ssl
-    from urllib.parse import urlsplit
 
     parts = urlsplit(url)
     connection: http.client.HTTPConnection

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from muster.cli import exits
 from muster.cli.output import is_live
 from muster.cli.output import shown as on_one_line
+from muster.cli.terminal import silent_keys
 from muster.cli.trainings import reason_of, target_of
+from muster.core.training.explain import explain
 from muster.errors import MusterError
 
 if TYPE_CHECKING:
@@ -70,8 +72,6 @@ def view_of(training: Training) -> View:
 
 def ending(training: Training) -> str:
     """How it ended, in a sentence; each rank that failed has a clause."""
-    from muster.core.training.explain import explain
-
     status = training.status
     text = explain(training, (), datetime.now(UTC)).summary
     clauses = [str(one) for one in status.rank_exits or () if one.failed and str(one) not in text]
@@ -152,8 +152,6 @@ def panel_of(view: View, width: int = _WIDEST) -> Any:
 def _live() -> Iterator[Panel]:
     from rich.console import Console
     from rich.live import Live
-
-    from muster.cli.terminal import silent_keys
 
     console = Console(highlight=False)
     with silent_keys(), Live(console=console, auto_refresh=False, transient=True) as live:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli import durations, exits, session
+from muster.cli.follow import ending
 
 if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
@@ -111,7 +112,5 @@ def delete(
 
 def _say_end(handle: DistributedTraining) -> int:
     """Tell how a training ended; the exit code for that."""
-    from muster.cli.follow import ending
-
     typer.echo(ending(handle.training), err=True)
     return exits.OF_PHASE[handle.training.status.phase]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from muster.cli import durations, exits, session
+from muster.cli import durations, exits, follow, session
+from muster.types.training import WorldSize
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
     from muster.sdk.training import DistributedTraining
-    from muster.types.training import WorldSize
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -106,8 +106,6 @@ def run(
 
 
 def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remove: bool) -> None:
-    from muster.cli import follow
-
     try:
         with follow.shown() as show:
             ended = follow.follow(handle, lambda: session.changes(client, handle), show)
@@ -165,8 +163,6 @@ def _nearest_script(script: str) -> str:
 
 def world_size_of(text: str) -> WorldSize:
     """MIN:TARGET:MAX; MIN:MAX aims at MAX; N alone is fixed."""
-    from muster.types.training import WorldSize
-
     parts = text.split(":")
     if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdigit() and len(part) < 7 for part in parts):
         hint = "muster run train.py --workers 2:2:4 starts with two, and scales up to four"

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from muster import files
+from muster.cli import home
 from muster.errors import MusterError, NotFound, TrainingCancelled, TrainingFailed
-from muster.types.training import DEFAULT_NAMESPACE
+from muster.types.training import DEFAULT_NAMESPACE, Training
 
 if TYPE_CHECKING:
     from muster.core.training.explain import Explanation
     from muster.sdk.client import Client
     from muster.sdk.effects import Flow
     from muster.sdk.training import DistributedTraining
-    from muster.types.training import Training
 
 T = TypeVar("T")
 
@@ -37,8 +37,6 @@ Token = Annotated[str | None, typer.Option("--token", envvar="MUSTER_TOKEN", met
 
 def complete_names(incomplete: str) -> list[str]:
     """Names for a shell to offer. Pressing tab starts no control plane, and an error there would only confuse."""
-    from muster.cli import home
-
     running = home.running(files.home())
     url = os.environ.get("MUSTER_URL") or (running.url if running else None)
     if url is None:
@@ -114,7 +112,6 @@ def wait_for_end(handle: DistributedTraining) -> None:
 def _all(selector: str | None, phase: str | None) -> Flow[list[Training]]:
     from muster.sdk import flows
     from muster.sdk.effects import HttpRequest
-    from muster.types.training import Training
 
     asked = {"labelSelector": selector, "phase": phase, "limit": str(flows.PAGE)}
     params = {name: value for name, value in asked.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import typer
 
 from muster import files
 from muster.cli.output import Output, write_data, write_table
+from muster.errors import NotFound
 
 if TYPE_CHECKING:
     from muster.server.auth import Tokens
@@ -61,10 +63,6 @@ def list_tokens(output: Output = typer.Option(Output.TABLE, "-o", "--output", he
 @app.command(epilog="Example: muster token revoke ci")
 def revoke(name: str = typer.Argument(..., help="The name that it was made with.")) -> None:
     """Make a token worthless, at once."""
-    import difflib
-
-    from muster.errors import NotFound
-
     tokens = _tokens()
     names = [one.name for one in tokens.list()]
     if name not in names:

@@ -18,8 +18,10 @@ import typer
 
 from muster.cli import board, session
 from muster.cli.board import Board
+from muster.cli.follow import view_of
 from muster.cli.output import is_live
-from muster.errors import Forbidden, MusterError, NotFound, Unavailable
+from muster.cli.terminal import Screen, coloured
+from muster.errors import Forbidden, MusterError, NotFound, Unavailable, from_wire
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -118,7 +120,6 @@ def _asked(client: Client) -> tuple[Mapping[str, Any], ...]:
 
 def _pools() -> Flow[tuple[Mapping[str, Any], ...]]:
     """Once, without patience: the next question comes soon."""
-    from muster.errors import from_wire
     from muster.sdk.effects import HttpRequest, Lost
     from muster.sdk.flows import unavailable
 
@@ -134,8 +135,6 @@ def _pools() -> Flow[tuple[Mapping[str, Any], ...]]:
 
 
 def _live(client: Client) -> None:
-    from muster.cli.terminal import Screen, coloured
-
     on = Screen()
     feed = Feed(client, on.wake)  # what is wrong from the start is told on the terminal as it was
     with on:
@@ -173,8 +172,6 @@ _ENDINGS = {"training": "{}  deleted", "trouble": "the control plane is back"}
 
 
 def _rows(now: Board) -> dict[str, _Row]:
-    from muster.cli.follow import view_of
-
     views = {f"training {one.uid}": view_of(one) for one in now.trainings}
     rows: dict[str, _Row] = {key: (view.key, str(view)) for key, view in views.items()}
     rows |= {f"pool {key}": (text, text) for pool in now.pools for key, text in board.changes(pool)}

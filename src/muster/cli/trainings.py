@@ -11,6 +11,7 @@ import typer
 
 from muster.cli import session
 from muster.cli.output import Output, write_data, write_table
+from muster.core.training.explain import first_line, show_age
 
 if TYPE_CHECKING:
     from muster.types.training import Training
@@ -86,8 +87,6 @@ def show_all(trainings: Sequence[Training], output: Output, *, with_namespace: b
 
 def row_of(training: Training, now: datetime) -> tuple[object, ...]:
     """A training on one line, in the order of COLUMNS."""
-    from muster.core.training.explain import show_age
-
     status, created = training.status, training.metadata.creation_timestamp
     return (
         training.metadata.name,
@@ -108,8 +107,6 @@ def target_of(training: Training) -> int:
 
 def reason_of(training: Training) -> str:
     """Why it is not simply well, in the words of the control plane; empty if it is."""
-    from muster.core.training.explain import first_line
-
     status, outcome = training.status, training.status.outcome
     if outcome is not None:
         return "" if outcome.state == "succeeded" else first_line(outcome.message) or outcome.reason

@@ -12,6 +12,8 @@ import typer
 
 from muster.cli import durations, exits, session
 from muster.cli.output import Sheet, write_csv, write_data, write_table
+from muster.core.training.metering import read_rates
+from muster.types.codec import Invalid, to_wire
 
 if TYPE_CHECKING:
     from muster.core.training.metering import Rates
@@ -51,8 +53,6 @@ def usage(
 
 
 def show(found: list[Usage], output: Sheet, currency: str) -> None:
-    from muster.types.codec import to_wire
-
     if output is Sheet.CSV:
         write_csv(_CSV, [[*(getattr(one, name) for name in _CSV[:-1]), currency] for one in found])
     elif output is Sheet.TABLE:
@@ -87,9 +87,6 @@ def _since(text: str | None) -> datetime | None:
 
 
 def _read_rates(path: Path) -> Rates:
-    from muster.core.training.metering import read_rates
-    from muster.types.codec import Invalid
-
     try:
         return read_rates(path.read_text())
     except (OSError, UnicodeDecodeError) as error:

@@ -12,6 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from muster.backends.local import gpus
+from muster.server.auth import check_listen
 from muster.world import wire
 
 ETCD_PORT = 2379
@@ -70,8 +71,6 @@ def read(words: list[str] | None = None) -> Options:
 
 def check(options: Options) -> None:
     """Raises ValueError for what cannot work, before anything is started."""
-    from muster.server.auth import check_listen
-
     if devices := gpus.pooled(os.environ):
         gpus_per_node(os.environ, len(devices))
     if (options.tls_cert is None) != (options.tls_key is None):

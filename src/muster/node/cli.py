@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 import re
 import secrets
@@ -263,8 +264,6 @@ def _program(given: argparse.Namespace) -> Program:
 
 
 def _check_module(name: str) -> None:
-    import importlib.util
-
     sys.path.insert(0, os.getcwd())
     try:
         found = importlib.util.find_spec(name.partition(".")[0]) is not None

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from muster.node import guard
+
 MARK = "MUSTER_MEMBER"
 LOOK_S = 0.01  # processes that are not our children end without telling us
 
@@ -43,8 +45,6 @@ async def clear(member_id: str) -> None:
 
 
 async def _main(control_fd: int, member_id: str) -> None:
-    from muster.node import guard
-
     await guard.stand(control_fd, lambda: clear(member_id))
 
 
