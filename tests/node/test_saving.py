@@ -11,7 +11,7 @@ import pytest
 
 import muster
 from muster.node import progress, saves
-from muster.node.saves import Busy, Patience, Rank, Saves, roots_of
+from muster.node.saves import Busy, Patience, Saves, WatchedRank, roots_of
 from tests.fleet import PROGRAMS, Fleet, Process, eventually
 from tests.plane import Plane, reasons
 
@@ -142,13 +142,13 @@ def test_a_cancel_lets_a_save_end_first(plane: Plane) -> None:
 # Alone --------------------------------------------------------------------------------------------
 
 
-def a_rank(folder: Path) -> Rank:
+def a_rank(folder: Path) -> WatchedRank:
     mark = str(folder / "mark")
     progress.create(mark)
-    return Rank(0, mark, os.getpid())
+    return WatchedRank(0, mark, os.getpid())
 
 
-def waited(rank: Rank, cwd: Path) -> list[str]:
+def waited(rank: WatchedRank, cwd: Path) -> list[str]:
     """What was told until the rank could be ended."""
     told: list[str] = []
 

@@ -42,12 +42,12 @@ class Board:
 
 
 @dataclass(frozen=True)
-class Span:
+class StyledText:
     text: str
     style: str = ""
 
 
-Line = tuple[Span, ...]
+Line = tuple[StyledText, ...]
 Block = tuple[Line, ...]  # a row, with what belongs below it
 
 
@@ -58,10 +58,10 @@ def lines(board: Board, now: datetime, width: int, height: int) -> list[Line]:
     room = max(height - len(head) - 1, 0)
     for_trainings = max(room - len(pools), (room + 1) // 2)
     found = _fitted(_trainings(board.trainings, now, width), for_trainings)
-    found = found or [(Span("no trainings here yet: muster run SCRIPT", "dim"),)]
+    found = found or [(StyledText("no trainings here yet: muster run SCRIPT", "dim"),)]
     shown_pools = pools[: max(room - len(found), 0)]
     if len(shown_pools) < len(pools) and shown_pools:
-        shown_pools[-1] = (Span("… there is more: muster share status", "dim"),)
+        shown_pools[-1] = (StyledText("… there is more: muster share status", "dim"),)
     return [_clipped(line, width) for line in [*head, (), *found, *shown_pools][:height]]
 
 
@@ -103,9 +103,9 @@ def _head(board: Board, now: datetime, width: int) -> list[Line]:
     fullest = (f"{board.namespace} at {board.url}", told, "q quits", clock)
     told_less = (fullest, (board.namespace, told, "q quits"), (told, "q quits"), ("q quits",))
     texts = ["   ".join(part for part in ("muster top", *parts) if part) for parts in told_less]
-    head: list[Line] = [(Span(next((text for text in texts if len(text) <= width), texts[-1][:width]), "bold"),)]
+    head: list[Line] = [(StyledText(next((text for text in texts if len(text) <= width), texts[-1][:width]), "bold"),)]
     if board.trouble:
-        head += [(Span(line, "red"),) for line in _wrapped(f"out of date: {board.trouble}", width)]
+        head += [(StyledText(line, "red"),) for line in _wrapped(f"out of date: {board.trouble}", width)]
     return head
 
 
@@ -134,7 +134,7 @@ def _row(training: Training, now: datetime) -> tuple[str, ...]:
 def _pool(pool: Mapping[str, Any], width: int | None) -> list[Line]:
     total, idle = pool["gpus"], len(pool["idle"])
     counted = f"{total} GPUs, {idle} idle, {len(pool['pending'])} waiting"
-    found: list[Line] = [(), (Span(f"POOL {shown(pool['name'])}", "bold"), Span(f"   {counted}"))]
+    found: list[Line] = [(), (StyledText(f"POOL {shown(pool['name'])}", "bold"), StyledText(f"   {counted}"))]
     lanes = ("GPU", "PIPELINE", "CLUSTER", "STATE", "LEFT")
     found += _flat(_grid(lanes, list(_lanes(pool)), width, {3: _STATE_STYLES}))
     if pool["pending"]:
@@ -191,10 +191,12 @@ def _grid(
     room = None if width is None else width - left
     fits = room is None or widths[-1] <= room or room >= _LEAST_LAST
     named = titles if fits else titles[:-1]
-    found: list[Block] = [(tuple(Span(_padded(text, size), "dim") for text, size in zip(named, widths, strict=False)),)]
+    found: list[Block] = [
+        (tuple(StyledText(_padded(text, size), "dim") for text, size in zip(named, widths, strict=False)),)
+    ]
     for row in rows:
         cells = [
-            Span(_padded(text, size), (styles or {}).get(at, {}).get(text, ""))
+            StyledText(_padded(text, size), (styles or {}).get(at, {}).get(text, ""))
             for at, (text, size) in enumerate(zip(row[:-1], widths, strict=False))
         ]
         found.append(_with_last(tuple(cells), row[-1], left, room if fits else None, width))
@@ -204,12 +206,12 @@ def _grid(
 def _with_last(cells: Line, last: str, left: int, room: int | None, width: int | None) -> Block:
     """A row and its last column: beside the others, or below them."""
     if width is None:
-        return ((*cells, Span(last or "-")),)
+        return ((*cells, StyledText(last or "-")),)
     if room is not None:
         first, *more = _wrapped(last or "-", room)
-        return ((*cells, Span(first)), *((Span(" " * left + line),) for line in more))
+        return ((*cells, StyledText(first)), *((StyledText(" " * left + line),) for line in more))
     below = _wrapped(last, width - 4) if last else []
-    return (cells, *((Span(f"    {line}"),) for line in below))
+    return (cells, *((StyledText(f"    {line}"),) for line in below))
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -233,11 +235,11 @@ def _clipped(line: Line, width: int) -> Line:
     """The last resort: a line that is too long would break the screen."""
     from rich.cells import cell_len
 
-    kept: list[Span] = []
-    for span in (*line[:-1], Span(line[-1].text.rstrip(), line[-1].style)) if line else ():
+    kept: list[StyledText] = []
+    for span in (*line[:-1], StyledText(line[-1].text.rstrip(), line[-1].style)) if line else ():
         if width <= 0:
             break
-        kept.append(Span(_cut(span.text, width), span.style))
+        kept.append(StyledText(_cut(span.text, width), span.style))
         width -= cell_len(span.text)
     return tuple(kept)
 
@@ -249,7 +251,7 @@ def _fitted(blocks: Sequence[Block], room: int) -> list[Line]:
     kept: list[Line] = []
     for at, block in enumerate(blocks):
         if len(kept) + len(block) + 1 > room:
-            return [*kept, (Span(f"… and {len(blocks) - at} more: muster ps", "dim"),)]
+            return [*kept, (StyledText(f"… and {len(blocks) - at} more: muster ps", "dim"),)]
         kept += block
     return kept
 

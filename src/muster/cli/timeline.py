@@ -40,14 +40,14 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TrainingTimeline:
     rounds: tuple[Stretch, ...]
     workers: tuple[Stretch, ...]
     notes: tuple[Note, ...]
     end: float
 
 
-def timeline_of(events: Sequence[Event], now: datetime) -> Timeline:
+def timeline_of(events: Sequence[Event], now: datetime) -> TrainingTimeline:
     """From the first event to the last, or to now where it has not ended."""
     dated = [event for event in events if event.at is not None]
     begun = min((event.at for event in dated if event.at), default=now)
@@ -71,7 +71,7 @@ def timeline_of(events: Sequence[Event], now: datetime) -> Timeline:
             workers[name] = replace(_closed(workers[name], at), lost=True)
         if event.reason in _TOLD or event.type == "Warning":
             notes.append(Note(at, event.reason, " ".join(event.message.split()), event.type == "Warning"))
-    return Timeline(tuple(rounds.values()), tuple(workers.values()), tuple(notes), end)
+    return TrainingTimeline(tuple(rounds.values()), tuple(workers.values()), tuple(notes), end)
 
 
 def _seconds(event: Event, begun: datetime) -> float:

@@ -250,11 +250,11 @@ class Agent:
         current = self._held.current
         return current if current is not None and current.number == number and not current.stopping else None
 
-    def _ranks(self, number: int) -> list[saves.Rank]:
+    def _ranks(self, number: int) -> list[saves.WatchedRank]:
         if (current := self._runs(number)) is None or self._files is None:
             return []
         pids = {rank: self._processes.pid_of(key_of(number, rank)) for rank in current.place.ranks}
-        return [saves.Rank(rank, self._files.marks[rank], pid) for rank, pid in pids.items() if pid is not None]
+        return [saves.WatchedRank(rank, self._files.marks[rank], pid) for rank, pid in pids.items() if pid is not None]
 
     async def _watch_files(self) -> None:
         while True:

@@ -25,7 +25,7 @@ _LOGS = (".log", ".out", ".err", ".jsonl", ".csv", ".tsv", ".wandb", ".lock", ".
 
 
 @dataclass(frozen=True)
-class Rank:
+class WatchedRank:
     number: int
     mark: str  # the file that `muster.saving` locks
     pid: int | None = None
@@ -83,13 +83,13 @@ class Saves:
         self._since: dict[tuple[int, str], float] = {}
         self._shut = _Shut()
 
-    def sample(self, ranks: Sequence[Rank], now: float) -> None:
+    def sample(self, ranks: Sequence[WatchedRank], now: float) -> None:
         """Remember since when each file is open."""
         self._roots = roots_of(self._cwd, self._words)
         seen = [(rank.number, path) for rank in ranks if rank.pid is not None for path in self._written(rank.pid)]
         self._since = {one: self._since.get(one, now) for one in seen}
 
-    def _busy(self, ranks: Sequence[Rank], now: float) -> Busy:
+    def _busy(self, ranks: Sequence[WatchedRank], now: float) -> Busy:
         saving = tuple(rank.number for rank in ranks if not self._shut.take(rank.mark))
         writing = {}
         for rank in ranks:
@@ -111,7 +111,9 @@ class Saves:
         name = (rest or [first])[-1]
         return name.endswith(_LOGS) or "tfevents" in name or (bool(rest) and first.startswith("."))
 
-    async def over(self, ranks: Callable[[], Sequence[Rank]], patience: Patience, tell: Callable[[Busy], None]) -> None:
+    async def over(
+        self, ranks: Callable[[], Sequence[WatchedRank]], patience: Patience, tell: Callable[[Busy], None]
+    ) -> None:
         """Until none of them saves, or patience ends. For a moment after that no save begins."""
         self._roots = roots_of(self._cwd, self._words)
         loop = asyncio.get_running_loop()
