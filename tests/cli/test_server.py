@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from muster import files
-from muster.cli import doctor, home, session
+from muster.cli import doctor, session
+from muster.sdk import home
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
 

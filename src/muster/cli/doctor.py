@@ -22,9 +22,10 @@ from urllib.parse import urlsplit
 import typer
 
 from muster import files
-from muster.cli import exits, home
+from muster.cli import exits
 from muster.cli.output import Report, write_data
 from muster.errors import how_to_install
+from muster.sdk import home
 
 app = typer.Typer(rich_markup_mode=None)
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from muster import files
-from muster.cli import exits, home, session
+from muster.cli import exits, session
 from muster.cli.output import Report, write_data, write_table
 from muster.errors import Conflict, MusterError, Unavailable
+from muster.sdk import home
 
 if TYPE_CHECKING:
-    from muster.cli.home import Running
+    from muster.sdk.home import Running
     from muster.sdk.training import DistributedTraining
 
 app = typer.Typer(rich_markup_mode=None)

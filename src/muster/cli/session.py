@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from muster import files
-from muster.cli import home
 from muster.errors import MusterError, NotFound, TrainingCancelled, TrainingFailed
+from muster.sdk import home
 from muster.types.training import DEFAULT_NAMESPACE, Training
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import select
 import subprocess
@@ -22,6 +21,8 @@ from urllib.parse import urlsplit
 
 from muster import files
 from muster.errors import InvalidRequest, Unavailable
+from muster.sdk import home
+from muster.sdk.home import Running
 from muster.types.codec import Problem
 
 START_S = 30.0  # how long the embedded control plane may take until it serves
@@ -68,7 +69,7 @@ class Search:
 def find(search: Search, within_s: float = START_S) -> Server:
     """The control plane to talk to. Raises Unavailable if it had to be started and could not be."""
     if search.url is not None:
-        context = _context(search.home)
+        context = home.written(search.home)
         if context is None or context.url != search.url:
             return Server(search.url, search.token, search.ca)
         return _embedded(search, context)
@@ -82,40 +83,15 @@ def find(search: Search, within_s: float = START_S) -> Server:
 
 def serving(search: Search) -> Server | None:
     """The embedded control plane, if it answers where the context file says."""
-    context = _context(search.home)
+    context = home.written(search.home)
     if context is None or not _alive(context.pid) or not _healthy(context.url, search.ca or context.ca):
         return None
     return _embedded(search, context)
 
 
-def _embedded(search: Search, context: _Context) -> Server:
+def _embedded(search: Search, context: Running) -> Server:
     """The embedded token belongs to the embedded control plane alone: nobody else is ever sent it."""
-    return Server(context.url, search.token or _token(search.home), search.ca or context.ca)
-
-
-# What is written down ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Context:
-    pid: int
-    url: str
-    ca: str | None = None  # its own certificate, where it serves with TLS
-
-
-def _context(home: Path) -> _Context | None:
-    try:
-        data = json.loads((home / "server.json").read_bytes())
-        return _Context(int(data["pid"]), str(data["url"]).rstrip("/"), data.get("ca"))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # absent, or half written by a process that was killed: then there is no one to talk to
-
-
-def _token(home: Path) -> str | None:
-    try:
-        return (home / "token").read_text().strip() or None
-    except OSError:
-        return None
+    return Server(context.url, search.token or home.token(search.home), search.ca or context.ca)
 
 
 def _checked(url: str) -> str:
@@ -219,7 +195,7 @@ def _start(search: Search, deadline: float) -> Server:
             os.close(writing)
     if url:
         _started[process.pid] = process
-        return Server(url.rstrip("/"), search.token or _token(search.home))
+        return Server(url.rstrip("/"), search.token or home.token(search.home))
     raise Unavailable(_story(process, log, before), hint=f"see {log}")
 
 

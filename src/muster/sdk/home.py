@@ -19,8 +19,9 @@ class Running:
 
     pid: int
     url: str
-    version: str
-    started_at: str
+    version: str = ""
+    started_at: str = ""
+    ca: str | None = None  # its own certificate, where it serves with TLS
 
     def to_wire(self) -> dict[str, object]:
         return {"pid": self.pid, "url": self.url, "version": self.version, "startedAt": self.started_at}
@@ -37,15 +38,19 @@ def is_locked(home: Path) -> bool:
         return True
 
 
+def written(home: Path) -> Running | None:
+    """What the last daemon said. It may have ended since, or have been killed while it wrote."""
+    try:
+        data = json.loads((home / "server.json").read_bytes())
+        about = str(data.get("version", "")), str(data.get("startedAt", ""))
+        return Running(int(data["pid"]), str(data["url"]).rstrip("/"), *about, data.get("ca"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def running(home: Path) -> Running | None:
     """The daemon that runs, if one does and has said where."""
-    if not is_locked(home):
-        return None
-    try:
-        data = json.loads((home / "server.json").read_text())
-        return Running(int(data["pid"]), str(data["url"]), str(data["version"]), str(data["startedAt"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # it holds the lock and has not written yet
+    return written(home) if is_locked(home) else None
 
 
 def wait_until_unlocked(home: Path, timeout_s: float) -> bool:
@@ -63,11 +68,8 @@ def wait_until_unlocked(home: Path, timeout_s: float) -> bool:
 
 def certificate(home: Path, url: str) -> str | None:
     """The certificate that the daemon at that address serves with, if it said so."""
-    try:
-        data = json.loads((home / "server.json").read_text())
-        return str(data["ca"]) if data["url"] == url else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    found = written(home)
+    return found.ca if found is not None and found.url == url else None
 
 
 def token(home: Path) -> str | None:
