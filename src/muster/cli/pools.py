@@ -10,6 +10,8 @@ import typer
 
 from muster.cli import output, session
 from muster.cli.output import Report
+from muster.sdk import flows
+from muster.sdk.effects import HttpRequest
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -94,9 +96,6 @@ def unregister(
 def _asked(
     url: str | None, token: str | None, method: str, path: str, params: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    from muster.sdk import flows
-    from muster.sdk.effects import HttpRequest
-
     client = session.open_client(url, token, session.DEFAULT)
     found: dict[str, Any] = client.run(flows.call(HttpRequest(method, path, params or {}))).json
     return found

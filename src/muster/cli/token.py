@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import difflib
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import typer
 
 from muster import files
 from muster.cli.output import Output, write_data, write_table
 from muster.errors import NotFound
-
-if TYPE_CHECKING:
-    from muster.server.auth import Tokens
+from muster.server.auth import Tokens
 
 app = typer.Typer(
     help="Make, list and revoke tokens of this machine's control plane.",
@@ -30,8 +27,6 @@ class RoleName(StrEnum):
 
 
 def _tokens() -> Tokens:
-    from muster.server.auth import Tokens
-
     return Tokens(files.home())
 
 

@@ -22,6 +22,9 @@ from muster.cli.follow import view_of
 from muster.cli.output import is_live
 from muster.cli.terminal import Screen, coloured
 from muster.errors import Forbidden, MusterError, NotFound, Unavailable, from_wire
+from muster.sdk import flows
+from muster.sdk.effects import HttpRequest, Lost
+from muster.sdk.flows import unavailable
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -63,8 +66,6 @@ class Feed:
     """What is there, then kept up to date by two threads; whoever shows it is told of each change."""
 
     def __init__(self, client: Client, tell: Callable[[], None]) -> None:
-        from muster.sdk import flows
-
         self._client = client
         self._tell = tell
         found, self._version = client.run(flows.listed(client.namespace, None, None))
@@ -120,9 +121,6 @@ def _asked(client: Client) -> tuple[Mapping[str, Any], ...]:
 
 def _pools() -> Flow[tuple[Mapping[str, Any], ...]]:
     """Once, without patience: the next question comes soon."""
-    from muster.sdk.effects import HttpRequest, Lost
-    from muster.sdk.flows import unavailable
-
     answer = yield HttpRequest("GET", "/v1/pools")
     if isinstance(answer, Lost):
         raise unavailable(answer)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from muster.sdk import functions
+
 LOADED_AS = "__muster_main__"
 
 
@@ -26,8 +28,6 @@ def main(arguments: Sequence[str]) -> None:
     for place in [os.getcwd(), *root]:
         if place not in sys.path:
             sys.path.append(place)
-    from muster.sdk import functions
-
     functions.in_rank = True
     where, _, name = target.rpartition(":")
     sent = json.loads(given)
