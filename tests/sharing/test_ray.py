@@ -16,9 +16,9 @@ from muster.sharing.ray_notes import (
     Notes,
     RaySettings,
     merged,
+    placed,
     read_notes,
     read_settings,
-    seated,
     write_notes,
     write_settings,
 )
@@ -44,30 +44,30 @@ def test_on_a_cluster(name: str, ray_outcomes: dict[str, str]) -> None:
 # Seats -------------------------------------------------------------------------------------------
 
 
-def test_nodes_are_seated_in_the_order_of_their_names() -> None:
-    assert seated((), [LivingNode("b", "2"), LivingNode("a", "1")], 2) == (NodeSlot(0, "a", "1"), NodeSlot(1, "b", "2"))
+def test_nodes_are_placed_in_the_order_of_their_names() -> None:
+    assert placed((), [LivingNode("b", "2"), LivingNode("a", "1")], 2) == (NodeSlot(0, "a", "1"), NodeSlot(1, "b", "2"))
 
 
-def test_a_node_that_returns_has_its_old_seat_under_a_new_id() -> None:
+def test_a_node_that_returns_has_its_old_slot_under_a_new_id() -> None:
     before = (NodeSlot(0, "a", "1"), NodeSlot(1, "b", "2"))
-    away = seated(before, [LivingNode("b", "2")], 2)
+    away = placed(before, [LivingNode("b", "2")], 2)
     assert away == (NodeSlot(0, "a"), NodeSlot(1, "b", "2"))
-    assert seated(away, [LivingNode("b", "2"), LivingNode("a", "9")], 2) == (
+    assert placed(away, [LivingNode("b", "2"), LivingNode("a", "9")], 2) == (
         NodeSlot(0, "a", "9"),
         NodeSlot(1, "b", "2"),
     )
 
 
-def test_a_name_that_was_never_seen_does_not_take_the_seat_of_one_that_is_away() -> None:
+def test_a_name_that_was_never_seen_does_not_take_the_slot_of_one_that_is_away() -> None:
     away = (NodeSlot(0, "a"), NodeSlot(1, "b", "2"))
-    assert seated(away, [LivingNode("b", "2"), LivingNode("c", "3")], 2) == away
-    assert seated(away, [LivingNode("b", "2"), LivingNode("c", "3")], 3) == (*away, NodeSlot(2, "c", "3"))
+    assert placed(away, [LivingNode("b", "2"), LivingNode("c", "3")], 2) == away
+    assert placed(away, [LivingNode("b", "2"), LivingNode("c", "3")], 3) == (*away, NodeSlot(2, "c", "3"))
 
 
-def test_nodes_of_one_name_have_a_seat_each() -> None:
-    both = seated((), [LivingNode("a", "1"), LivingNode("a", "2")], 2)
+def test_nodes_of_one_name_have_a_slot_each() -> None:
+    both = placed((), [LivingNode("a", "1"), LivingNode("a", "2")], 2)
     assert both == (NodeSlot(0, "a", "1"), NodeSlot(1, "a", "2"))
-    assert seated(both, [LivingNode("a", "2"), LivingNode("a", "3")], 2) == (
+    assert placed(both, [LivingNode("a", "2"), LivingNode("a", "3")], 2) == (
         NodeSlot(0, "a", "3"),
         NodeSlot(1, "a", "2"),
     )
@@ -98,6 +98,6 @@ def test_settings_and_notes_are_read_as_they_were_written(tmp_path: Path) -> Non
     assert read_notes(tmp_path / "notes.json", "session") == notes
 
 
-def test_a_new_ray_cluster_keeps_seats_and_forgets_actors(tmp_path: Path) -> None:
+def test_a_new_ray_cluster_keeps_slots_and_forgets_actors(tmp_path: Path) -> None:
     write_notes(tmp_path / "notes.json", Notes("old", Pool(4, 2), (NodeSlot(0, "a", "1"),), {"p1": Contact("handle")}))
     assert read_notes(tmp_path / "notes.json", "new") == Notes("new", Pool(4, 2), (NodeSlot(0, "a", "1"),))

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol
 
+from muster.backoff import Backoff
 from muster.errors import (
     AlreadyExists,
     Conflict,
@@ -28,8 +29,7 @@ log = logging.getLogger("muster.sharing")
 
 VACATED_POLL_S = 0.05
 CANCEL_GRACE_S = 5.0  # how long a cancelled hook may take to end, before it counts as stuck
-FIRST_PAUSE_S = 0.05  # while the server is away; doubles up to the next
-LONGEST_PAUSE_S = 1.0
+AWAY = Backoff(0.05, 1.0)  # while the server is
 
 
 class Wire(Protocol):
@@ -63,14 +63,14 @@ class HookRunner:
         await self._give_up(list(self._calls))
 
     async def _attend(self) -> None:
-        pause = FIRST_PAUSE_S
+        failures = 0
         while True:
             try:
                 action = await self._wire.next_action(self._pipeline, self._seen)
-                pause = FIRST_PAUSE_S
+                failures = 0
             except (Unavailable, SchedulerStopped):
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE_S, 2 * pause)
+                failures += 1
+                await asyncio.sleep(AWAY.after(failures))
                 continue
             except Conflict:
                 action = None
@@ -90,7 +90,7 @@ class HookRunner:
             await self._wire.attach(self._pipeline)
         except MusterError as error:  # if it is not over, the next fetch says so and this is tried again
             log.warning("%s could not be attached again: %s", self._pipeline, error.message)
-            await asyncio.sleep(FIRST_PAUSE_S)
+            await asyncio.sleep(AWAY.first_s)
         else:
             log.info("%s is attached again", self._pipeline)
 

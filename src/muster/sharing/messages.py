@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from muster.types.codec import Problem, limited, to_wire
-from muster.types.sharing import ClusterSpec, Holder, Pending, Priority, Snapshot
+from muster.types.codec import Problem, from_wire, limited, to_wire
+from muster.types.sharing import ClusterSpec, Priority, Snapshot
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"  # of a pipeline, and of an idempotency key
 LONGEST_WAIT_S = 60.0
@@ -48,11 +48,6 @@ class Registration:
     @property
     def specs(self) -> dict[str, ClusterSpec]:
         return {name: form.spec for name, form in self.clusters.items()}
-
-    def to_wire(self) -> dict[str, Any]:
-        """Spelled out: the codec does not look inside mappings."""
-        clusters = {name: to_wire(form) for name, form in self.clusters.items()}
-        return {**to_wire(self), "clusters": clusters}
 
 
 @dataclass(frozen=True)
@@ -185,30 +180,11 @@ _WIRE_NAMES = {"rollout_id": "rolloutId"}
 
 
 def show_snapshot(snapshot: Snapshot) -> dict[str, Any]:
-    """As JSON, whose keys are texts."""
-    return {
-        "leases": {str(gpu): to_wire(holder) for gpu, holder in snapshot.leases.items()},
-        "idle": list(snapshot.idle),
-        "pending": [
-            {"pipeline": one.pipeline, "cluster": one.cluster, "priority": one.priority.name, "reason": one.reason}
-            for one in snapshot.pending
-        ],
-        "openRollouts": dict(snapshot.open_rollouts),
-        "quarantined": dict(snapshot.quarantined),
-    }
+    """As JSON; priorities by their names."""
+    pending = [{**to_wire(one), "priority": one.priority.name} for one in snapshot.pending]
+    return {**to_wire(snapshot), "pending": pending}
 
 
 def read_snapshot(data: Mapping[str, Any]) -> Snapshot:
-    return Snapshot(
-        leases={
-            int(gpu): Holder(one["pipeline"], one["cluster"], one["rank"], one["state"], one["epoch"])
-            for gpu, one in data["leases"].items()
-        },
-        idle=tuple(data["idle"]),
-        pending=tuple(
-            Pending(one["pipeline"], one["cluster"], Priority[one["priority"]], one["reason"])
-            for one in data["pending"]
-        ),
-        open_rollouts=dict(data["openRollouts"]),
-        quarantined=dict(data["quarantined"]),
-    )
+    pending = [{**one, "priority": Priority[one["priority"]].value} for one in data["pending"]]
+    return from_wire(Snapshot, {**data, "pending": pending}, strict=False)

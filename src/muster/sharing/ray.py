@@ -186,8 +186,8 @@ class SchedulerHandle:
 
     async def nodes(self) -> tuple[NodeSlot, ...]:
         """Which Ray node has which GPUs, for placing a pipeline's workers."""
-        seats: tuple[NodeSlot, ...] = await self._call("nodes")
-        return seats
+        slots: tuple[NodeSlot, ...] = await self._call("nodes")
+        return slots
 
     # Calls
 

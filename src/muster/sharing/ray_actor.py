@@ -12,7 +12,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
+from muster import files
 from muster.errors import AlreadyExists, InvalidRequest, JournalUnusable, MusterError, NotFound
 from muster.sharing import ray_notes
 from muster.sharing.ray_notes import Contact, LivingNode, NodeSlot, Notes, RaySettings
@@ -111,7 +111,7 @@ class SchedulerActor:
 
     def __init__(self, name: str, wanted: RaySettings) -> None:
         self._session = ray.get_runtime_context().get_session_name()
-        self._place = _home() / "ray" / self._session / f"{name}.json"
+        self._place = files.home() / "ray" / self._session / f"{name}.json"
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._started = asyncio.get_running_loop().create_task(self._start(wanted))
 
@@ -272,7 +272,7 @@ class SchedulerActor:
     # Nodes
 
     async def _nodes(self) -> tuple[NodeSlot, ...]:
-        return self._notes.seats
+        return self._notes.slots
 
     async def _watch_nodes(self) -> None:
         while True:
@@ -286,8 +286,8 @@ class SchedulerActor:
         """Compare who sits where with what the scheduler thinks; the state says what is lost, so nothing is missed."""
         pool = self._pool
         count = -(-pool.gpus // pool.gpus_per_node)
-        before = self._notes.seats
-        after = ray_notes.seated(before, await _present(), count)
+        before = self._notes.slots
+        after = ray_notes.placed(before, await _present(), count)
         if not after:
             return  # no node claims GPUs: the pool's are mere slots
         for index in range(count):
@@ -297,7 +297,7 @@ class SchedulerActor:
                 await self._scheduler.lose_node(index, NODE_LOST)
             if has and self._is_lost(index):
                 await self._scheduler.restore_node(index)
-        self._write(replace(self._notes, seats=after))
+        self._write(replace(self._notes, slots=after))
 
     def _is_lost(self, node: int) -> bool:
         return node * self._pool.gpus_per_node in self._scheduler.shares.lost_gpus
@@ -360,10 +360,6 @@ async def _scheduler(settings: RaySettings) -> Scheduler:
 
 def _loaded(contact: Contact) -> ActorHooks:
     return ActorHooks(_pickle.loads(base64.b64decode(contact.handle)))
-
-
-def _home() -> Path:
-    return Path(os.environ.get("MUSTER_HOME") or Path.home() / ".muster")
 
 
 async def _ray_nodes() -> list[dict[str, Any]]:

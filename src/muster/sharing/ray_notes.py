@@ -1,22 +1,23 @@
 """What must a scheduler on Ray remember beside its journal? How it was made, which node is which, and whom to call.
 
 Plain values and two small files, both on the head node: one per Ray session that says how the scheduler was made, so
-that whoever recreates it need not know, and one beside the journal with the seats of nodes and the pipelines' actors.
+that whoever recreates it need not know, and one beside the journal with the slots of nodes and the pipelines' actors.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from muster import files
 from muster.errors import Conflict
+from muster.types.codec import from_wire, plain, to_wire
 from muster.types.sharing import Pool
 
-_PRIVATE = 0o600
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Contact:
 class Notes:
     session: str
     pool: Pool | None = None
-    seats: tuple[NodeSlot, ...] = ()
+    slots: tuple[NodeSlot, ...] = ()
     contacts: Mapping[str, Contact] = field(default_factory=dict)
 
 
@@ -78,18 +79,18 @@ def merged(before: RaySettings, wanted: RaySettings) -> RaySettings:
     return replace(RaySettings(), **{**given, **kept})
 
 
-def seated(seats: tuple[NodeSlot, ...], present: Iterable[LivingNode], count: int) -> tuple[NodeSlot, ...]:
-    """Who sits where, out of `count` seats, now that these nodes are there.
+def placed(slots: tuple[NodeSlot, ...], present: Iterable[LivingNode], count: int) -> tuple[NodeSlot, ...]:
+    """Which node has which of `count` slots, now that these are there.
 
-    A node that comes back under its name takes its old seat, so that its GPUs keep their ids. A name that was never
-    seen takes the next new seat; with none left it stays outside. Nodes that share a name share its seats.
+    A node that comes back under its name takes its old slot, so that its GPUs keep their ids. A name that was never
+    seen takes the next new slot; with none left it stays outside. Nodes that share a name share its slots.
     """
     living = {one.node_id for one in present}
-    after = [seat if seat.node_id in living else replace(seat, node_id="") for seat in seats]
-    known = {seat.node_id for seat in after}
+    after = [slot if slot.node_id in living else replace(slot, node_id="") for slot in slots]
+    known = {slot.node_id for slot in after}
     newcomers = [one for one in present if one.node_id not in known]
     for one in sorted(newcomers, key=lambda one: (one.name, one.node_id)):
-        free = next((seat.index for seat in after if seat.name == one.name and not seat.node_id), None)
+        free = next((slot.index for slot in after if slot.name == one.name and not slot.node_id), None)
         if free is not None:
             after[free] = replace(after[free], node_id=one.node_id)
         elif len(after) < count:
@@ -98,52 +99,61 @@ def seated(seats: tuple[NodeSlot, ...], present: Iterable[LivingNode], count: in
 
 
 # Files -------------------------------------------------------------------------------------------
+# As 0.1 wrote them: a pool, a node's slot and a contact are lists.
+
+_Pool = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _SettingsFile:
+    pool: _Pool | None = None
+    journal: str | None = None
+    hook_timeout_s: float | None = None
+    min_turn_s: float | None = None
+    reattach_timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class _NotesFile:
+    session: str = ""
+    pool: _Pool | None = None
+    seats: tuple[tuple[str, str], ...] = ()  # in the order of their indices
+    contacts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def read_settings(path: Path) -> RaySettings:
-    kept = _read(path)
-    return RaySettings(**{**kept, "pool": _read_pool(kept)})
+    kept = _read(path, _SettingsFile)
+    return RaySettings(**{**vars(kept), "pool": kept.pool and Pool(*kept.pool)})
 
 
 def write_settings(path: Path, settings: RaySettings) -> None:
-    _write(path, {**vars(settings), "pool": _pool(settings.pool)})
+    _write(path, _SettingsFile(**{**vars(settings), "pool": _pool(settings.pool)}))
 
 
 def read_notes(path: Path, session: str) -> Notes:
-    """Seats outlive a Ray cluster; actors do not."""
-    kept = _read(path)
-    seats = tuple(NodeSlot(index, *rest) for index, rest in enumerate(kept.get("seats", ())))
-    contacts = {name: Contact(*one) for name, one in kept.get("contacts", {}).items()}
-    return Notes(session, _read_pool(kept), seats, contacts if kept.get("session") == session else {})
+    """Slots outlive a Ray cluster; actors do not."""
+    kept = _read(path, _NotesFile)
+    slots = tuple(NodeSlot(index, *rest) for index, rest in enumerate(kept.seats))
+    contacts = {name: Contact(*one) for name, one in kept.contacts.items()} if kept.session == session else {}
+    return Notes(session, Pool(*kept.pool) if kept.pool else None, slots, contacts)
 
 
 def write_notes(path: Path, notes: Notes) -> None:
-    seats = [[seat.name, seat.node_id] for seat in notes.seats]
-    contacts = {name: [one.handle, one.process] for name, one in notes.contacts.items()}
-    _write(path, {"session": notes.session, "pool": _pool(notes.pool), "seats": seats, "contacts": contacts})
+    slots = tuple((slot.name, slot.node_id) for slot in notes.slots)
+    contacts = {name: (one.handle, one.process) for name, one in notes.contacts.items()}
+    _write(path, _NotesFile(notes.session, _pool(notes.pool), slots, contacts))
 
 
-def _pool(pool: Pool | None) -> list[int] | None:
-    return [pool.gpus, pool.gpus_per_node] if pool else None
+def _pool(pool: Pool | None) -> _Pool | None:
+    return (pool.gpus, pool.gpus_per_node) if pool else None
 
 
-def _read_pool(kept: Mapping[str, Any]) -> Pool | None:
-    return Pool(*kept["pool"]) if kept.get("pool") else None
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type[T]) -> T:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        return from_wire(kind, json.loads(path.read_text()), strict=False, names=plain)
     except FileNotFoundError:
-        return {}
-    return found
+        return kind()
 
 
-def _write(path: Path, record: Mapping[str, object]) -> None:
-    """In one step: a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.new")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _PRIVATE)
-    with open(file, "w") as opened:
-        json.dump(record, opened)
-    os.replace(draft, path)
+def _write(path: Path, record: object) -> None:
+    files.write_private(path, json.dumps(to_wire(record, names=plain)))

@@ -7,7 +7,9 @@ wait are repeated under one key, so that a lost connection or a restart of the s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import itertools
 import math
 import os
 import re
@@ -17,6 +19,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from muster.background import Tasks
 from muster.errors import (
     AlreadyExists,
     GrantTimeout,
@@ -28,11 +31,10 @@ from muster.errors import (
 )
 from muster.sdk import flows
 from muster.sdk.drive import AsyncDriver, Link
-from muster.sdk.effects import HttpRequest as Request
-from muster.sdk.effects import Response
+from muster.sdk.effects import HttpRequest, Response
 from muster.sdk.find import Search
 from muster.sharing import hooks as pipeline_hooks
-from muster.sharing.hook_runner import FIRST_PAUSE_S, LONGEST_PAUSE_S, HookRunner
+from muster.sharing.hook_runner import AWAY, HookRunner
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.messages import (
     NAME,
@@ -89,7 +91,7 @@ class RemoteScheduler:
         self._forms: dict[str, Registration] = {}
         self._sessions: dict[str, str] = {}  # what this process calls itself when it speaks for a pipeline
         self._hook_runners: dict[str, HookRunner] = {}
-        self._withdrawing: set[asyncio.Task[None]] = set()
+        self._withdrawing = Tasks()
 
     # Life
 
@@ -102,8 +104,8 @@ class RemoteScheduler:
         for runner in self._hook_runners.values():
             await runner.stop()
         self._hook_runners.clear()
-        if self._withdrawing:
-            await asyncio.wait(self._withdrawing, timeout=WITHDRAW_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._withdrawing.finish(), WITHDRAW_S)
         await self._driver.close()
 
     async def __aenter__(self) -> RemoteScheduler:
@@ -159,7 +161,7 @@ class RemoteScheduler:
         if runner is not None:
             await runner.stop()
         params = {"why": why} if why else {}
-        await self._call(Request("DELETE", self._path(pipeline), params, headers=self._session(pipeline)))
+        await self._call(HttpRequest("DELETE", self._path(pipeline), params, headers=self._session(pipeline)))
         self._sessions.pop(pipeline, None)
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
@@ -168,18 +170,18 @@ class RemoteScheduler:
 
     async def lose_node(self, node: int, why: str = "node-lost") -> None:
         """A node's GPUs are out of use; bundles on them are dropped without hooks."""
-        await self._call(Request("PUT", f"{self._root}/nodes/{node}", json=to_wire(NodeState("lost", why))))
+        await self._call(HttpRequest("PUT", f"{self._root}/nodes/{node}", json=to_wire(NodeState("lost", why))))
 
     async def restore_node(self, node: int) -> None:
-        await self._call(Request("PUT", f"{self._root}/nodes/{node}", json=to_wire(NodeState("present"))))
+        await self._call(HttpRequest("PUT", f"{self._root}/nodes/{node}", json=to_wire(NodeState("present"))))
 
     async def _put(self, pipeline: str, form: Registration, wait_s: float, session: str) -> Response:
         return await self._call(
-            Request(
+            HttpRequest(
                 "PUT",
                 self._path(pipeline),
                 {"wait": f"{wait_s:g}"},
-                json=form.to_wire(),
+                json=to_wire(form),
                 headers={SESSION: session, **_shown_tenant(self._tenant)},
                 timeout_s=wait_s + SILENCE_S,
             )
@@ -229,15 +231,13 @@ class RemoteScheduler:
 
     async def _withdraw(self, pipeline: str, key: str) -> None:
         """Tell the server that nobody waits, and do not wait for long: the caller is on its way out."""
-        task = asyncio.create_task(self._tell_withdrawn(pipeline, key))
-        self._withdrawing.add(task)
-        task.add_done_callback(self._withdrawing.discard)
+        task = self._withdrawing.start(self._tell_withdrawn(pipeline, key))
         await asyncio.wait({task}, timeout=WITHDRAW_S)
 
     async def _tell_withdrawn(self, pipeline: str, key: str) -> None:
         path = f"{self._path(pipeline)}/requests/{key}"
         try:
-            await self._call(Request("DELETE", path, headers=self._session(pipeline)))
+            await self._call(HttpRequest("DELETE", path, headers=self._session(pipeline)))
         except MusterError:
             return  # the pipeline is gone, or the server is: then so is the request, or nobody takes its place again
 
@@ -313,7 +313,7 @@ class RemoteScheduler:
     async def next_action(self, pipeline: str, after: int) -> Action | None:
         params = {"wait": f"{LONG_POLL_S:g}", "after": str(after)}
         path, headers = f"{self._path(pipeline)}/actions", self._session(pipeline)
-        request = Request("GET", path, params, headers=headers, timeout_s=LONG_POLL_S + SILENCE_S)
+        request = HttpRequest("GET", path, params, headers=headers, timeout_s=LONG_POLL_S + SILENCE_S)
         answer = await self._driver.run(flows.call(request))
         return None if answer.status == 204 else flows.read(Action, answer.json)
 
@@ -329,7 +329,7 @@ class RemoteScheduler:
         return f"{self._root}/pipelines/{quote(pipeline, safe='')}"
 
     async def _get(self, path: str) -> Response:
-        return await self._call(Request("GET", self._root + path))
+        return await self._call(HttpRequest("GET", self._root + path))
 
     def _session(self, pipeline: str) -> dict[str, str]:
         return {SESSION: self._sessions[pipeline]} if pipeline in self._sessions else {}
@@ -341,20 +341,20 @@ class RemoteScheduler:
         # The key also where the server ignores it: it says that repeating does no harm.
         headers = {"Idempotency-Key": key, **self._session(pipeline)}
         path, timeout_s = f"{self._path(pipeline)}/{what}", (wait_s or 0.0) + SILENCE_S
-        return await self._call(Request("POST", path, params, json=body, headers=headers, timeout_s=timeout_s))
+        return await self._call(HttpRequest("POST", path, params, json=body, headers=headers, timeout_s=timeout_s))
 
-    async def _call(self, request: Request) -> Response:
+    async def _call(self, request: HttpRequest) -> Response:
         """One call, repeated while a server that was there before is away."""
         clock: Callable[[], float] = asyncio.get_running_loop().time
-        until, pause = clock() + PATIENCE_S, FIRST_PAUSE_S
-        while True:
+        until = clock() + PATIENCE_S
+        for failures in itertools.count(1):
             try:
                 return await self._driver.run(flows.call(request))
             except (Unavailable, SchedulerStopped):
                 if not self._link.answered or clock() >= until:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, 2 * pause)
+            await asyncio.sleep(AWAY.after(failures))
+        raise AssertionError("it goes on until it returns")
 
 
 @functools.cache
