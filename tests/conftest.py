@@ -32,9 +32,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def plane(tmp_path: Path) -> Iterator[Plane]:
-    """A control plane that serves."""
+def plane(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plane]:
+    """A control plane that serves; `@pytest.mark.times(LEASE_S="2")` gives it other times than its own."""
     made = Plane(tmp_path)
-    made.serve()
+    marked = request.node.get_closest_marker("times")
+    made.serve(**(marked.kwargs if marked else {}))
     yield made
     made.close()

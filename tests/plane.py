@@ -11,7 +11,7 @@ from typing import Any
 
 import muster
 from muster import DistributedTraining, WorldSize
-from tests.fleet import PROBE, Fleet, Process, eventually
+from tests.fleet import PROBE, PROGRAMS, Fleet, Process, eventually
 
 
 class Plane(Fleet):
@@ -24,9 +24,13 @@ class Plane(Fleet):
         self._client: muster.Client | None = None
 
     def serve(self, *options: str, files: str = "", **env: str) -> Process:
-        """Start the control plane, or start it again; returns when it serves. `files` is for ulimit."""
+        """Start the control plane, or start it again; returns when it serves.
+
+        `files` is for ulimit. With LEASE_S or ALIVE_S it has that time instead of its own.
+        """
         limit = ("/bin/sh", "-c", f'ulimit {files} && exec "$@"', "sh") if files else ()
-        command = (*limit, sys.executable, "-m", "muster.daemon", "--home", str(self.home), *options)
+        program = (str(PROGRAMS / "daemon.py"),) if {"LEASE_S", "ALIVE_S"} & env.keys() else ("-m", "muster.daemon")
+        command = (*limit, sys.executable, *program, "--home", str(self.home), *options)
         self.daemon = self.start(*command, **env)
         self.daemon.expect(r"muster serves on (\S+)")
         return self.daemon

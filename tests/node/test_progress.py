@@ -78,6 +78,7 @@ def test_without_an_agent_it_does_nothing(value: str | None, tmp_path: Path, mon
         monkeypatch.setenv(progress.FILE_VARIABLE, value)
     muster.progress(1)
     muster.progress(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"] and not Path("empty").stat().st_size
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short"], ids=["missing", "empty", "short"])

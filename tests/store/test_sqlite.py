@@ -104,7 +104,10 @@ def test_a_file_cannot_be_opened_twice(path: Path) -> None:
 def test_closing_twice_is_closing(path: Path) -> None:
     async def story(store: SqliteStore) -> None:
         await store.close()
+        with pytest.raises(errors.Unavailable):
+            await store.write(Write(put=a_training()))
 
+    opened(path, story)  # which closes it again
     opened(path, story)
 
 
