@@ -31,9 +31,26 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def resident(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    made = Plane(tmp_path_factory.mktemp("resident"))
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def plane(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plane]:
-    """A control plane that serves; `@pytest.mark.times(LEASE_S="2")` gives it other times than its own."""
+    """A control plane that serves.
+
+    With `@pytest.mark.shared` it is the one of all tests that leave it as they found it, but for their trainings; with
+    `@pytest.mark.times(LEASE_S="2")` it has other times than its own.
+    """
+    if request.node.get_closest_marker("shared"):
+        shared: Plane = request.getfixturevalue("resident")
+        shared.receive()
+        yield shared
+        shared.tidy()
+        return
     made = Plane(tmp_path)
     marked = request.node.get_closest_marker("times")
     made.serve(**(marked.kwargs if marked else {}))

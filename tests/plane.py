@@ -35,6 +35,19 @@ class Plane(Fleet):
         self.daemon.expect(r"muster serves on (\S+)")
         return self.daemon
 
+    def receive(self) -> None:
+        """Serve the next test, also if the one before has left nothing to serve with."""
+        if self.daemon is None or self.daemon.proc.poll() is not None:
+            self.serve()
+
+    def tidy(self) -> None:
+        """Leave nothing of a test for the next one."""
+        for training in self.client.list():
+            training.delete()
+        self.no_worker_left()
+        for note in self.notes.iterdir():
+            note.unlink()
+
     def crash(self) -> None:
         assert self.daemon is not None
         self.daemon.kill()

@@ -17,6 +17,7 @@ from tests.fleet import eventually
 from tests.plane import Plane, fresh, reasons
 
 
+@pytest.mark.shared
 def test_success_is_told_with_every_exit_and_nothing_stays(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=30)
@@ -33,6 +34,7 @@ def test_success_is_told_with_every_exit_and_nothing_stays(plane: Plane) -> None
     plane.no_worker_left()
 
 
+@pytest.mark.shared
 def test_a_failure_names_each_failed_rank(plane: Plane) -> None:
     training = plane.train("demo", "exit=3@1.*", "sleep", world=(2, 2, 2), max_restarts=0, stop_grace_seconds=1)
     with pytest.raises(TrainingFailed) as caught:
@@ -47,6 +49,7 @@ def test_a_failure_names_each_failed_rank(plane: Plane) -> None:
     plane.no_worker_left()
 
 
+@pytest.mark.shared
 def test_a_rank_that_the_kernel_kills_for_memory_is_reported_as_such(plane: Plane, tmp_path: Path) -> None:
     group = MemoryGroup(f"probe-{os.getpid()}")
     if not group.limit(64 << 20):
@@ -84,6 +87,7 @@ def test_cancelled_before_any_rank_started_has_an_empty_list_of_exits(tmp_path: 
         plane.close()
 
 
+@pytest.mark.shared
 def test_a_cancel_stops_the_ranks_and_says_so(plane: Plane) -> None:
     training = plane.train("demo", "sleep", world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=30)
@@ -95,6 +99,7 @@ def test_a_cancel_stops_the_ranks_and_says_so(plane: Plane) -> None:
     plane.no_worker_left()
 
 
+@pytest.mark.shared
 def test_ranks_that_exit_0_after_a_stored_cancel_still_give_cancelled(plane: Plane, tmp_path: Path) -> None:
     polite = tmp_path / "polite.py"
     polite.write_text(
@@ -151,6 +156,7 @@ def test_workers_of_a_training_that_is_removed_around_the_api_are_ended(plane: P
     plane.train("demo", "exit=0", world=(1, 1, 1)).result(timeout=30)
 
 
+@pytest.mark.shared
 def test_a_timeout_of_zero_looks_once_and_tells_a_timeout_from_an_end(plane: Plane) -> None:
     training = plane.train(world=(1, 1, 1))
     with pytest.raises(WaitTimeout) as caught:
@@ -162,6 +168,7 @@ def test_a_timeout_of_zero_looks_once_and_tells_a_timeout_from_an_end(plane: Pla
     assert training.wait_until_target_world(timeout=0).ready == 0
 
 
+@pytest.mark.shared
 def test_an_order_that_no_worker_can_carry_out_fails_at_once_with_the_reason(plane: Plane, tmp_path: Path) -> None:
     missing = plane.train("missing", script=str(tmp_path / "nowhere.py"), world=(2, 2, 2))
     with pytest.raises(TrainingFailed, match=r"no such script: .*nowhere\.py"):
@@ -185,12 +192,14 @@ def test_delete_stops_it_and_frees_the_name_and_the_logs(plane: Plane) -> None:
     again.result(timeout=30)
 
 
+@pytest.mark.shared
 def test_what_is_finished_for_its_time_to_live_is_removed(plane: Plane) -> None:
     training = plane.train("demo", "exit=0", world=(1, 1, 1), ttl_seconds_after_finished=0.2)
     training.result(timeout=30)
     eventually(lambda: not plane.client.list(), "it is gone", 10)
 
 
+@pytest.mark.shared
 def test_a_deadline_ends_a_training_that_runs_too_long(plane: Plane) -> None:
     training = plane.train("demo", "sleep", world=(1, 1, 1), active_deadline_seconds=0.5, stop_grace_seconds=0.5)
     with pytest.raises(TrainingFailed, match="deadline"):

@@ -135,6 +135,7 @@ def _tried_again(training: muster.DistributedTraining, refused: Iterator[int]) -
     return seen.count("WorkerStarted") > 2 or "ReconcileFailed" in seen
 
 
+@pytest.mark.shared
 def test_a_worker_too_many_that_cannot_start_does_not_end_a_world_that_trains(plane: Plane) -> None:
     folder = plane.folder / "work"
     folder.mkdir()
@@ -151,6 +152,7 @@ def test_a_worker_too_many_that_cannot_start_does_not_end_a_world_that_trains(pl
     training.result(timeout=30)
 
 
+@pytest.mark.shared
 def test_an_error_names_the_reason_of_the_outcome_also_when_ranks_failed(plane: Plane) -> None:
     """A rank that was lost is not why it failed when the outcome says something else."""
     folder = plane.folder / "work"
@@ -212,6 +214,7 @@ def test_the_tail_of_a_long_log_does_not_cost_its_length_in_memory(plane: Plane)
     assert high_water_kib(plane.daemon.pid) - before < 64 * 1024
 
 
+@pytest.mark.shared
 def test_a_command_with_its_output_closed_ends_without_a_traceback(plane: Plane) -> None:
     program = Path(sys.executable).parent / "muster"
     process = plane.start("/bin/sh", "-c", f"exec {program} ps -o json >&-")
@@ -230,6 +233,7 @@ def heirs(plane: Plane) -> tuple[muster.DistributedTraining, muster.DistributedT
     return old, new
 
 
+@pytest.mark.shared
 def test_cancelling_a_training_that_is_gone_leaves_the_one_alone_that_has_its_name_now(
     heirs: tuple[muster.DistributedTraining, muster.DistributedTraining],
 ) -> None:
@@ -239,6 +243,7 @@ def test_cancelling_a_training_that_is_gone_leaves_the_one_alone_that_has_its_na
     assert fresh(new).training.spec.cancel is None
 
 
+@pytest.mark.shared
 def test_deleting_a_training_that_is_gone_leaves_the_one_alone_that_has_its_name_now(
     heirs: tuple[muster.DistributedTraining, muster.DistributedTraining],
 ) -> None:
@@ -248,6 +253,7 @@ def test_deleting_a_training_that_is_gone_leaves_the_one_alone_that_has_its_name
     assert fresh(new).training.metadata.deletion_timestamp is None
 
 
+@pytest.mark.shared
 def test_reading_about_a_training_that_is_gone_does_not_answer_for_another(
     heirs: tuple[muster.DistributedTraining, muster.DistributedTraining],
 ) -> None:
@@ -259,6 +265,7 @@ def test_reading_about_a_training_that_is_gone_does_not_answer_for_another(
 
 
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup", os.W_OK), reason="needs control groups")
+@pytest.mark.shared
 def test_a_worker_that_is_killed_leaves_no_memory_group_behind(plane: Plane) -> None:
     """Its guard is still in the group at that moment."""
     training = plane.train(world=(1, 2, 2), resources={"memory": "400Mi"})

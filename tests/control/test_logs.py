@@ -36,6 +36,7 @@ def talker(plane: Plane, tmp_path: Path) -> Iterator[DistributedTraining]:
     yield plane.train(script=str(script), args=[str(plane.notes)], world=(2, 2, 2), max_restarts=5)
 
 
+@pytest.mark.shared
 def test_following_from_pending_through_two_restarts_to_the_end_gives_every_line_once(
     plane: Plane, talker: DistributedTraining
 ) -> None:
@@ -75,6 +76,7 @@ def test_following_survives_the_control_plane(plane: Plane, talker: DistributedT
     assert lines.count("[1] round 2 rank 1 ends without a newline") == 1, "nothing lost"
 
 
+@pytest.mark.shared
 def test_one_rank_one_round_and_a_tail(plane: Plane, talker: DistributedTraining) -> None:
     eventually(lambda: (fresh(talker).training.status.round or 0) >= 2, "two restarts")
     plane.go()

@@ -41,6 +41,7 @@ def test_scaling_up_and_down_returns_only_when_the_round_for_it_runs(tmp_path: P
         plane.close()
 
 
+@pytest.mark.shared
 def test_another_process_is_not_told_too_early(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 4))
     training.wait_until_target_world(timeout=30)
@@ -57,6 +58,7 @@ def test_another_process_is_not_told_too_early(plane: Plane) -> None:
     assert other.text.split()[-3:] == ["3", "3", "1"]
 
 
+@pytest.mark.shared
 def test_the_target_of_another_writer_is_noticed(plane: Plane) -> None:
     mine = plane.train(world=(1, 1, 4))
     mine.wait_until_target_world(timeout=30)
@@ -69,6 +71,7 @@ def test_the_target_of_another_writer_is_noticed(plane: Plane) -> None:
     assert theirs.wait_until_target_world(timeout=30).ready == 2
 
 
+@pytest.mark.shared
 def test_two_clients_that_scale_at_once_both_get_an_answer_and_one_target_stands(plane: Plane) -> None:
     training = plane.train(world=(1, 1, 4))
 
@@ -84,6 +87,7 @@ def test_two_clients_that_scale_at_once_both_get_an_answer_and_one_target_stands
     assert training.training.spec.world_size.target in (2, 3)
 
 
+@pytest.mark.shared
 def test_a_target_out_of_bounds_changes_nothing(plane: Plane) -> None:
     training = plane.train(world=(1, 1, 2))
     with pytest.raises(muster.WorldSizeOutOfBounds) as caught:
@@ -93,6 +97,7 @@ def test_a_target_out_of_bounds_changes_nothing(plane: Plane) -> None:
     assert training.generation == 1
 
 
+@pytest.mark.shared
 def test_scaling_down_with_a_spare_ends_one_worker_and_starts_none(plane: Plane) -> None:
     training = plane.train(world=(1, 3, 3), spares=1)
     training.wait_until_target_world(timeout=30)

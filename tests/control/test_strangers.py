@@ -48,6 +48,7 @@ class Viewer:
         return "cancelled"
 
 
+@pytest.mark.shared
 def test_who_speaks_to_the_coordinator_before_a_token_is_stored_is_refused(plane: Plane) -> None:
     with Viewer(plane, tries=20) as viewer:
         trainings = [plane.train(f"t{index}", "exit=0", world=(1, 1, 1)) for index in range(10)]

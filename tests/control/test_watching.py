@@ -34,6 +34,7 @@ def test_a_watch_is_resumed_after_the_control_plane_died(plane: Plane) -> None:
     plane.go()
 
 
+@pytest.mark.shared
 def test_the_first_step_of_a_rank_is_shown_soon(plane: Plane) -> None:
     """It came with the next look at the training, which may be ten seconds later."""
     stepper = str(Path(__file__).parents[1] / "programs" / "stepper.py")
@@ -47,12 +48,14 @@ def test_the_first_step_of_a_rank_is_shown_soon(plane: Plane) -> None:
         training.wait(timeout=30)
 
 
+@pytest.mark.shared
 def test_a_version_that_is_unknown_here_is_gone(plane: Plane) -> None:
     auth = {"Authorization": f"Bearer {plane.api_token}"}
     answer = httpx2.get(f"{plane.url}/v1/watch", params={"resourceVersion": "999999"}, headers=auth, timeout=5)
     assert answer.status_code == 410 and answer.json()["error"]["code"] == "compacted"
 
 
+@pytest.mark.shared
 def test_two_hundred_waits_end_together_and_a_reader_that_stops_disturbs_nobody(plane: Plane) -> None:
     training = plane.train(world=(1, 1, 2))
     training.wait_until_target_world(timeout=30)

@@ -21,6 +21,8 @@ from tests.plane import Plane
 PATIENCE_S = 120.0
 LOOK_AGAIN_S = 30.0
 ENVIRONMENT = Path(sys.executable).parents[1]
+PAUSE = "time.sleep(0.02)"  # after each step
+STEP_S = 0.002
 _LOOK = re.compile(r"muster (ps|events|explain|logs)\b")
 _MARK = "typed-"
 _PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
@@ -41,12 +43,19 @@ class Reader:
         self.clone = plane.folder / "clone"
         shutil.copytree(ROOT / "examples", self.clone / "examples", ignore=shutil.ignore_patterns("__pycache__"))
         (self.clone / ".venv").symlink_to(ENVIRONMENT)
+        self._hasten(self.clone / "examples" / "train.py")
         self._ports: dict[str, str] = {}
         self._count = 0
         # Whoever started the tests may ignore SIGINT; a shell hands that down, a terminal does not.
         shell = ["env", "--default-signal=INT", "bash", "--norc"]
         self._shell = Process(shell, plane.env, self.clone, stdin=subprocess.PIPE)
         plane.processes.append(self._shell)
+
+    def _hasten(self, example: Path) -> None:
+        """A run that is read to its end need not take the seconds that it takes so that a user sees it run."""
+        text = example.read_text()
+        assert text.count(PAUSE) == 1
+        example.write_text(text.replace(PAUSE, f"time.sleep({STEP_S} if given.steps <= 200 else {STEP_S * 10})"))
 
     def activate(self) -> None:
         """What pages take for granted that do not say it themselves."""

@@ -70,6 +70,7 @@ def keys_become(address: str, **wanted: str) -> None:
     eventually(lambda: set(keys(address)) == set(expected), f"keys {set(expected)}, not {keys(address)}", 10)
 
 
+@pytest.mark.shared
 def test_ranks_are_held_until_the_mesh_is_ready(plane: Plane, board: Switchboard) -> None:
     board.cut("demo-1")
     training = plane.train(spares=1, **gated(board))
@@ -92,6 +93,7 @@ def test_ranks_are_held_until_the_mesh_is_ready(plane: Plane, board: Switchboard
     keys_become(endpoint(plane))
 
 
+@pytest.mark.shared
 def test_a_gate_that_fails_open_names_the_pair_and_heals(plane: Plane, board: Switchboard) -> None:
     board.passes = lambda source, target: (source, target) != ("demo-2", "demo-0")
     training = plane.train(world=(3, 3, 3), **gated(board, 1.0))
@@ -113,6 +115,7 @@ def test_a_gate_that_fails_open_names_the_pair_and_heals(plane: Plane, board: Sw
     keys_become(endpoint(plane))
 
 
+@pytest.mark.shared
 def test_a_newcomer_is_probed_before_the_world_takes_it_in(plane: Plane, board: Switchboard) -> None:
     training = plane.train(**gated(board, 1.0))
     training.wait_until_target_world(timeout=20)
@@ -134,6 +137,7 @@ def test_a_newcomer_is_probed_before_the_world_takes_it_in(plane: Plane, board: 
     training.result(timeout=20)
 
 
+@pytest.mark.shared
 def test_a_worker_that_is_gone_leaves_no_key_and_a_known_spare_takes_over(plane: Plane, board: Switchboard) -> None:
     training = plane.train(spares=1, **gated(board))
     training.wait_until_target_world(timeout=20)
@@ -193,6 +197,7 @@ def test_keys_in_an_etcd_survive_nobody(plane: Plane, real_etcd: servers.Etcd) -
     eventually(lambda: not keys(real_etcd.address, name), "no key is left", 10)
 
 
+@pytest.mark.shared
 @pytest.mark.parametrize(("cut", "status"), [((), "ready"), (("demo-0", "demo-1"), "degraded")])
 def test_ranks_that_ask_learn_how_their_mesh_is(
     plane: Plane, board: Switchboard, cut: tuple[str, ...], status: str
@@ -206,6 +211,7 @@ def test_ranks_that_ask_learn_how_their_mesh_is(
     assert said.count(f"mesh is {status}") == 2, said
 
 
+@pytest.mark.shared
 def test_without_a_gate_nobody_is_probed_and_no_rank_is_told_where_to_wait(plane: Plane) -> None:
     training = plane.train("plain", "wait", world=(2, 2, 2))
     training.wait_until_target_world(timeout=20)

@@ -68,9 +68,10 @@ def test_an_unreachable_coordinator_is_tried_for_a_while_and_then_named(fleet: F
 
 def test_a_name_in_use_is_refused_with_both_shown(fleet: Fleet) -> None:
     fleet.coordinator()
-    first = fleet.node("same", "--nnodes", "1:2", "--spares", "1")
+    options = ("--nnodes", "1:2", "--spares", "1", "--last-call-s", "0")
+    first = fleet.node("same", *options)
     fleet.started(0, 1)
-    second = fleet.node("same", "--nnodes", "1:2", "--spares", "1")
+    second = fleet.node("same", *options)
     assert second.wait() == 1
     assert f"pid {first.pid}" in second.text and f"pid {second.pid}" in second.text
     fleet.go()
@@ -127,7 +128,7 @@ def test_asking_for_a_run_that_does_not_exist(fleet: Fleet) -> None:
 
 def test_a_target_out_of_bounds_changes_nothing(fleet: Fleet) -> None:
     fleet.coordinator()
-    node = fleet.node("a", "--nnodes", "1:2", "--target", "1")
+    node = fleet.node("a", "--nnodes", "1:2", "--target", "1", "--last-call-s", "0")
     fleet.started(0, 1)
     world = (sys.executable, "-m", "muster.cli.main", "world", "--coordinator", fleet.address, "--run-id", "run")
     refused = fleet.start(*world, "set-target", "3")

@@ -138,7 +138,7 @@ def test_garbage_ends_its_own_connection_and_nothing_else(fleet: Fleet) -> None:
 
 def test_malformed_frames_of_a_member_cost_only_that_member(fleet: Fleet) -> None:
     fleet.coordinator()
-    node = fleet.node("a", "--nnodes", "1:2", "--spares", "1")
+    node = fleet.node("a", "--nnodes", "1:2", "--spares", "1", "--last-call-s", "0")
     fleet.started(0, 1)
     raw = Raw(fleet)
     answer = raw.hello()
