@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import errors
+from muster import errors, files
 from muster.backends import records
 from muster.backends.local import processes
 from muster.daemon import local
@@ -132,7 +132,7 @@ def test_a_file_is_replaced_at_once_and_is_for_its_user_only(tmp_path: Path) -> 
     path = tmp_path / "server.json"
     path.write_text("old")
     with path.open() as reader:
-        local.write_file(path, "new")
+        files.write_private(path, "new")
         assert reader.read() == "old", "whoever reads has one or the other"
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
