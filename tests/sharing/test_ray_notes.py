@@ -14,6 +14,6 @@ def test_what_a_scheduler_on_ray_of_0_1_0_noted_is_read() -> None:
     assert (settings.hook_timeout_s, settings.min_turn_s, settings.reattach_timeout_s) == (20.0, 1.5, None)
     notes = ray_notes.read_notes(old.RAY / "journal.ray", "session_2026-11-16_01-00-00_000000_1")
     assert notes.pool == Pool(8, 4)
-    assert notes.seats == (NodeSlot(0, "node-a", "a" * 56), NodeSlot(1, "node-b"))
+    assert notes.slots == (NodeSlot(0, "node-a", "a" * 56), NodeSlot(1, "node-b"))
     assert notes.contacts == {"p1": Contact("gASVhandle", "b" * 32)}
     assert not ray_notes.read_notes(old.RAY / "journal.ray", "another").contacts, "actors end with their session"
