@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from muster.backends.kube import pods
-from muster.backends.kube.logs import Line, Reader
-from muster.backends.kube.picture import Picture
+from muster.backends.kube.logs import RankLine, Reader
+from muster.backends.kube.pod_cache import PodCache
 from muster.types.training import Uid
 from muster.types.worker import Worker
 from tests.training_builders import BIRTH
@@ -170,7 +170,7 @@ class Heard(list[tuple[str, bool]]):
 
 def test_a_list_drops_what_it_lacks_but_not_what_is_newer() -> None:
     heard = Heard()
-    picture = Picture(heard)
+    picture = PodCache(heard)
     picture.listed([picture.digest(a_pod(name=name)) for name in "ab"], "10")
     picture.put(pods.read(a_pod(name="c", version=30)))
     heard.clear()
@@ -181,7 +181,7 @@ def test_a_list_drops_what_it_lacks_but_not_what_is_newer() -> None:
 
 def test_an_old_answer_does_not_undo_what_the_watch_told() -> None:
     heard = Heard()
-    picture = Picture(heard)
+    picture = PodCache(heard)
     picture.changed("MODIFIED", a_pod(version=7))
     picture.put(pods.read(a_pod(version=5)))
     assert heard == [("demo-0@7", False)]
@@ -205,12 +205,12 @@ def test_what_is_kept_of_a_pod_is_small() -> None:
 def test_lines_belong_to_the_round_that_the_agent_named_and_come_once() -> None:
     reader = Reader()
     text = b"muster-node[demo-0] joined run u1\nmuster-node[demo-0] round 3: rank 1 of 2; why\n[1] a\n[1] \n[12] [x] y"
-    assert list(reader.take(text)) == [Line(3, 1, b"a"), Line(3, 1, b"")]
-    assert list(reader.finish()) == [Line(3, 12, b"[x] y")]
+    assert list(reader.take(text)) == [RankLine(3, 1, b"a"), RankLine(3, 1, b"")]
+    assert list(reader.finish()) == [RankLine(3, 12, b"[x] y")]
     reader.begin()
     more = text + b"\nmuster-node[demo-0] round 4: rank 0 of 2; why\nTraceback of the agent\n[0] b\n"
     pieces = [more[at : at + 7] for at in range(0, len(more), 7)]
-    assert [line for piece in pieces for line in reader.take(piece)] == [Line(4, 0, b"b")]
+    assert [line for piece in pieces for line in reader.take(piece)] == [RankLine(4, 0, b"b")]
 
 
 @pytest.mark.parametrize(

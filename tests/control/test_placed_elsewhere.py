@@ -293,7 +293,7 @@ def test_a_missing_permission_is_told_in_the_servers_words_and_with_what_to_do()
         site.cluster.refusal = errors.Forbidden(said, hint=hint)
         await site.put(a_training())
         await site.loop.idle()
-        await eventually(lambda: not site.loop._stories)
+        await eventually(lambda: not site.loop._unwritten)
         assert await site.told("ReconcileFailed") == [f"{said} ({hint}); trying again"]
         site.cluster.refusal = None
         await eventually(lambda: site.store.get(a_training().key).training.status.holds("TargetReached"))  # type: ignore[union-attr]

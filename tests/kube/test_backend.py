@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster import errors
-from muster.backends.kube import backend as backends
+from muster.backends.kube import pod_removal
 from muster.backends.records import SHORTAGE, removals
 from muster.core.training.reconcile import USAGE_ERROR
 from muster.ports import LogQuery, Write
@@ -281,7 +281,7 @@ def test_a_pod_whose_answer_got_lost_is_never_left_alone(
 def test_a_node_that_does_not_answer_loses_its_worker(
     cluster: Cluster, kubelet: TestKubelet, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(pod_removal, "OVERDUE_S", 0.3)
 
     async def scenario(house: House) -> None:
         training = await house.training()
@@ -299,7 +299,7 @@ def test_a_node_that_does_not_answer_loses_its_worker(
 def test_a_worker_that_will_not_leave_is_killed(
     cluster: Cluster, kubelet: TestKubelet, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(pod_removal, "OVERDUE_S", 0.3)
 
     async def scenario(house: House) -> None:
         training = await house.training(script=STUBBORN, stop_grace_seconds=600.0)

@@ -1,4 +1,4 @@
-"""The client of the Kubernetes API: what do its answers mean, and does a mirror miss anything?"""
+"""The client of the Kubernetes API: what do its answers mean, and does an informer miss anything?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightkube import KubeConfig
 
 from muster import errors
 from muster.kube import client
-from muster.kube.client import InDoubt, Json, KubeApi, Mirror, again, passes, refusal
+from muster.kube.client import InDoubt, Informer, Json, KubeApi, again, passes, refusal
 from tests.kube.api_proxy import ApiProxy
 from tests.kube.cluster import NOBODY, Cluster
 
@@ -81,7 +81,7 @@ def test_what_is_not_in_doubt_is_raised_at_once() -> None:
 
 
 class Seen:
-    """What a mirror tells, as a picture and as a story."""
+    """What an informer tells: what is there now, and each change."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
@@ -135,7 +135,7 @@ class Place:
         assert config is not None
         self.api, self.proxy, self.seen = KubeApi(config), proxy, Seen()
         self.path = f"/api/v1/namespaces/{namespace}/configmaps"
-        self.mirror = Mirror(self.api, self.path, self.seen, {"labelSelector": "mine"})
+        self.informer = Informer(self.api, self.path, self.seen, {"labelSelector": "mine"})
         self._cluster = cluster
 
     async def add(self, name: str) -> None:
@@ -162,8 +162,8 @@ def play(cluster: Cluster, namespace: str, proxy: ApiProxy, scenario: Callable[[
         running: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(BOUND_S):
-                await place.mirror.start()
-                running = asyncio.create_task(place.mirror.run())
+                await place.informer.start()
+                running = asyncio.create_task(place.informer.run())
                 await scenario(place)
         finally:
             if running is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from muster import DistributedTraining
-from muster.store.kube_log import LABEL, Batch
+from muster.store.kube_batches import LABEL, Batch
 from muster.types.event import WORKER_STARTED
 from tests.fleet import eventually
 from tests.kube.api import Json

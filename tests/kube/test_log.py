@@ -18,8 +18,9 @@ from lightkube import KubeConfig
 from muster import errors
 from muster.kube.client import InDoubt, Json, KubeApi
 from muster.ports import Record, Write
-from muster.store import kube_log
-from muster.store.kube_log import Batch, KubeLog
+from muster.store import kube_batches, kube_log
+from muster.store.kube_batches import Batch
+from muster.store.kube_log import KubeLog
 from muster.store.ledger import Ledger
 from muster.types.event import Event
 from tests.kube.cluster import Cluster
@@ -76,7 +77,7 @@ class House:
         return journal
 
     async def secrets(self) -> dict[str, Json]:
-        found = await asyncio.to_thread(self._cluster.api, "GET", self._path, labelSelector=kube_log.LABEL)
+        found = await asyncio.to_thread(self._cluster.api, "GET", self._path, labelSelector=kube_batches.LABEL)
         return {one["metadata"]["name"]: one for one in found["items"]}
 
     async def spoil(self, name: str, data: Mapping[str, bytes]) -> None:
@@ -245,7 +246,7 @@ def test_of_several_at_once_one_survives(cluster: Cluster, namespace: str) -> No
 def test_a_number_that_was_tidied_away_still_shuts_out_whoever_would_write_it(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube_log, "MERGE_AT", 2)
+    monkeypatch.setattr(kube_batches, "MERGE_AT", 2)
 
     async def scenario(house: House) -> None:
         old, new = await house.open("old"), await house.open("new")
@@ -307,8 +308,8 @@ def as_expected(journal: Journal, count: int) -> bool:
 
 
 def test_small_batches_are_put_together(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_log, "MERGE_AT", 10)
-    monkeypatch.setattr(kube_log, "FULL", 4000)
+    monkeypatch.setattr(kube_batches, "MERGE_AT", 10)
+    monkeypatch.setattr(kube_batches, "FULL", 4000)
 
     async def scenario(house: House) -> None:
         journal = await house.open()
@@ -329,7 +330,7 @@ def test_small_batches_are_put_together(cluster: Cluster, namespace: str, monkey
 def test_a_merge_that_is_cut_short_loses_and_doubles_nothing(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    monkeypatch.setattr(kube_log, "MERGE_AT", 4)
+    monkeypatch.setattr(kube_batches, "MERGE_AT", 4)
 
     async def scenario(house: House) -> None:
         journal = await house.open()
@@ -356,7 +357,7 @@ def test_a_merge_that_is_cut_short_loses_and_doubles_nothing(
 def test_a_merge_whose_answer_is_lost_is_no_trouble(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch, lost: Exception
 ) -> None:
-    monkeypatch.setattr(kube_log, "MERGE_AT", 4)
+    monkeypatch.setattr(kube_batches, "MERGE_AT", 4)
 
     async def scenario(house: House) -> None:
         journal = await house.open()
@@ -382,8 +383,8 @@ def test_what_is_put_together_never_overtakes_a_full_batch(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full batch comes while small ones are being merged: its records are newer than theirs."""
-    monkeypatch.setattr(kube_log, "MERGE_AT", 3)
-    monkeypatch.setattr(kube_log, "FULL", 4000)
+    monkeypatch.setattr(kube_batches, "MERGE_AT", 3)
+    monkeypatch.setattr(kube_batches, "FULL", 4000)
 
     async def scenario(house: House) -> None:
         journal = await house.open()
@@ -416,8 +417,8 @@ def test_what_is_put_together_never_overtakes_a_full_batch(
 def test_the_oldest_events_go_and_all_records_stay(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube_log, "MERGE_AT", 3)
-    monkeypatch.setattr(kube_log, "FULL", 1200)
+    monkeypatch.setattr(kube_batches, "MERGE_AT", 3)
+    monkeypatch.setattr(kube_batches, "FULL", 1200)
 
     async def scenario(house: House) -> None:
         journal = await house.open(keep=20)

@@ -110,7 +110,7 @@ _VERBS = _READ | {"create", "update", "patch", "delete"}
 
 
 @pytest.mark.parametrize("grant", GRANTS, ids=lambda grant: f"{grant.resource}-{'-'.join(grant.verbs)}")
-def test_a_right_is_of_named_verbs_on_one_named_kind_and_has_a_reason(grant: rbac.Grant) -> None:
+def test_a_right_is_of_named_verbs_on_one_named_kind_and_has_a_reason(grant: rbac.Permission) -> None:
     rule = grant.rule()
     assert set(rule["verbs"]) <= _VERBS and rule["verbs"]
     assert len(rule["resources"]) == len(rule["apiGroups"]) == 1

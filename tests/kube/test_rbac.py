@@ -17,7 +17,7 @@ from muster import errors
 from muster.kube import rbac
 from muster.kube.client import KubeApi
 from muster.ports import Write
-from muster.store import kube_log
+from muster.store import kube_batches, kube_log
 from muster.store.kube_log import KubeLog
 from muster.store.ledger import Ledger
 from muster.types.event import Event
@@ -36,7 +36,7 @@ class Right:
     """One verb on one kind."""
 
     home: bool
-    grant: rbac.Grant
+    grant: rbac.Permission
     verb: str
 
     def __str__(self) -> str:
@@ -331,7 +331,7 @@ async def tidied(stage: Stage) -> None:
         records, last = await log.open()
         ledger.load((), records, 0, last)
         log.start()
-        for _ in range(kube_log.MERGE_AT + 2):
+        for _ in range(kube_batches.MERGE_AT + 2):
             await log.append(ledger.prepare(Write(events=(Event("Said"),))))
         await log.tidy()
     finally:

@@ -13,7 +13,7 @@ import pytest
 
 from muster.core.sharing.invariants import broken, broken_by
 from muster.core.sharing.planner import plan
-from muster.core.sharing.plans import Plan
+from muster.core.sharing.plans import SharePlan
 from muster.errors import MusterError
 from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent
 from muster.sim import virtual
@@ -85,7 +85,7 @@ class Storm:
             on_event=self._check,
         )
 
-    def _planned(self, shares: Shares, now: float) -> Plan:
+    def _planned(self, shares: Shares, now: float) -> SharePlan:
         found = plan(shares, now)
         self.plans += 1
         self.wrong += broken_by(shares, found)

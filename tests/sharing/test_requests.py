@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muster.core.sharing.planner import plan
-from muster.core.sharing.plans import Plan
+from muster.core.sharing.plans import SharePlan
 from muster.errors import (
     AlreadyExists,
     GrantTimeout,
@@ -417,7 +417,7 @@ def test_a_pass_that_fails_is_made_again(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(planning, "AGAIN_S", 0.001)
     failures = [RuntimeError("a fault of the planner")] * 2
 
-    def faulty(shares: Shares, now: float) -> Plan:
+    def faulty(shares: Shares, now: float) -> SharePlan:
         if failures:
             raise failures.pop()
         return plan(shares, now)

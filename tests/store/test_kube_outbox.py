@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.ports import Record, Write
-from muster.store.kube_outbox import LARGEST, OUTBOX, STATUS_OUTBOX, Found, Outbox, Owner, Seal, outboxes, strange
+from muster.store.kube_outbox import LARGEST, OUTBOX, STATUS_OUTBOX, FoundOutbox, Outbox, Owner, Seal, outboxes, strange
 from muster.types.codec import to_wire
 from muster.types.event import Event
 from muster.types.training import REQUEST, Key
@@ -31,7 +31,7 @@ def an_object(
     return {"metadata": about, "status": {STATUS_OUTBOX: status} if status else None}
 
 
-def found(item: Json, seal: Seal = SEAL) -> Found:
+def found(item: Json, seal: Seal = SEAL) -> FoundOutbox:
     (only,) = outboxes(item, seal)
     return only
 
@@ -45,6 +45,21 @@ def test_what_was_sealed_for_an_object_is_taken_from_it() -> None:
         assert found(item).wrong == "" and found(item).outbox == BOX
     assert len(list(outboxes(an_object(sealed(), sealed()), SEAL))) == 2
     assert not list(outboxes(an_object(), SEAL))
+
+
+# As it was written before there was a record of it.
+LITERAL = (
+    "b54b46d568a9cffd54e7bf5dbd3b6bc081fc39dcf1cd17f45e661abf4538b175."
+    '{"mark":"m1","events":[{"reason":"Created","message":"ann submitted it","type":"Normal","actor":"ann","data":{},'
+    '"namespace":"","training":"","uid":"","id":0}],"records":[["idempotency","research/k",{"uid":"r1","name":"demo",'
+    '"digest":"d","at":"2026-01-31T12:00:00Z"}],["idempotency","research/old",null]]}'
+)
+
+
+def test_it_is_written_and_read_as_it_always_was() -> None:
+    box = replace(BOX, write=replace(BOX.write, records=(KEPT, Record("idempotency", "research/old", None))))
+    assert sealed(box) == LITERAL
+    assert found(an_object(LITERAL)).outbox == box and found(an_object(LITERAL)).wrong == ""
 
 
 def test_a_seal_is_for_one_object_one_key_and_these_words() -> None:

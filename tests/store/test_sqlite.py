@@ -255,6 +255,20 @@ def test_what_comes_during_a_transaction_goes_into_the_next_together(path: Path,
     opened(path, story)
 
 
+def test_a_fault_of_the_writer_fails_the_write_and_not_the_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault")
+
+    async def story(store: SqliteStore) -> None:
+        with monkeypatch.context() as patch, pytest.raises(errors.Unavailable, match="writer failed: RuntimeError"):
+            patch.setattr(Database, "commit", faulty)
+            await store.write(Write(put=a_training("first")))
+        assert store.get(a_training("first").key) is None
+        await store.write(Write(put=a_training("second")))
+
+    opened(path, story)
+
+
 def test_nobody_sees_a_change_before_it_is_durable(path: Path, gate: Gate) -> None:
     async def story(store: SqliteStore) -> None:
         heard: list[int] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from muster.types.training import Spec, Training
 
 _MESH_MARGIN_S = 10.0  # beyond the gate's own timeout, so that a rank sees that it opened degraded
@@ -16,6 +18,12 @@ def words(spec: Spec) -> list[str]:
         return [*probe, "-m", "--", spec.module, *spec.args]
     assert spec.script is not None
     return [*probe, "--", spec.script, *spec.args]
+
+
+def shown(training: Training) -> Training:
+    """Without its secrets, and with a uid, which it gets when it is submitted."""
+    masked = training.masked()
+    return masked if masked.uid else replace(masked, metadata=replace(masked.metadata, uid="UID"))
 
 
 def mesh(training: Training, endpoint: str) -> dict[str, str]:

@@ -7,56 +7,36 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from muster.core.keeping import WORKER
-from muster.ports import Record, Store
+from muster.core.keeping import WORKER, WorkerRecord
+from muster.ports import Record, Store, Write, insist
+from muster.types.codec import from_wire, to_wire
 from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.training import Key, Uid
 from muster.types.worker import Worker
 
 KIND = WORKER
 LAST_WORDS = 2000
+_SAME = ("name", "uid", "node", "started_at", "gpus", "pid", "ended_at", "exit_code", "last_words", "reason")
 SHORTAGE = 71  # it could not be started now (files, memory, disk, quota): trying again may help
 
 
-def record(worker: Worker, key: Key, **more: Any) -> Record:
-    """`more` is what its backend needs to find it again."""
-    kept = {
-        "name": worker.name,
-        "uid": worker.uid,
-        "namespace": key.namespace,
-        "training": key.name,
-        "node": worker.node,
-        "startedAt": worker.started_at.isoformat(),
-        "gpus": list(worker.gpus),
-        "endedAt": worker.ended_at.isoformat() if worker.ended_at else None,
-        "exitCode": worker.exit_code,
-        "why": worker.why_ended,
-        "lastWords": worker.last_words,
-        "reason": worker.reason,
-    }
-    return Record(KIND, f"{worker.uid}/{worker.name}", kept | more)
+async def write(store: Store, worker: Worker, key: Key, *events: Event, durable: bool = False, **process: Any) -> None:
+    """`process` is what its backend needs to find it again. What is not durable is insisted on: nobody asks again."""
+    same: dict[str, Any] = {name: getattr(worker, name) for name in _SAME}
+    kept = WorkerRecord(namespace=key.namespace, training=key.name, why=worker.why_ended, **same, **process)
+    record = Record(KIND, f"{worker.uid}/{worker.name}", to_wire(kept))
+    noted = Write(events=events, records=(record,), lazy=not durable)
+    await (store.write(noted) if durable else insist(store, noted))
 
 
-def read(kept: Mapping[str, Any]) -> tuple[Worker, Key]:
-    ended = kept.get("endedAt")
-    worker = Worker(
-        name=str(kept["name"]),
-        uid=Uid(str(kept["uid"])),
-        node=str(kept["node"]),
-        started_at=datetime.fromisoformat(str(kept["startedAt"])),
-        gpus=tuple(kept["gpus"]),
-        pid=int(kept.get("pid") or 0),
-        ended_at=datetime.fromisoformat(str(ended)) if ended else None,
-        exit_code=kept.get("exitCode"),
-        why_ended=str(kept.get("why") or ""),
-        last_words=str(kept.get("lastWords") or ""),
-        reason=str(kept.get("reason") or ""),
-    )
-    return worker, Key(str(kept["namespace"]), str(kept["training"]))
+def read(kept: WorkerRecord) -> tuple[Worker, Key]:
+    same: dict[str, Any] = {name: getattr(kept, name) for name in _SAME}
+    return Worker(why_ended=kept.why, **same), Key(kept.namespace, kept.training)
 
 
-def oldest_first(store: Store) -> list[Mapping[str, Any]]:
-    return sorted(store.records(KIND).values(), key=lambda kept: str(kept["startedAt"]))
+def oldest_first(store: Store) -> list[WorkerRecord]:
+    kept = [from_wire(WorkerRecord, value, strict=False) for value in store.records(KIND).values()]
+    return sorted(kept, key=lambda one: one.started_at)
 
 
 def removals(uid: Uid, names: Mapping[str, object]) -> tuple[Record, ...]:

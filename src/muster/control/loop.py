@@ -1,8 +1,4 @@
-"""When is a training looked at, and what happens with the plan?
-
-One keyed queue: a training is never handled twice at once, and whatever happens to it meanwhile makes it be looked
-at once more. Failures back off per training and never block the others. All decisions are `core.training.reconcile`'s.
-"""
+"""What makes a training due for a look, and what becomes of the plan? Decisions are `core.training.reconcile`'s."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from datetime import datetime, timedelta
 
 from muster import errors
 from muster.background import Tasks
-from muster.backoff import Backoff
 from muster.control.observe import Observer
 from muster.control.publish import Publisher
+from muster.control.work_queue import RETRY, WorkQueue, sentence
 from muster.core import keeping
 from muster.core.training import lifecycle, reconcile
 from muster.core.training.admission import backend_of
@@ -30,7 +26,6 @@ from muster.types.training import TERMINAL, Key, Status, Training, Uid
 
 log = logging.getLogger("muster.control")
 
-RETRY = Backoff(0.1, 30.0)
 STEP_WRITES_PER_S = 200.0  # steps alone are written at most this often, over all trainings
 ALIVE_EVERY_S = 5.0  # how exactly the end of a worker is known that died while nobody looked
 SCAN_CHUNK = 200  # ended trainings that are looked at before others get a turn, at the start
@@ -61,19 +56,13 @@ class Loop:
         self._backends = backends
         self._worlds = worlds
         self._clock = clock
-        self._delay_s = delay_s
         self._alive_every_s = alive_every_s
         self._step_writes_per_s = step_writes_per_s
         self._observer = Observer(backends, worlds, clock, self._marks)
         self._publisher = publisher
-        self._due: dict[Key, None] = {}
-        self._busy: dict[Key, asyncio.Task[None]] = {}
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
-        self._failures: dict[Key, tuple[int, str]] = {}
+        self._queue = WorkQueue(self._look, self._failed, delay_s=delay_s)
         self._steps_at: dict[Key, datetime] = {}
-        self._stories: list[Event] = []
-        self._pump_due = False
-        self._stopping = False
+        self._unwritten: list[Event] = []
         self._tasks = Tasks()
         self.handled = 0
 
@@ -100,21 +89,16 @@ class Loop:
 
     async def stop(self) -> None:
         """Finish what is being written; workers go on."""
-        self._stopping = True
-        for timer in self._timers.values():
-            timer.cancel()
+        await self._queue.stop()
         self._tasks.cancel()
-        await asyncio.gather(self._tasks.finish(), *self._busy.values(), return_exceptions=True)
+        await self._tasks.finish()
         if self._publisher is not None:
             await self._publisher.stop()
-        self._tell_stories()
+        self._write_events()
 
     async def idle(self) -> None:
         """Until nothing is due and nothing is being handled."""
-        while self._due or self._busy or self._pump_due:
-            await asyncio.sleep(0)
-            if self._busy:
-                await asyncio.wait(self._busy.values())
+        await self._queue.idle()
 
     async def _scan(self, keys: list[Key]) -> None:
         for at in range(0, len(keys), SCAN_CHUNK):
@@ -138,10 +122,7 @@ class Loop:
     # What makes a training due
 
     def wake(self, key: Key) -> None:
-        self._due[key] = None
-        if not self._pump_due and not self._stopping:
-            self._pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        self._queue.wake(key)
 
     def run_changed(self, uid: Uid) -> None:
         """The coordinator has something new about a training's world."""
@@ -172,15 +153,15 @@ class Loop:
         key = self._observer.key_of(uid)
         if key is None:
             return
-        if not self._stories:
-            asyncio.get_running_loop().call_soon(self._tell_stories)
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write_events)
         told = replace(event, namespace=key.namespace, training=key.name, uid=uid, at=self._clock.now())
-        self._stories.append(told)
+        self._unwritten.append(told)
 
-    def _tell_stories(self) -> None:
-        stories, self._stories = self._stories, []
-        if stories:
-            self._tasks.start(self._journal(stories))
+    def _write_events(self) -> None:
+        events, self._unwritten = self._unwritten, []
+        if events:
+            self._tasks.start(self._journal(events))
 
     async def _journal(self, events: Iterable[Event]) -> None:
         await insist(self._store, Write(events=tuple(events), lazy=True))
@@ -188,7 +169,7 @@ class Loop:
     def _changed(self, change: StoreChange) -> None:
         if change.type == "DELETED":
             self._observer.forget(change.stored.training)
-            self._failures.pop(change.stored.key, None)
+            self._queue.forget(change.stored.key)
             self._leave_behind(change.stored.uid)
         else:
             self._observer.know(change.stored.training)
@@ -212,7 +193,7 @@ class Loop:
                 if await self._cleared(uid, backends):
                     return
             except errors.MusterError as error:
-                log.warning("what is left of %s cannot be cleared up, trying again: %s", uid, _sentence(error))
+                log.warning("what is left of %s cannot be cleared up, trying again: %s", uid, sentence(error))
             await asyncio.sleep(RETRY.after(attempt))
 
     async def _cleared(self, uid: Uid, backends: Iterable[Backend]) -> bool:
@@ -229,57 +210,9 @@ class Loop:
 
     # Handling
 
-    def _pump(self) -> None:
-        self._pump_due = False
-        due, self._due = self._due, {}
-        loop = asyncio.get_running_loop()
-        for key in due:
-            if key in self._busy:
-                self._due[key] = None  # once more when it is done
-                continue
-            if (timer := self._timers.pop(key, None)) is not None:
-                timer.cancel()
-            task = loop.create_task(self._handle(key))
-            self._busy[key] = task
-            task.add_done_callback(lambda _, key=key: self._done(key))  # type: ignore[misc]
-
-    def _done(self, key: Key) -> None:
-        del self._busy[key]
-        if key in self._due:
-            self.wake(key)
-
-    async def _handle(self, key: Key) -> None:
-        if self._delay_s:
-            await asyncio.sleep(self._delay_s)
-        try:
-            await self._look(key)
-        except errors.Conflict:
-            self._wake_in(key, RETRY.first_s)  # somebody wrote in between: at the latest then, it is looked at again
-        except Exception as error:  # noqa: BLE001 - top of the control loop: one training's trouble is its own
-            self._back_off(key, error)
-        else:
-            self._failures.pop(key, None)
-
-    def _back_off(self, key: Key, error: Exception) -> None:
-        count, told = self._failures.get(key, (0, ""))
-        text = _sentence(error)
-        log.log(
-            logging.WARNING if isinstance(error, errors.MusterError) else logging.ERROR,
-            "%s: %s",
-            key,
-            text,
-            exc_info=not isinstance(error, errors.MusterError),
-        )
-        if text != told and (stored := self._store.get(key)) is not None:
-            self.note(stored.uid, Event("ReconcileFailed", f"{text}; trying again", "Warning"))
-        self._failures[key] = (count + 1, text)
-        self._wake_in(key, RETRY.after(count + 1))
-
-    def _wake_in(self, key: Key, seconds: float) -> None:
-        if (timer := self._timers.pop(key, None)) is not None:
-            timer.cancel()
-        if not self._stopping:
-            self._timers[key] = asyncio.get_running_loop().call_later(max(0.0, seconds), self.wake, key)
+    def _failed(self, key: Key, why: str) -> None:
+        if (stored := self._store.get(key)) is not None:
+            self.note(stored.uid, Event("ReconcileFailed", f"{why}; trying again", "Warning"))
 
     async def _look(self, key: Key) -> None:
         stored = self._store.get(key)
@@ -297,7 +230,7 @@ class Loop:
         if not removed:
             await self._write_status(stored, plan, now)
             if plan.wake_at is not None:
-                self._wake_in(key, (plan.wake_at - self._clock.now()).total_seconds())
+                self._queue.wake_in(key, (plan.wake_at - self._clock.now()).total_seconds())
 
     async def _carry_out(self, stored: Stored, plan: Plan) -> None:
         training = stored.training
@@ -310,7 +243,7 @@ class Loop:
                     self._worlds.end(training.uid, state, reason, message)
                 case reconcile.Confirm(outcome=outcome):
                     self._worlds.confirm(training.uid, reconcile.world_outcome(outcome))
-                case reconcile.Bury(names=names):
+                case reconcile.MarkDead(names=names):
                     self._worlds.mark_dead(training.uid, names)
                 case reconcile.LetGo():
                     self._worlds.let_go(training.uid)
@@ -383,13 +316,6 @@ class Loop:
 
     def _step_interval(self) -> timedelta:
         return max(reconcile.STEP_REFRESH, timedelta(seconds=self._observer.live / self._step_writes_per_s))
-
-
-def _sentence(error: Exception) -> str:
-    """What went wrong, in the words of whoever noticed, and what can be done about it."""
-    if not isinstance(error, errors.MusterError):
-        return f"{type(error).__name__}: {error}"
-    return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
 def _without_steps(status: Status) -> Status:

@@ -25,7 +25,9 @@ _MOST_WORDS = 200
 
 
 @dataclass(frozen=True)
-class _Worker:
+class WorkerRecord:
+    """What its backend needs to find it again, or to know how it ended."""
+
     name: str
     uid: str
     namespace: str
@@ -35,10 +37,12 @@ class _Worker:
     gpus: tuple[int, ...]
     ended_at: datetime | None = None
     exit_code: int | None = None
-    why: str | None = None
-    last_words: str | None = None
-    reason: str | None = None
-    pid: int | None = None
+    why: str = ""
+    last_words: str = ""
+    reason: str = ""
+    pid: int = 0
+    ticks: int | None = None  # when the process with that pid was started, since the machine's boot
+    boot: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def _any(read: Any) -> str:
 
 # Kind → its fields, and the key that it must have because of them ("": any).
 _SHAPES: Mapping[str, tuple[type, Callable[[Any], str]]] = {
-    WORKER: (_Worker, lambda read: f"{read.uid}/{read.name}"),
+    WORKER: (WorkerRecord, lambda read: f"{read.uid}/{read.name}"),
     TOKEN: (_Token, _any),
     MESH: (_Mesh, lambda read: f"{read.namespace}/{read.training}"),
     CONTROL: (_Alive, _any),

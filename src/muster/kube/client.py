@@ -2,7 +2,7 @@
 
 lightkube reads the credentials (a kubeconfig, a Pod's own account with its rotating token) and prepares TLS. Its typed
 objects are not used: a control plane with thousands of Pods looks at a few fields of each, and its watch has no
-bookmarks. Nothing is tried twice here; `Mirror` is what keeps a picture of a collection up to date.
+bookmarks. Nothing is tried twice here; `Informer` is what keeps up with a collection.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ async def again(ask: Callable[[], Awaitable[T]]) -> T:
 # Watching ----------------------------------------------------------------------------------------
 
 
-class Viewer(Protocol):
+class Handler(Protocol):
     """Who is told about a collection."""
 
     def listed(self, items: Sequence[Json], version: str) -> None:
@@ -223,8 +223,8 @@ class Viewer(Protocol):
         """Nothing else has changed up to that version."""
 
 
-class Mirror:
-    """Tells a viewer what is there, and from then on every change, for ever: a list, then a watch; never a poll.
+class Informer:
+    """Tells a handler what is there, and from then on every change, for ever: a list, then a watch; never a poll.
 
     A watch that breaks is taken up where it was. When the server no longer knows that far back, the list is read
     again.
@@ -234,16 +234,16 @@ class Mirror:
         self,
         api: KubeApi,
         path: str,
-        viewer: Viewer,
+        handler: Handler,
         params: Mapping[str, str] | None = None,
         *,
         cut: Callable[[Json], Json] = lambda item: item,
     ) -> None:
-        """`cut` takes from each object of a list what the viewer needs: the whole list is never in memory."""
+        """`cut` takes from each object of a list what the handler needs: the whole list is never in memory."""
         self._api = api
         self._cut = cut
         self._path = path
-        self._viewer = viewer
+        self._handler = handler
         self._params = params or {}
         self._version = ""
         self._failures = 0
@@ -256,7 +256,7 @@ class Mirror:
             items += map(self._cut, page)
             at = version
         self._version = at
-        self._viewer.listed(items, at)
+        self._handler.listed(items, at)
 
     async def run(self) -> None:
         """Go on from there."""
@@ -276,9 +276,9 @@ class Mirror:
             self._failures = 0
             self._version = item["metadata"]["resourceVersion"]
             if kind == "BOOKMARK":
-                self._viewer.reached(self._version)
+                self._handler.reached(self._version)
             else:
-                self._viewer.changed(kind, item)
+                self._handler.changed(kind, item)
 
     async def _pause(self, error: errors.MusterError) -> None:
         self._failures += 1

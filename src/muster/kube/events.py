@@ -27,7 +27,7 @@ AGAIN_S = 1.0
 _LONGEST = 1024  # characters that a message may have
 
 
-class Announcer:
+class EventRecorder:
     def __init__(self, api: KubeApi) -> None:
         self._api = api
         self._waiting: deque[Event] = deque()

@@ -66,7 +66,7 @@ def _labelled(manifest: Manifest) -> Manifest:
 # Permissions -------------------------------------------------------------------------------------
 
 
-def _rules(grants: Sequence[rbac.Grant]) -> list[Manifest]:
+def _rules(grants: Sequence[rbac.Permission]) -> list[Manifest]:
     return [grant.rule() for grant in grants]
 
 

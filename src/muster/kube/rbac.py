@@ -1,6 +1,6 @@
 """What may the control plane do in a cluster, and why? Named verbs on named kinds, each with its reason.
 
-One grant is one rule of a role and one row of the table in docs/kubernetes.md (`row`).
+One permission is one rule of a role and one row of the table in docs/kubernetes.md (`row`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Grant:
+class Permission:
     group: str  # "" is the core group
     resource: str
     verbs: tuple[str, ...]
@@ -28,12 +28,12 @@ class Grant:
         return f"| `{kind}`{named} | {', '.join(self.verbs)} | {self.reason} |"
 
 
-def _may(group: str, resource: str, verbs: str, reason: str, *names: str) -> Grant:
-    return Grant(group, resource, tuple(verbs.split()), reason, names)
+def _may(group: str, resource: str, verbs: str, reason: str, *names: str) -> Permission:
+    return Permission(group, resource, tuple(verbs.split()), reason, names)
 
 
 # In every namespace, because trainings may be in any.
-EVERYWHERE: tuple[Grant, ...] = (
+EVERYWHERE: tuple[Permission, ...] = (
     _may(
         "muster.dev",
         "trainings",
@@ -55,7 +55,7 @@ EVERYWHERE: tuple[Grant, ...] = (
 )
 
 # In the control plane's own namespace.
-AT_HOME: tuple[Grant, ...] = (
+AT_HOME: tuple[Permission, ...] = (
     _may("coordination.k8s.io", "leases", "create", "make the Lease; a create cannot be limited to a name"),
     _may("coordination.k8s.io", "leases", "get update", "take the Lease, renew it, give it up", "muster"),
     _may("", "endpoints", "get update", "put the leader's address behind the Service", "muster"),

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from muster.core.sharing import demand, leases, planner
-from muster.core.sharing.plans import Plan
+from muster.core.sharing.plans import SharePlan
 from muster.errors import JournalUnusable, WouldDeadlock
 from muster.sharing.pool_state import PoolState
 from muster.types.sharing import PipelineId, Request, Shares
 
 log = logging.getLogger("muster.sharing")
 
-Planner = Callable[[Shares, float], Plan]
+Planner = Callable[[Shares, float], SharePlan]
 
 SHORTEST_RECHECK_S = 0.001  # a planner that asks for "now" must not keep the loop busy
 AGAIN_S = 1.0  # before a pass that failed is made again
@@ -68,7 +68,7 @@ class Planning:
         if plan.recheck_at is not None:
             self._recheck = loop.call_at(max(plan.recheck_at, now + SHORTEST_RECHECK_S), self.wake)
 
-    def _apply(self, plan: Plan, now: float) -> None:
+    def _apply(self, plan: SharePlan, now: float) -> None:
         state = self._state
         shares = state.shares
         shrinks = [bundle for bundle in plan.shrinks if self._may_move(bundle.pipeline)]

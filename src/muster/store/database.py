@@ -32,7 +32,7 @@ _AT_ONCE = 500
 
 
 @dataclass(frozen=True)
-class Found:
+class Contents:
     """What the file holds, read at start."""
 
     rows: Sequence[Row]
@@ -80,7 +80,7 @@ class Database:
 
     # Writing -------------------------------------------------------------------------------------
 
-    def load(self) -> Found:
+    def load(self) -> Contents:
         with _translated(self.path, "read"):
             self._seen = self._data_version()
             records: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -89,7 +89,7 @@ class Database:
             rows = list(schema.rows(self._writer))
             latest = self._number("SELECT max(version) FROM changes")
             version = max([latest, *(row.version for row in rows)])
-            return Found(rows, records, version, self._last_event())
+            return Contents(rows, records, version, self._last_event())
 
     def commit(self, entries: Iterable[Entry], *, durable: bool) -> Foreign | None:
         """Write all of them in one transaction; nothing is written if someone else wrote meanwhile.

@@ -15,17 +15,17 @@ import asyncio
 import logging
 import secrets
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Self
 
 from muster import errors
 from muster.background import Tasks
 from muster.backoff import Backoff
 from muster.core.training.edits import first_status
-from muster.kube.client import MERGE_PATCH, InDoubt, Json, KubeApi, Mirror, passes
-from muster.kube.events import Announcer
-from muster.ports import Clock, Filter, StoreChange, Stored, Version, Write
+from muster.kube.client import MERGE_PATCH, InDoubt, Informer, Json, KubeApi, passes
+from muster.kube.events import EventRecorder
+from muster.ports import Clock, Stored, Version, Write
+from muster.store.kube_cache import SEEN_S, TrainingCache
 from muster.store.kube_key import read_key
 from muster.store.kube_leftovers import Leftovers
 from muster.store.kube_log import GONE, KEEP_EVENTS, KubeLog
@@ -35,29 +35,21 @@ from muster.store.kube_objects import (
     born,
     collection,
     is_as_asked,
-    key_of,
     object_of,
     path_of,
     status_of,
-    training_of,
-    uid_of,
     version_of,
-    with_note,
 )
 from muster.store.kube_outbox import OUTBOX, Outbox, Owner, Seal
-from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, WallClock, check_expectation, closed, pack
-from muster.types.codec import Invalid
+from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, WallClock, check_expectation, closed, subject
 from muster.types.event import Event
 from muster.types.training import KIND, UNREADABLE, Key, Status, Training
 
 log = logging.getLogger("muster.store")
 
 ALL = "/apis/muster.dev/v1alpha1/trainings"
-SEEN_S = 10.0  # how long the watch may take to show what was written
-HEARD_S = 0.25  # and what others wrote
 RETRY = Backoff(0.05, 1.0)
 _MOST_TRIES = 20
-_ALL = Filter()
 
 
 class _Tries:
@@ -84,16 +76,13 @@ class KubeStore(LedgerStore):
         self._api = api
         self._log = journal
         self._seal = seal
-        self._leftovers = Leftovers(api, journal, self, self._journal)
+        self._leftovers = Leftovers(api, journal, self, seal, self._journal)
         self._clock = clock or WallClock()
-        self._mirror = Mirror(api, ALL, self)
-        self._announcer = Announcer(api)
-        self._extras: dict[Key, Extras] = {}
+        self._cache = TrainingCache(ledger, first=self._leftovers.find, seen=self._take_over_foreign)
+        self._informer = Informer(api, ALL, self._cache)
+        self._recorder = EventRecorder(api)
         self._turns: weakref.WeakValueDictionary[Key, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._removing: set[Key] = set()
-        self._waiting: dict[Key, list[tuple[Version, asyncio.Future[None]]]] = {}
         self._tasks = Tasks()
-        self._opened = False
 
     @classmethod
     async def open(
@@ -112,12 +101,12 @@ class KubeStore(LedgerStore):
         store = cls(api, ledger, journal, Seal(await read_key(api, namespace)), clock)
         records, last_event = await journal.open()
         ledger.load((), records, 0, last_event)
-        await store._mirror.start()
+        await store._informer.start()
         journal.start()
         await store._leftovers.settle()
-        store._tasks.start(store._mirror.run())
+        store._tasks.start(store._informer.run())
         store._tasks.start(store._leftovers.wipe())
-        store._tasks.start(store._announcer.run())
+        store._tasks.start(store._recorder.run())
         return store
 
     async def until_fenced(self) -> str:
@@ -136,22 +125,15 @@ class KubeStore(LedgerStore):
         self._ledger.close()
         self._tasks.cancel()
         await self._tasks.finish()
-        for waiters in self._waiting.values():
-            for _, waiter in waiters:
-                if not waiter.done():
-                    waiter.set_exception(closed())
-        self._waiting.clear()
+        self._cache.close()
 
     # Writing -------------------------------------------------------------------------------------
 
     async def write(self, write: Write) -> Stored | None:
         if self._ledger.closed:
             raise closed()
-        if write.put is not None and write.delete is not None:
-            raise errors.InvalidRequest("one write cannot both put and delete")
         self._ledger.check(write)
-        key = write.put.key if write.put is not None else write.delete
-        if key is None:
+        if (key := subject(write)) is None:
             await self._journal(write, None)
             return None
         # One at a time for each object, so that its events stand in the order of its versions.
@@ -192,7 +174,7 @@ class KubeStore(LedgerStore):
     def _announce(self, written: asyncio.Future[None], entry: Entry) -> None:
         """Only what is in the journal: the copy never tells more."""
         if not written.cancelled() and written.exception() is None:
-            self._announcer.offer(noted.event for noted in entry.events)
+            self._recorder.offer(noted.event for noted in entry.events)
 
     async def _put(self, training: Training, expect: Version | None, outbox: Outbox | None) -> Stored:
         key, tries = training.key, _Tries()
@@ -206,11 +188,11 @@ class KubeStore(LedgerStore):
                     return await self._create(training, outbox)
                 return await self._replace(training, before, outbox)
             except errors.AlreadyExists:
-                await self._hear(key, 0)
+                await self._cache.hear(key, 0)
                 if expect == 0 and not tries.in_doubt:
                     raise
             except errors.Conflict:
-                await self._hear(key, before.version if before is not None else 0)
+                await self._cache.hear(key, before.version if before is not None else 0)
             except errors.Unavailable as error:
                 await tries.pause(error)
         raise errors.Unavailable(f"training {key} changes too fast to be written")
@@ -220,7 +202,7 @@ class KubeStore(LedgerStore):
         body = object_of(training, Extras(finalizers=(FINALIZER,)), carried)
         made = await self._api.request("POST", collection(training.key), body=body)
         if training.status in (Status(), first_status(training.spec)):
-            return await self._seen(training.key, made)
+            return await self._cache.shown(training.key, made)
         carried = self._seal.close(outbox, Owner(training.key, made["metadata"]["uid"]))
         return await self._write_status(training.key, version_of(made), training.status, carried)
 
@@ -228,7 +210,7 @@ class KubeStore(LedgerStore):
         """Ask for what differs: spec, labels and annotations; removal; status."""
         old, version = before.training, before.version
         carried = self._seal.close(outbox, Owner(before.key, before.uid))
-        extras = self._extras.get(training.key, Extras())
+        extras = self._cache.extras(training.key)
         asked, had = training.metadata, old.metadata
         stored: Stored | None = None
         if training.spec != old.spec or asked.labels != had.labels or asked.annotations != had.annotations:
@@ -240,10 +222,11 @@ class KubeStore(LedgerStore):
                 "PUT", path_of(training.key), body=object_of(training, extras, carried, version)
             )
             version = version_of(made)
-            stored = await self._seen(training.key, made)
+            stored = await self._cache.shown(training.key, made)
         if asked.deletion_timestamp is not None and had.deletion_timestamp is None:
             if not extras.is_ours:
-                version = version_of(await self._claim(training.key, version, extras))
+                made = await self._set_finalizers(training.key, version, *extras.finalizers, FINALIZER)
+                version = version_of(made)
             stored = await self._mark(training.key, version)
         elif training.status != old.status:
             stored = await self._write_status(training.key, version, training.status, carried)
@@ -251,16 +234,15 @@ class KubeStore(LedgerStore):
 
     async def _write_status(self, key: Key, version: Version, status: Status, carried: str) -> Stored:
         body = status_of(key, version, status, carried)
-        return await self._seen(key, await self._api.request("PUT", path_of(key) + "/status", body=body))
+        return await self._cache.shown(key, await self._api.request("PUT", path_of(key) + "/status", body=body))
 
     async def _mark(self, key: Key, version: Version) -> Stored:
         """Begin the removal; the finalizer holds it up."""
         only = {"preconditions": {"resourceVersion": str(version)}}
-        return await self._seen(key, await self._api.request("DELETE", path_of(key), body=only))
+        return await self._cache.shown(key, await self._api.request("DELETE", path_of(key), body=only))
 
-    async def _claim(self, key: Key, version: Version, extras: Extras, carried: str = "") -> Json:
-        """Put our finalizer on it."""
-        about: Json = {"resourceVersion": str(version), "finalizers": [*extras.finalizers, FINALIZER]}
+    async def _set_finalizers(self, key: Key, version: Version, *finalizers: str, carried: str = "") -> Json:
+        about: Json = {"resourceVersion": str(version), "finalizers": finalizers}
         if carried:
             about["annotations"] = {OUTBOX: carried}
         return await self._api.request("PATCH", path_of(key), body={"metadata": about}, content_type=MERGE_PATCH)
@@ -275,204 +257,48 @@ class KubeStore(LedgerStore):
             if not tries.in_doubt or before is None or before.training.metadata.deletion_timestamp is None:
                 check_expectation(key, before, Write(delete=key, expect=expect))
             assert before is not None
-            self._removing.add(key)
+            self._cache.removing.add(key)
             try:
                 await self._remove_now(key, before)
                 return before
             except errors.Conflict:
-                await self._hear(key, before.version)
+                await self._cache.hear(key, before.version)
             except errors.Unavailable as error:
                 await tries.pause(error)
             finally:
-                self._removing.discard(key)
+                self._cache.removing.discard(key)
         raise errors.Unavailable(f"training {key} changes too fast to be removed")
 
     async def _remove_now(self, key: Key, before: Stored) -> None:
         version = before.version
-        gone = self._gone(key)
         try:
             if before.training.metadata.deletion_timestamp is None:
                 only = {"preconditions": {"resourceVersion": str(version), "uid": before.uid}}
                 marked = await self._api.request("DELETE", path_of(key), body=only)
                 if marked.get("kind") == KIND:
                     version = version_of(marked)
-            extras = self._extras.get(key, Extras())
+            extras = self._cache.extras(key)
             if extras.is_ours:
-                left = [one for one in extras.finalizers if one != FINALIZER]
-                about = {"resourceVersion": str(version), "finalizers": left}
-                await self._api.request("PATCH", path_of(key), body={"metadata": about}, content_type=MERGE_PATCH)
+                left = (one for one in extras.finalizers if one != FINALIZER)
+                await self._set_finalizers(key, version, *left)
         except errors.NotFound:
             pass  # somebody was quicker; it is gone
-        except BaseException:
-            gone.cancel()
-            raise
-        await self._await(gone, f"{key} is not gone")
+        await self._cache.gone(before)
 
-    # Seeing --------------------------------------------------------------------------------------
+    # Trainings that came around our API
 
-    async def _seen(self, key: Key, made: Json) -> Stored:
-        """Wait until the watch has shown what was written."""
-        version = version_of(made)
-        await self._catch_up(key, version - 1)
-        stored = self.get(key)
-        if stored is None:
-            raise errors.NotFound(f"training {key} was removed as soon as it was written")
-        return stored
-
-    async def _catch_up(self, key: Key, beyond: Version) -> None:
-        """Until the watch has shown something newer of that object."""
-        known = self.get(key)
-        if known is not None and known.version > beyond:
-            await asyncio.sleep(0)  # those who listen to changes hear of it first
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, []).append((beyond, waiter))
-        await self._await(waiter, f"{key} is not shown")
-
-    async def _hear(self, key: Key, beyond: Version) -> None:
-        """The server says that it has changed: the watch tells how, as a rule before long."""
-        try:
-            async with asyncio.timeout(HEARD_S):
-                await self._catch_up(key, beyond)
-        except TimeoutError:
-            pass
-
-    def _gone(self, key: Key) -> asyncio.Future[None]:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, []).append((2**63, waiter))  # only its end is newer than that
-        return waiter
-
-    async def _await(self, waiter: asyncio.Future[None], what: str) -> None:
-        try:
-            async with asyncio.timeout(SEEN_S):
-                await waiter
-        except TimeoutError:
-            raise errors.Unavailable(f"the Kubernetes API is slow: {what} after {SEEN_S:g} s") from None
-
-    def _wake(self, key: Key, version: Version, *, gone: bool = False) -> None:
-        waiters = self._waiting.pop(key, [])
-        left = []
-        for beyond, waiter in waiters:
-            if waiter.done():
-                continue
-            if gone or version > beyond:
-                waiter.set_result(None)
-            else:
-                left.append((beyond, waiter))
-        if left:
-            self._waiting[key] = left
-
-    # What the watch tells
-
-    def listed(self, items: Sequence[Json], version: str) -> None:
-        """The first list is what there is; a later one says what was missed, as if it had just happened."""
-        first, self._opened = not self._opened, True
-        seen = {key_of(item): item for item in items}
-        if first:
-            stored = [one for item in items if (one := self._read(item)) is not None]
-            self._leftovers.find(items, self._seal)
-            self._ledger.load_objects(stored, int(version))
-        else:
-            self._catch_up_with(seen, int(version))
-            self._ledger.advance(int(version))
-        for item in items:
-            self._welcome(item)
-
-    def _catch_up_with(self, seen: Mapping[Key, Json], version: Version) -> None:
-        """In order of versions. Each removal had a version that no object has now: the first such ones stand for it."""
-        news = {
-            version_of(item): item
-            for key, item in seen.items()
-            if (known := self.get(key)) is None or known.version < version_of(item)
-        }
-        gone = (one.key for one in self.page(_ALL).items if uid_of(seen.get(one.key)) != one.uid)
-        unused = (at for at in range(self.version + 1, version + 1) if at not in news)
-        steps: list[tuple[Version, Key, Json | None]] = [(next(unused, version), key, None) for key in gone]
-        steps += [(at, key_of(item), item) for at, item in news.items()]
-        for at, key, item in sorted(steps, key=lambda step: step[0]):
-            if item is None:
-                self._drop(key, at)
-            else:
-                self.changed("MODIFIED", item)
-
-    def changed(self, kind: str, item: Json) -> None:
-        key, version = key_of(item), version_of(item)
-        known = self.get(key)
-        if kind == "DELETED":
-            self._drop(key, version)
-            return
-        if known is not None and known.version >= version:
-            return
-        if known is not None and known.uid != item["metadata"]["uid"]:
-            self._drop(key, version)
-        stored = self._read(item)
-        if stored is None:
-            self._wake(key, version)
-            return
-        name: Literal["ADDED", "MODIFIED"] = "ADDED" if self.get(key) is None else "MODIFIED"
-        silent = key in self._removing and name == "MODIFIED"
-        self._ledger.commit([Entry(StoreChange(version, name, stored), stored.training)], silent=silent)
-        self._wake(key, version)
-        self._welcome(item)
-
-    def reached(self, version: str) -> None:
-        self._ledger.advance(int(version))
-
-    def _drop(self, key: Key, version: Version) -> None:
-        known = self.get(key)
-        self._extras.pop(key, None)
-        if known is not None:
-            self._ledger.commit([Entry(StoreChange(max(version, self.version + 1), "DELETED", known))])
-        self._wake(key, version, gone=True)
-
-    def _read(self, item: Json) -> Stored | None:
-        """The training that an object is, as far as it can be read."""
-        key, about = key_of(item), item["metadata"]
-        try:
-            training = training_of(item)
-        except Invalid as error:
-            known = self.get(key)
-            same = known.training.spec if known is not None and known.uid == about["uid"] else None
-            try:
-                training = with_note(item, error, same)
-            except Invalid:  # a status, which is ours: a newer version of us may have written it
-                log.warning("training %s cannot be read: %s", key, error)
-                return None
-        self._extras[key] = Extras(tuple(about.get("finalizers") or ()), tuple(about.get("ownerReferences") or ()))
-        labels = dict(training.metadata.labels)
-        return Stored(key, training.uid, version_of(item), training.status.phase, labels, pack(training.to_wire()))
-
-    def _welcome(self, item: Json) -> None:
-        """One that came around our API gets our finalizer, and its first line in the journal."""
-        key, about = key_of(item), item["metadata"]
+    def _take_over_foreign(self, key: Key, item: Json) -> None:
+        """One without our finalizer gets it, and its first line in the journal."""
+        about = item["metadata"]
         if FINALIZER in (about.get("finalizers") or ()) or about.get("deletionTimestamp") or self.get(key) is None:
             return
-        self._tasks.start(self._try(lambda: self._take_over(key, item)))
+        self._tasks.start(self._insist_on_taking_over(key, item))
 
-    async def _take_over(self, key: Key, item: Json) -> None:
-        extras, tries = self._extras.get(key, Extras()), _Tries()
-        told, mark = born(item), secrets.token_hex(8)
-        carried = self._seal.close(Outbox(mark, told), Owner(key, item["metadata"]["uid"]))
-        while not (tries.in_doubt and self._extras.get(key, Extras()).is_ours):
-            try:
-                await self._claim(key, version_of(item), extras, carried)
-                break
-            except errors.Conflict:
-                if not tries.in_doubt:
-                    return  # the next version comes here as well
-                await self._hear(key, version_of(item))
-                if not self._extras.get(key, Extras()).is_ours:
-                    return
-            except errors.Unavailable as error:
-                await tries.pause(error)
-        if (about := self.get(key)) is not None:
-            await self._journal(told, about, mark)
-
-    async def _try(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    async def _insist_on_taking_over(self, key: Key, item: Json) -> None:
         """Until it is done, or not needed any more: a newer version comes here as well."""
         while True:
             try:
-                await work()
+                await self._take_over(key, item)
                 return
             except (errors.Conflict, errors.NotFound):
                 return
@@ -481,3 +307,22 @@ class KubeStore(LedgerStore):
                 if not passes(error):
                     return
             await asyncio.sleep(SEEN_S)
+
+    async def _take_over(self, key: Key, item: Json) -> None:
+        extras, tries = self._cache.extras(key), _Tries()
+        told, mark = born(item), secrets.token_hex(8)
+        carried = self._seal.close(Outbox(mark, told), Owner(key, item["metadata"]["uid"]))
+        while not (tries.in_doubt and self._cache.extras(key).is_ours):
+            try:
+                await self._set_finalizers(key, version_of(item), *extras.finalizers, FINALIZER, carried=carried)
+                break
+            except errors.Conflict:
+                if not tries.in_doubt:
+                    return  # the next version comes here as well
+                await self._cache.hear(key, version_of(item))
+                if not self._cache.extras(key).is_ours:
+                    return
+            except errors.Unavailable as error:
+                await tries.pause(error)
+        if (about := self.get(key)) is not None:
+            await self._journal(told, about, mark)

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from muster import errors
 from muster.kube.client import JSON_PATCH, Json, KubeApi
 from muster.ports import Record, Store, Stored, Write
 from muster.store.kube_log import MADE_UP, KubeLog
-from muster.store.kube_objects import key_of, path_of, status_of
-from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX, Found, Seal, outboxes
+from muster.store.kube_objects import path_of, status_of
+from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX, FoundOutbox, Seal, outboxes
 from muster.types.event import Event
-from muster.types.training import Key
 
 log = logging.getLogger("muster.store")
 
@@ -29,24 +27,19 @@ _MOST_NAMED = 5
 Journal = Callable[[Write, Stored | None, str], "asyncio.Future[None]"]
 
 
-@dataclass(frozen=True)
-class _Left:
-    key: Key
-    found: Found
-
-
 class Leftovers:
-    def __init__(self, api: KubeApi, journal: KubeLog, store: Store, write: Journal) -> None:
+    def __init__(self, api: KubeApi, journal: KubeLog, store: Store, seal: Seal, write: Journal) -> None:
         """`write` notes entries about an object, under a mark."""
         self._api = api
         self._log = journal
+        self._seal = seal
         self._write = write
         self._get, self._record = store.get, store.record
-        self._left: list[_Left] = []
-        self._strangers: list[_Left] = []
+        self._left: list[FoundOutbox] = []
+        self._strangers: list[FoundOutbox] = []
 
-    def find(self, items: Sequence[Json], seal: Seal) -> None:
-        self._left = [_Left(key_of(item), found) for item in items for found in outboxes(item, seal)]
+    def find(self, items: Sequence[Json]) -> None:
+        self._left = [found for item in items for found in outboxes(item, self._seal)]
 
     async def settle(self) -> None:
         """Write what a control plane before us did not come to write, and tell what is set aside."""
@@ -54,10 +47,10 @@ class Leftovers:
         taken: set[str] = set()
         written = [*self._refusals()]
         for one in left:
-            outbox, stored = one.found.outbox, self._get(one.key)
+            outbox, stored = one.outbox, self._get(one.key)
             if stored is None or (outbox is not None and (outbox.mark in taken or self._log.has(outbox))):
                 continue
-            if one.found.wrong:
+            if one.wrong:
                 written += self._set_aside(one, stored)
             else:
                 assert outbox is not None
@@ -69,14 +62,14 @@ class Leftovers:
             elif done is not None:
                 raise done
 
-    def _set_aside(self, one: _Left, stored: Stored) -> Sequence[asyncio.Future[None]]:
+    def _set_aside(self, one: FoundOutbox, stored: Stored) -> Sequence[asyncio.Future[None]]:
         self._strangers.append(one)
-        if self._log.knows(one.found.mark):
+        if self._log.knows(one.mark):
             return ()
-        where = f"the annotation {OUTBOX}" if one.found.place == OUTBOX else f"status.{STATUS_OUTBOX}"
-        message = f"nothing is taken from {where} for the journal: {one.found.wrong}"
+        where = f"the annotation {OUTBOX}" if one.place == OUTBOX else f"status.{STATUS_OUTBOX}"
+        message = f"nothing is taken from {where} for the journal: {one.wrong}"
         log.warning("%s: %s", one.key, message)
-        return (self._write(Write(events=(Event(SET_ASIDE, message, "Warning"),)), stored, one.found.mark),)
+        return (self._write(Write(events=(Event(SET_ASIDE, message, "Warning"),)), stored, one.mark),)
 
     def _refusals(self) -> Sequence[asyncio.Future[None]]:
         """What the journal itself holds that muster would not have written: it is told, and its records put right."""
@@ -103,13 +96,13 @@ class Leftovers:
             if (stored := self._get(one.key)) is None:
                 continue
             try:
-                await self._wipe(one.found, stored)
+                await self._wipe(one, stored)
             except (errors.Conflict, errors.NotFound, errors.InvalidRequest):
                 pass
             except errors.MusterError as error:
                 log.warning("%s: what was set aside stays where it is: %s", one.key, error)
 
-    async def _wipe(self, found: Found, stored: Stored) -> None:
+    async def _wipe(self, found: FoundOutbox, stored: Stored) -> None:
         path = path_of(stored.key)
         if found.place == OUTBOX:
             place = f"/metadata/annotations/{OUTBOX.replace('/', '~1')}"

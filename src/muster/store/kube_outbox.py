@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.core import keeping
@@ -48,6 +48,15 @@ class Outbox:
     write: Write
 
 
+@dataclass(frozen=True)
+class _Carried:
+    """An outbox as an object carries it."""
+
+    mark: str
+    events: tuple[Event, ...]
+    records: tuple[tuple[str, str, Mapping[str, Any] | None], ...]
+
+
 class Seal:
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -56,12 +65,9 @@ class Seal:
         """What an object carries; nothing where there is nothing, or more than an object should carry."""
         if outbox is None or not (owner.uid or owner.request):
             return ""
-        write = outbox.write
-        records = [
-            [one.kind, one.key, one.value and dict(one.value)] for one in write.records if is_own(one, owner.key)
-        ]
-        told = {"mark": outbox.mark, "events": [to_wire(event) for event in write.events], "records": records}
-        text = json.dumps(told, separators=(",", ":"))
+        own = tuple((one.kind, one.key, one.value) for one in outbox.write.records if is_own(one, owner.key))
+        carried = _Carried(outbox.mark, tuple(outbox.write.events), own)
+        text = json.dumps(to_wire(carried), separators=(",", ":"))
         return f"{self._mac(text, owner)}.{text}" if len(text) <= LARGEST else ""
 
     def is_on(self, carried: str, owner: Owner) -> bool:
@@ -79,17 +85,18 @@ class Seal:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundOutbox:
     """`wrong` says why it is not taken; `outbox` is what it says, as far as that can be read, whoever wrote it."""
 
+    key: Key
     place: str
     carried: str
     mark: str  # for the entry that says that it was not taken
-    outbox: Outbox | None
+    outbox: Outbox | None = None
     wrong: str = ""
 
 
-def outboxes(item: Json, seal: Seal) -> Iterator[Found]:
+def outboxes(item: Json, seal: Seal) -> Iterator[FoundOutbox]:
     about = item["metadata"]
     notes, status = about.get("annotations") or {}, item.get("status") or {}
     key, uid = Key(about["namespace"], about["name"]), about["uid"]
@@ -97,30 +104,29 @@ def outboxes(item: Json, seal: Seal) -> Iterator[Found]:
     for place, carried in ((OUTBOX, notes.get(OUTBOX)), (STATUS_OUTBOX, status.get(STATUS_OUTBOX))):
         if carried:
             digest = hashlib.sha256(f"{uid} {carried}".encode("utf-8", "replace")).hexdigest()
-            yield _judged(place, f"{ASIDE}{digest[:16]}", carried, owners, seal)
+            yield _judged(FoundOutbox(key, place, carried, f"{ASIDE}{digest[:16]}"), owners, seal)
 
 
-def _judged(place: str, mark: str, carried: str, owners: list[Owner], seal: Seal) -> Found:
+def _judged(found: FoundOutbox, owners: list[Owner], seal: Seal) -> FoundOutbox:
+    carried = found.carried
     if len(carried) > LARGEST + _SEAL + 1:
-        return Found(place, carried, mark, None, f"it has {len(carried)} characters, more than muster writes")
+        return replace(found, wrong=f"it has {len(carried)} characters, more than muster writes")
     sealed = any(seal.is_on(carried, owner) for owner in owners)
     outbox = _read(carried[_SEAL + 1 :] if carried[_SEAL : _SEAL + 1] == "." else carried)
     if not sealed:
-        return Found(place, carried, mark, outbox, "it does not carry this control plane's seal")
+        return replace(found, outbox=outbox, wrong="it does not carry this control plane's seal")
     if outbox is None:
-        return Found(place, carried, mark, None, "it cannot be read")
-    return Found(place, carried, mark, outbox, strange(outbox.write, owners[0]))
+        return replace(found, wrong="it cannot be read")
+    return replace(found, outbox=outbox, wrong=strange(outbox.write, owners[0]))
 
 
 def _read(text: str) -> Outbox | None:
     """Anything may stand there."""
     try:
-        held: Any = json.loads(text)
-        events = tuple(from_wire(Event, event, strict=False) for event in held["events"])
-        records = tuple(Record(kind, key, value) for kind, key, value in held["records"])
-        return Outbox(str(held["mark"]), Write(events=events, records=records))
-    except (ValueError, KeyError, TypeError, RecursionError):
+        held = from_wire(_Carried, json.loads(text), strict=False)
+    except (ValueError, RecursionError):
         return None
+    return Outbox(held.mark, Write(events=held.events, records=tuple(Record(*one) for one in held.records)))
 
 
 # What may travel ---------------------------------------------------------------------------------

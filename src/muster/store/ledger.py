@@ -49,7 +49,7 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRecord:
     """A record, and its value as JSON (None: remove it)."""
 
     record: Record
@@ -63,7 +63,7 @@ class Entry:
     change: StoreChange | None = None
     training: Training | None = None  # what was put, with its version
     events: tuple[Noted, ...] = ()
-    records: tuple[Kept, ...] = ()
+    records: tuple[KeptRecord, ...] = ()
 
     @property
     def put(self) -> Stored | None:
@@ -161,11 +161,9 @@ class Ledger:
 
         `about` is the object that the events belong to when it is written elsewhere.
         """
-        if write.put is not None and write.delete is not None:
-            raise errors.InvalidRequest("one write cannot both put and delete")
-        key = write.put.key if write.put is not None else write.delete
-        before = self._latest(key) if key is not None else None
-        if key is not None:
+        before = None
+        if (key := subject(write)) is not None:
+            before = self._latest(key)
             check_expectation(key, before, write)
         change, training = self._change(write, before)
         about = change.stored if change is not None else about
@@ -185,7 +183,7 @@ class Ledger:
 
     def is_settled(self, write: Write) -> bool:
         """Whether no decided write of the same object is still on its way."""
-        return (write.put.key if write.put is not None else write.delete) not in self._head
+        return subject(write) not in self._head
 
     def _latest(self, key: Key) -> Stored | None:
         return self._head[key] if key in self._head else self._objects.get(key)
@@ -283,7 +281,7 @@ class Ledger:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _apply_record(self, kept: Kept) -> None:
+    def _apply_record(self, kept: KeptRecord) -> None:
         values = self._records.setdefault(kept.record.kind, {})
         if kept.raw is None:
             values.pop(kept.record.key, None)
@@ -425,6 +423,13 @@ def _read_token(token: str) -> tuple[str, str]:
     )
 
 
+def subject(write: Write) -> Key | None:
+    """The object that a write is about."""
+    if write.put is not None and write.delete is not None:
+        raise errors.InvalidRequest("one write cannot both put and delete")
+    return write.put.key if write.put is not None else write.delete
+
+
 def check_expectation(key: Key, before: Stored | None, write: Write) -> None:
     if before is None:
         if write.delete is not None or write.expect:
@@ -447,7 +452,7 @@ def _check_texts(*texts: str) -> None:
             raise errors.InvalidRequest(f"{text[:80]!r} is not valid text") from error
 
 
-def _keep(records: Sequence[Record]) -> tuple[Kept, ...]:
+def _keep(records: Sequence[Record]) -> tuple[KeptRecord, ...]:
     for record in records:
         _check_texts(record.kind, record.key)
-    return tuple(Kept(record, None if record.value is None else pack(dict(record.value))) for record in records)
+    return tuple(KeptRecord(record, None if record.value is None else pack(dict(record.value))) for record in records)

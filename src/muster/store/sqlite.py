@@ -37,7 +37,7 @@ _AT_HAND = 1000  # changes kept in memory; a watcher further behind reads the fi
 
 
 @dataclass(frozen=True)
-class _Job:
+class _QueuedWrite:
     """A decided write on its way to the disk, and whom to tell."""
 
     write: Write
@@ -51,8 +51,8 @@ class SqliteStore(LedgerStore):
         """Use `open`."""
         super().__init__(ledger)
         self._database = database
-        self._queue: list[_Job] = []
-        self._under_way: list[_Job] = []  # the transaction that the writing thread is at
+        self._queue: list[_QueuedWrite] = []
+        self._under_way: list[_QueuedWrite] = []  # the transaction that the writing thread is at
         self._closing = False
         self._writes = ThreadPoolExecutor(1, "muster-store-write")
         self._reads = ThreadPoolExecutor(1, "muster-store-read")
@@ -144,7 +144,7 @@ class SqliteStore(LedgerStore):
     def _put_in_queue(self, write: Write, entry: Entry) -> asyncio.Future[Stored | None]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Stored | None] = loop.create_future()
-        self._queue.append(_Job(write, entry, done))
+        self._queue.append(_QueuedWrite(write, entry, done))
         loop.call_soon(self._start_next)  # not now: others may be about to write in this very turn of the loop
         return done
 
@@ -160,23 +160,22 @@ class SqliteStore(LedgerStore):
 
     def _ended(self, ended: asyncio.Future[Foreign | None]) -> None:
         batch, self._under_way = self._under_way, []
+        error = asyncio.CancelledError() if ended.cancelled() else ended.exception()
         try:
-            foreign = ended.result()
-        except errors.Unavailable as error:
-            log.error("%s", error)
-            self._fail(batch, error)
-        except BaseException as error:
-            self._fail(batch, errors.Unavailable(f"the store's writer failed: {error!r}"))  # nobody waits for ever
-            raise
-        else:
-            if foreign is None:
-                self._publish(batch)
-            else:
+            if isinstance(error, errors.Unavailable):
+                log.error("%s", error)
+                self._fail(batch, error)
+            elif error is not None:  # nobody waits for ever
+                log.error("the store's writer failed", exc_info=error)
+                self._fail(batch, errors.Unavailable(f"the store's writer failed: {error!r}"))
+            elif (foreign := ended.result()) is not None:
                 self._decide_again(batch, foreign)
+            else:
+                self._publish(batch)
         finally:
             self._start_next()
 
-    def _publish(self, batch: Sequence[_Job]) -> None:
+    def _publish(self, batch: Sequence[_QueuedWrite]) -> None:
         self._ledger.commit([job.entry for job in batch])
         for job in batch:
             if job.done is None or job.done.done():
@@ -186,7 +185,7 @@ class SqliteStore(LedgerStore):
             else:
                 job.done.set_result(job.entry.put)
 
-    def _fail(self, batch: Sequence[_Job], error: errors.Unavailable) -> None:
+    def _fail(self, batch: Sequence[_QueuedWrite], error: errors.Unavailable) -> None:
         """What waits behind a failed transaction was decided on top of it, so it fails with it."""
         failed, self._queue = [*batch, *self._queue], []
         self._ledger.rollback()
@@ -196,14 +195,14 @@ class SqliteStore(LedgerStore):
                 again.__cause__ = error.__cause__
                 job.done.set_exception(again)
 
-    def _decide_again(self, batch: Sequence[_Job], foreign: Foreign) -> None:
+    def _decide_again(self, batch: Sequence[_QueuedWrite], foreign: Foreign) -> None:
         """Put the foreign edits first, then what was waiting, as if it had come after them."""
         waiting = [*batch, *self._queue]
         self._ledger.rollback()
         self._ledger.skip_events(foreign.last_event)
         edits = _edits(self._ledger, foreign.rows)
         edits += [Write(delete=key) for key in self._ledger.absent_from(foreign.keys)]
-        self._queue = [_Job(edit, self._ledger.prepare(edit), None) for edit in edits]
+        self._queue = [_QueuedWrite(edit, self._ledger.prepare(edit), None) for edit in edits]
         for job in waiting:
             if job.done is None:
                 continue  # an edit that was found before: it has just been found again

@@ -102,7 +102,9 @@ def _encoder(kind: Any, names: Names) -> Callable[[Any], Any]:
     if origin in (tuple, Sequence, frozenset):
         if origin is tuple and args[-1] is not Ellipsis:
             parts = [_encoder(part, names) for part in args]
-            return lambda values: [write(value) for write, value in zip(parts, values, strict=True)]
+            return lambda values: [
+                None if value is None else write(value) for write, value in zip(parts, values, strict=True)
+            ]
         item = _encoder(args[0], names)
         if origin is frozenset:
             return lambda values: sorted(item(value) for value in values)

@@ -136,7 +136,7 @@ def _dues(shares: Shares) -> dict[str, float]:
         spec = shares.pipelines[name].infer
         if rollout.remaining > 0:
             most = min(len(spec.masks), _useful(shares, str(name))) * spec.tp_size
-            claims.append(due.Claim(name, float(rollout.remaining * spec.tp_size), spec.mask, float(most)))
+            claims.append(due.ShareClaim(name, float(rollout.remaining * spec.tp_size), spec.mask, float(most)))
     return {str(name): gpus / shares.pipelines[name].infer.tp_size for name, gpus in due.shares(claims).items()}
 
 

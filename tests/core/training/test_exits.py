@@ -10,7 +10,7 @@ import pytest
 
 from muster.core.training import exits, waits
 from muster.core.training.admission import Grant
-from muster.core.training.reconcile import Bury, EndRun, Plan, StartWorker, StopWorker, reconcile
+from muster.core.training.reconcile import EndRun, MarkDead, Plan, StartWorker, StopWorker, reconcile
 from muster.core.training.status import Observed
 from muster.core.world.run import Run, lose
 from muster.types.training import Outcome, RankExit, Training, Uid
@@ -195,11 +195,11 @@ def test_ranks_that_ended_with_their_worker_are_not_waited_for() -> None:
     """Only where the platform says that nothing is left, and nobody speaks for it any more."""
     training, dead = a_training("w", world=(2, 2, 2)), a_worker("w1", "Error", 137, cleared=True)
 
-    def buried(run: Run, worker: Worker) -> list[str]:
+    def marked_dead(run: Run, worker: Worker) -> list[str]:
         plan = look(training, run, running("w0"), worker)
-        return [name for action in plan.actions if isinstance(action, Bury) for name in action.names]
+        return [name for action in plan.actions if isinstance(action, MarkDead) for name in action.names]
 
-    assert buried(lost_one(), dead) == ["w1"]
-    assert buried(lost_one(), replace(dead, cleared=False)) == []
-    assert buried(a_run("w0 w1", min=2, max=2), dead) == [], "what it reported last may still be on its way"
-    assert buried(lost_one(gone=frozenset({an_id("w1")})), dead) == []
+    assert marked_dead(lost_one(), dead) == ["w1"]
+    assert marked_dead(lost_one(), replace(dead, cleared=False)) == []
+    assert marked_dead(a_run("w0 w1", min=2, max=2), dead) == [], "what it reported last may still be on its way"
+    assert marked_dead(lost_one(gone=frozenset({an_id("w1")})), dead) == []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from muster.core.sharing.planner import plan
-from muster.core.sharing.plans import Plan
+from muster.core.sharing.plans import SharePlan
 from muster.sim.sharing import disorder
 from muster.types.sharing import Shares
 
@@ -30,7 +30,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def test_a_planner_that_lets_gpus_lie_idle_is_found_out() -> None:
-    def lazy(shares: Shares, now: float) -> Plan:
+    def lazy(shares: Shares, now: float) -> SharePlan:
         return replace(plan(shares, now), expands=())
 
     broken = disorder.run(1, 100, lazy).broken

@@ -9,45 +9,32 @@ the store, never before.
 from __future__ import annotations
 
 import asyncio
-import functools
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from muster import errors
-from muster.backends import records
-from muster.backends.kube import logs, pods, render
-from muster.backends.kube.furnish import Furniture, create
-from muster.backends.kube.picture import Picture
+from muster.backends import orders, records
+from muster.backends.kube import logs, pod_removal, pods, render
+from muster.backends.kube.pod_cache import PodCache
+from muster.backends.kube.pod_removal import PodRemoval
 from muster.backends.kube.pods import Pod
-from muster.background import Tasks, until_answered
+from muster.backends.kube.shared_objects import SharedObjects, create
+from muster.background import Tasks
 from muster.core.training.reconcile import USAGE_ERROR
-from muster.kube.client import MERGE_PATCH, KubeApi, Mirror, passes
-from muster.ports import Clock, LogQuery, Store, Write, insist
+from muster.kube.client import Informer, KubeApi
+from muster.ports import Clock, LogQuery, Store, Write
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
 
-log = logging.getLogger("muster.kube")
-
 PATIENCE = timedelta(minutes=10)  # images may be large, but a container that runs has its own
-OVERDUE_S = 10.0  # beyond its grace, a node that has not ended a Pod does not answer
-KILL_GRACE_S = 1
 _Place = tuple[Uid, str]
 
 
 class _NameTaken(errors.AlreadyExists):
     """A worker's, by a Pod that is not ours."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a worker was last told."""
-
-    why: str
-    kill: bool
 
 
 class KubeBackend:
@@ -72,19 +59,18 @@ class KubeBackend:
         self.changed = changed
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
-        self._asked: dict[_Place, _Asked] = {}
+        self._asked: dict[_Place, bool] = {}  # who was told to end, and whether by force
         self._writing: dict[_Place, asyncio.Task[None]] = {}  # ends that are on their way to the store
-        self._releasing: set[str] = set()
-        self._overdue: dict[_Place, tuple[int, asyncio.TimerHandle]] = {}
-        self._furniture = Furniture(api)
+        self._shared = SharedObjects(api)
         self._refused: set[Uid] = set()  # trainings whose last Pod the cluster did not want
         self._adopted = False  # what is seen before is looked at then
         self._quiet = True
-        self._picture = Picture(self._seen)
+        self._cache = PodCache(self._seen)
         selected = {"labelSelector": render.UID}
-        self._mirror = Mirror(api, "/api/v1/pods", self._picture, selected, cut=Picture.digest)
-        self._tasks = Tasks(_tell)
-        self._news = logs.News()
+        self._informer = Informer(api, "/api/v1/pods", self._cache, selected, cut=PodCache.digest)
+        self._tasks = Tasks(pod_removal.tell)
+        self._removal = PodRemoval(api, self._cache, self._tasks)
+        self._listeners = logs.PodListeners()
 
     # What is there
 
@@ -102,10 +88,7 @@ class KubeBackend:
         return sum(worker.alive for workers in self._workers.values() for worker in workers.values())
 
     def plan(self, training: Training) -> Mapping[str, Any]:
-        named = training.masked()
-        if not named.uid:  # it gets one when it is submitted
-            named = replace(named, metadata=replace(named.metadata, uid="UID"))
-        shown = self._render(named, f"{training.metadata.name}-0")
+        shown = self._render(orders.shown(training), f"{training.metadata.name}-0")
         (container,) = shown["spec"]["containers"]
         return {
             "workers": training.spec.world_size.target + training.spec.spares,
@@ -125,8 +108,8 @@ class KubeBackend:
 
     async def start_watching(self) -> None:
         """Read which Pods there are, and follow them from then on. `adopt` comes next."""
-        await self._mirror.start()
-        self._tasks.start(self._mirror.run())
+        await self._informer.start()
+        self._tasks.start(self._informer.run())
 
     async def adopt(self, last_alive: datetime | None = None) -> int:
         """Take over workers that a control plane before us started; returns how many still run."""
@@ -135,7 +118,7 @@ class KubeBackend:
             self._keys[worker.uid] = key
             self._workers.setdefault(worker.uid, {})[worker.name] = worker
         self._adopted = True
-        for pod in self._picture:
+        for pod in self._cache:
             if pod.name not in self._workers.get(pod.training, {}):
                 await self._take_in(pod)
             self._seen(pod, False)
@@ -147,7 +130,7 @@ class KubeBackend:
         ]
         at = last_alive or self._clock.now()
         why = "its Pod was gone when the control plane came back"
-        how = pods.End(None, "NodeLost", why, at)
+        how = pods.Termination(None, "NodeLost", why, at)
         await asyncio.gather(*(self._end(worker, None, how) for worker in missing))
         self._quiet = False
         return self.alive()
@@ -173,7 +156,7 @@ class KubeBackend:
         if wrong := _impossible(order):
             return await self._refuse(worker, USAGE_ERROR, wrong)
         try:
-            await self._furniture.provide(training, token)
+            await self._shared.provide(training, token)
             if training.uid in self._refused:  # nothing is written before the cluster would take it
                 await create(self._api, "pods", order, dry=True)
         except errors.MusterError as error:
@@ -183,7 +166,7 @@ class KubeBackend:
         self._workers.setdefault(training.uid, {})[name] = worker
         try:
             await self._note(worker, self._begun(worker), durable=True)
-        except BaseException:
+        except (errors.MusterError, asyncio.CancelledError):
             del self._workers[training.uid][name]
             raise
         await self._order(worker, order)
@@ -197,7 +180,7 @@ class KubeBackend:
         """Create the Pod of a worker that is written down. What comes of it is known when this returns."""
         place = (worker.uid, worker.name)
         try:
-            self._picture.put(await self._created(worker, order))
+            self._cache.put(await self._created(worker, order))
         except errors.MusterError as error:
             if (code := _verdict(error)) is not None:
                 await self._give_up(worker, code, error.message)
@@ -208,7 +191,7 @@ class KubeBackend:
                 raise
         self._refused.discard(worker.uid)
         if place in self._asked and (pod := self._pod(*place)) is not None and not pod.leaving:
-            await self._delete(pod, KILL_GRACE_S if self._asked[place].kill else None)
+            await self._removal.ask(pod, kill=self._asked[place])
 
     async def _created(self, worker: Worker, order: render.Json) -> Pod:
         """If its name is taken it is by its own Pod, where an answer got lost, or by somebody else's."""
@@ -225,7 +208,7 @@ class KubeBackend:
     async def _refuse(self, worker: Worker, code: int, why: str) -> Worker:
         """Nothing was created: its start and its end are written at once."""
         over = pods.ended(
-            worker, None, pods.End(code, "Error", f"cannot be started: {why}", None, why), self._clock.now()
+            worker, None, pods.Termination(code, "Error", f"cannot be started: {why}", None, why), self._clock.now()
         )
         await self._note(over, self._begun(over), self._exit(over), durable=True)
         self._workers.setdefault(worker.uid, {})[worker.name] = over
@@ -233,36 +216,36 @@ class KubeBackend:
 
     async def _give_up(self, worker: Worker, code: int | None, why: str) -> None:
         reason = "" if code is None else "Error"
-        await self._end(worker, None, pods.End(code, reason, f"cannot be started: {why}", None, why))
+        await self._end(worker, None, pods.Termination(code, reason, f"cannot be started: {why}", None, why))
 
     # Observing
 
     def _pod(self, uid: Uid, name: str) -> Pod | None:
         key = self._keys.get(uid)
-        pod = self._picture.get(key.namespace, name) if key is not None else None
+        pod = self._cache.get(key.namespace, name) if key is not None else None
         return pod if pod is not None and pod.training == uid and pod.ours else None
 
     def _seen(self, pod: Pod, gone: bool) -> None:
         """A Pod as it is now, or was when it went."""
         if not self._adopted:
             return
-        self._news.come(pod.training)
+        self._listeners.tell(pod.training)
         worker = self._workers.get(pod.training, {}).get(pod.name) if pod.ours else None
         how = pods.gone(pod) if gone else pods.end(pod)
         if how is None:
-            self._set_alarm(pod)
+            self._removal.watch(pod)
         if worker is None or self._keys[pod.training].namespace != pod.namespace:
             if how is not None and not gone:
-                self._release(pod)
+                self._removal.release(pod)
             return
         if worker.alive and how is None:
             self._show(pods.observed(worker, pod))
         elif worker.alive and how is not None:
             self._end(worker, pod, how)
         elif how is None and not pod.leaving:  # it turned up after its worker was given up
-            self._tasks.start(self._ask("DELETE", pod, _grace(pod, KILL_GRACE_S)))
+            self._removal.kill(pod)
         elif how is not None and not gone and (worker.uid, worker.name) not in self._writing:
-            self._release(pod)
+            self._removal.release(pod)
 
     def _show(self, worker: Worker) -> None:
         if worker != self._workers[worker.uid][worker.name]:
@@ -274,53 +257,32 @@ class KubeBackend:
         if not self._quiet:
             self.changed(uid)
 
-    def _set_alarm(self, pod: Pod) -> None:
-        """A node that does not end a Pod in its time does not answer: the Pod is then removed by force."""
-        place, loop = (pod.training, pod.name), asyncio.get_running_loop()
-        before = self._overdue.get(place)
-        if pod.grace_s is None or not pod.ours or (before is not None and before[0] <= pod.grace_s):
-            return
-        if before is not None:
-            before[1].cancel()
-        alarm = loop.call_later(pod.grace_s + OVERDUE_S, self._force, place, pod)
-        self._overdue[place] = (pod.grace_s, alarm)
-
-    def _force(self, place: _Place, pod: Pod) -> None:
-        self._overdue.pop(place, None)
-        self._tasks.start(self._ask("DELETE", pod, _grace(pod, 0)))
-
     # Ending
 
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         worker, place = self._workers.get(uid, {}).get(name), (uid, name)
         before = self._asked.get(place)
-        if worker is None or not worker.alive or (before is not None and (before.kill or not kill)):
+        if worker is None or not worker.alive or (before is not None and (before or not kill)):
             return
-        self._asked[place] = _Asked(why, kill)
+        self._asked[place] = kill
         self._workers[uid][name] = replace(worker, stopping=True, why_ended=why)
         pod = self._pod(uid, name)
         if pod is None or (pod.leaving and not kill):
             return  # it is just being created and hears of it then, or it is on its way already
         try:
-            await self._delete(pod, KILL_GRACE_S if kill else None)
+            await self._removal.ask(pod, kill=kill)
         except errors.MusterError:
             self._asked.pop(place, None)
             if (now := self._workers[uid][name]).alive:  # so that it is asked again
                 self._workers[uid][name] = replace(now, stopping=worker.stopping, why_ended=worker.why_ended)
             raise
 
-    async def _delete(self, pod: Pod, grace_s: int | None) -> None:
-        try:
-            await self._api.request("DELETE", _path(pod), body=_grace(pod, grace_s))
-        except errors.NotFound:
-            self._picture.drop(pod)
-
-    def _end(self, worker: Worker, pod: Pod | None, how: pods.End) -> asyncio.Task[None]:
+    def _end(self, worker: Worker, pod: Pod | None, how: pods.Termination) -> asyncio.Task[None]:
         """It counts as ended at once; it is written down, and then its Pod may go."""
         place = (worker.uid, worker.name)
         over = pods.ended(worker, pod, how, self._clock.now())
         self._workers[worker.uid][worker.name] = over
-        self._forget_orders(place)
+        self._forget_orders(*place)
         self._writing[place] = self._tasks.start(self._write_end(over))
         return self._writing[place]
 
@@ -332,66 +294,37 @@ class KubeBackend:
             self._writing.pop(place, None)
             self._tell(over.uid)
         if (left := self._pod(*place)) is not None:
-            self._release(left)
+            self._removal.release(left)
 
-    def _forget_orders(self, place: _Place) -> None:
-        self._asked.pop(place, None)
-        if (alarm := self._overdue.pop(place, None)) is not None:
-            alarm[1].cancel()
+    def _forget_orders(self, uid: Uid, name: str) -> None:
+        self._asked.pop((uid, name), None)
+        self._removal.forget(uid, name)
 
     def _exit(self, over: Worker) -> Event:
         return records.exited(over, self._keys[over.uid], self._clock.now(), self._store)
 
-    def _release(self, pod: Pod) -> None:
-        """Let it go: nothing is lost with it any more."""
-        if render.FINALIZER in pod.finalizers and pod.uid not in self._releasing:
-            self._releasing.add(pod.uid)
-            self._tasks.start(self._let_go(pod))
-
-    async def _let_go(self, pod: Pod) -> None:
-        left = [one for one in pod.finalizers if one != render.FINALIZER]
-        try:
-            await self._ask("PATCH", pod, {"metadata": {"uid": pod.uid, "finalizers": left or None}})
-        finally:
-            self._releasing.discard(pod.uid)
-
-    async def _ask(self, method: str, pod: Pod, body: render.Json) -> None:
-        """Nobody would ask for it again. A Pod that is no more, or another one by now, is left alone."""
-        kind = MERGE_PATCH if method == "PATCH" else "application/json"
-        try:
-            ask = functools.partial(self._api.request, method, _path(pod), body=body, content_type=kind)
-            await until_answered(f"{pod.namespace}/{pod.name}", ask, passes)
-        except (errors.NotFound, errors.InvalidRequest):
-            self._picture.drop(pod)
-
     # Writing down
 
     async def _note(self, worker: Worker, *events: Event, durable: bool = False) -> None:
-        write = Write(events=events, records=(records.record(worker, self._keys[worker.uid]),), lazy=not durable)
-        await (self._store.write(write) if durable else insist(self._store, write))
+        await records.write(self._store, worker, self._keys[worker.uid], *events, durable=durable)
 
     async def forget(self, uid: Uid) -> None:
         """Its Pods go with it, at once: nothing waits for the garbage collector."""
         await asyncio.gather(*(task for place, task in self._writing.items() if place[0] == uid))
         gone, key = self._workers.pop(uid, {}), self._keys.pop(uid, None)
-        self._furniture.forget(uid)
+        self._shared.forget(uid)
         self._refused.discard(uid)
         for name in gone:
-            self._forget_orders((uid, name))
-        left = [self._picture.get(key.namespace, name) for name in gone] if key is not None else []
-        await asyncio.gather(*(self._remove(pod) for pod in left if pod is not None and pod.training == uid))
+            self._forget_orders(uid, name)
+        left = [self._cache.get(key.namespace, name) for name in gone] if key is not None else []
+        await asyncio.gather(*(self._removal.remove(pod) for pod in left if pod is not None and pod.training == uid))
         if gone:
             await self._store.write(Write(records=records.removals(uid, gone), lazy=True))
-
-    async def _remove(self, pod: Pod) -> None:
-        if render.FINALIZER in pod.finalizers:
-            await self._let_go(pod)
-        await self._ask("DELETE", pod, _grace(pod, 0))
 
     # Logs
 
     def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-        return logs.read(self._api, lambda: self._with_logs(uid), self._news, uid, query, ended)
+        return logs.read(self._api, lambda: self._with_logs(uid), self._listeners, uid, query, ended)
 
     def _with_logs(self, uid: Uid) -> list[Pod]:
         """Oldest first."""
@@ -401,14 +334,9 @@ class KubeBackend:
 
     async def close(self) -> None:
         """Let go of everything without ending anything."""
-        for _, alarm in self._overdue.values():
-            alarm.cancel()
+        self._removal.close()
         self._tasks.cancel()
         await self._tasks.finish()
-
-
-def _tell(error: BaseException) -> None:
-    log.error("%s", error, exc_info=None if isinstance(error, errors.MusterError) else error)
 
 
 def _impossible(order: render.Json) -> str:
@@ -418,16 +346,6 @@ def _impossible(order: render.Json) -> str:
     if not container["image"]:
         return "spec.image is needed: there is no default image"
     return "" if folder.startswith("/") else f"spec.workingDir must be absolute in a container, not {folder!r}"
-
-
-def _path(pod: Pod) -> str:
-    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
-
-
-def _grace(pod: Pod, grace_s: int | None) -> render.Json:
-    """How a Pod is deleted: this one only, and in its own time unless told otherwise."""
-    given = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
-    return {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": pod.uid}, **given}
 
 
 def _verdict(error: errors.MusterError) -> int | None:

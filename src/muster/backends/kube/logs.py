@@ -39,18 +39,18 @@ _ROUND = re.compile(rb"muster-node\[[^]]{0,300}\] round (\d{1,18}): ")
 Find = Callable[[], list[Pod]]
 
 
-class News:
+class PodListeners:
     """Whom a change of a training's Pods is told."""
 
     def __init__(self) -> None:
         self._listeners: dict[Uid, list[Callable[[], None]]] = {}
 
-    def come(self, uid: Uid) -> None:
+    def tell(self, uid: Uid) -> None:
         for hear in self._listeners.get(uid, ()):
             hear()
 
     @contextmanager
-    def heard(self, uid: Uid, hear: Callable[[], None]) -> Iterator[None]:
+    def hearing(self, uid: Uid, hear: Callable[[], None]) -> Iterator[None]:
         listeners = self._listeners.setdefault(uid, [])
         listeners.append(hear)
         try:
@@ -62,7 +62,7 @@ class News:
 
 
 @dataclass(frozen=True)
-class Line:
+class RankLine:
     round: int
     rank: int
     text: bytes
@@ -81,7 +81,7 @@ class Reader:
         """From the first line again."""
         self._at, self._rest = 0, b""
 
-    def take(self, chunk: bytes) -> Iterator[Line]:
+    def take(self, chunk: bytes) -> Iterator[RankLine]:
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         while len(self._rest) > LONGEST:
             whole.append(self._rest[:LONGEST])
@@ -94,9 +94,9 @@ class Reader:
             if (begun := _ROUND.match(text)) is not None:
                 self._round = int(begun[1])
             elif (said := _RANK.fullmatch(text)) is not None:
-                yield Line(self._round, int(said[1]), said[2])
+                yield RankLine(self._round, int(said[1]), said[2])
 
-    def finish(self) -> Iterator[Line]:
+    def finish(self) -> Iterator[RankLine]:
         """A line that was not finished."""
         return self.take(b"\n") if self._rest else iter(())
 
@@ -106,16 +106,16 @@ def _cut(text: bytes) -> Iterator[bytes]:
     return (text[at : at + LONGEST] for at in range(0, len(text) or 1, LONGEST))
 
 
-def _wanted(line: Line, query: LogQuery) -> bool:
+def _wanted(line: RankLine, query: LogQuery) -> bool:
     return query.rank in (None, line.rank) and query.round in (None, line.round)
 
 
-def _shown(line: Line, query: LogQuery) -> bytes:
+def _shown(line: RankLine, query: LogQuery) -> bytes:
     return (b"[%d] " % line.rank if query.rank is None else b"") + line.text + b"\n"
 
 
 async def read(
-    api: KubeApi, find: Find, news: News, uid: Uid, query: LogQuery, ended: Callable[[], bool]
+    api: KubeApi, find: Find, listeners: PodListeners, uid: Uid, query: LogQuery, ended: Callable[[], bool]
 ) -> AsyncGenerator[bytes, None]:
     readers: dict[str, Reader] = defaultdict(Reader)
     if query.tail is not None:
@@ -123,7 +123,7 @@ async def read(
         if chunk := b"".join(_shown(line, query) for line in await _tail(api, find(), query, readers, whole=whole)):
             yield chunk
     if query.follow:
-        async with aclosing(_Follower(api, find, news, uid, query, readers).chunks(ended)) as chunks:
+        async with aclosing(_Follower(api, find, listeners, uid, query, readers).chunks(ended)) as chunks:
             async for chunk in chunks:
                 yield chunk
     elif query.tail is None:
@@ -135,10 +135,10 @@ async def read(
 
 async def _tail(
     api: KubeApi, found: list[Pod], query: LogQuery, readers: dict[str, Reader], *, whole: bool
-) -> list[Line]:
+) -> list[RankLine]:
     """The last lines of each rank of the last round; older rounds are passed over."""
     assert query.tail is not None
-    last, ranks, size = -1, dict[int, deque[Line]](), 0
+    last, ranks, size = -1, dict[int, deque[RankLine]](), 0
     for pod in found:
         async for lines in _whole(api, pod, readers[pod.uid], unfinished=whole):
             for line in lines:
@@ -156,7 +156,7 @@ async def _tail(
     return [line for rank in sorted(ranks) for line in ranks[rank]]
 
 
-async def _pieces(api: KubeApi, pod: Pod, reader: Reader, *, follow: bool = False) -> AsyncIterator[list[Line]]:
+async def _pieces(api: KubeApi, pod: Pod, reader: Reader, *, follow: bool = False) -> AsyncIterator[list[RankLine]]:
     """A Pod that has nothing to show, not yet or no longer, shows nothing."""
     if pod.started_at is None:
         return
@@ -169,7 +169,7 @@ async def _pieces(api: KubeApi, pod: Pod, reader: Reader, *, follow: bool = Fals
         return
 
 
-async def _whole(api: KubeApi, pod: Pod, reader: Reader, *, unfinished: bool = True) -> AsyncIterator[list[Line]]:
+async def _whole(api: KubeApi, pod: Pod, reader: Reader, *, unfinished: bool = True) -> AsyncIterator[list[RankLine]]:
     """What there is now. A node that does not answer keeps nobody from what others have to show."""
     try:
         async for lines in _pieces(api, pod, reader):
@@ -184,11 +184,11 @@ class _Follower:
     """Follows all Pods of a training at once, and those that come."""
 
     def __init__(
-        self, api: KubeApi, find: Find, news: News, uid: Uid, query: LogQuery, readers: dict[str, Reader]
+        self, api: KubeApi, find: Find, listeners: PodListeners, uid: Uid, query: LogQuery, readers: dict[str, Reader]
     ) -> None:
         self._api = api
         self._find = find
-        self._news = news
+        self._listeners = listeners
         self._uid = uid
         self._query = query
         self._readers = readers
@@ -199,7 +199,7 @@ class _Follower:
     async def chunks(self, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         until: float | None = None
-        with self._news.heard(self._uid, self._stir.set):
+        with self._listeners.hearing(self._uid, self._stir.set):
             try:
                 while True:
                     over = ended()
@@ -253,7 +253,7 @@ class _Follower:
                 continue  # all that there is can be read now
             await asyncio.sleep(AGAIN_S)
 
-    async def _put(self, lines: list[Line]) -> None:
+    async def _put(self, lines: list[RankLine]) -> None:
         if chunk := b"".join(_shown(line, self._query) for line in lines if _wanted(line, self._query)):
             await self._pieces.put(chunk)
             self._stir.set()

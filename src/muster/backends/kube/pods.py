@@ -82,7 +82,7 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class End:
+class Termination:
     """How a worker ended; `at` is None where nobody saw when."""
 
     exit_code: int | None
@@ -183,35 +183,35 @@ def _maybe(text: str | None) -> datetime | None:
 # What it means -----------------------------------------------------------------------------------
 
 
-def end(pod: Pod) -> End | None:
+def end(pod: Pod) -> Termination | None:
     """How it ended; None while it may still run."""
     if pod.exit_code is not None or pod.ended_at is not None:
         return _exited(pod)
     if pod.phase == "Succeeded":
-        return End(0, "", "exit code 0")
+        return Termination(0, "", "exit code 0")
     if pod.phase == "Failed":
         reason = pod.cause or "Error"
-        return End(None, reason, f"{reason}: {pod.said or 'its Pod failed before it ran'}", last_words=pod.said)
+        return Termination(None, reason, f"{reason}: {pod.said or 'its Pod failed before it ran'}", last_words=pod.said)
     if pod.cause == "NodeLost":
-        return End(None, "NodeLost", pod.said or f"its node {pod.node} was lost")
+        return Termination(None, "NodeLost", pod.said or f"its node {pod.node} was lost")
     if pod.leaving and not pod.node:
-        return End(None, pod.cause, "its Pod was deleted before it ran")
+        return Termination(None, pod.cause, "its Pod was deleted before it ran")
     return _unseen(pod) if pod.grace_s == 0 else None
 
 
-def gone(pod: Pod) -> End:
+def gone(pod: Pod) -> Termination:
     """Its Pod is no more; this is how it was last seen."""
     return end(pod) or _unseen(pod)
 
 
-def _unseen(pod: Pod) -> End:
+def _unseen(pod: Pod) -> Termination:
     """Removed without a word from its node: by force, or because there is no such node."""
     where = f"its node {pod.node}" if pod.node else "the cluster"
     reason = pod.cause or ("NodeLost" if pod.node else "")
-    return End(None, reason, f"its Pod was removed, and {where} did not say how it ended")
+    return Termination(None, reason, f"its Pod was removed, and {where} did not say how it ended")
 
 
-def _exited(pod: Pod) -> End:
+def _exited(pod: Pod) -> Termination:
     code = pod.exit_code
     reason = ""
     if code != 0:
@@ -219,7 +219,9 @@ def _exited(pod: Pod) -> End:
     why = f"exit code {code}" + (f" ({reason})" if reason not in ("", "Error") else "")
     if pod.leaving and not pod.cause:
         why = f"its Pod was deleted: {why}"
-    return End(code, reason, f"{why}: {pod.said}" if pod.cause and pod.said else why, pod.ended_at, pod.last_words)
+    return Termination(
+        code, reason, f"{why}: {pod.said}" if pod.cause and pod.said else why, pod.ended_at, pod.last_words
+    )
 
 
 def observed(worker: Worker, pod: Pod) -> Worker:
@@ -234,7 +236,7 @@ def observed(worker: Worker, pod: Pod) -> Worker:
     )
 
 
-def ended(worker: Worker, pod: Pod | None, how: End, now: datetime) -> Worker:
+def ended(worker: Worker, pod: Pod | None, how: Termination, now: datetime) -> Worker:
     """What was asked of it tells more than the code with which it obeyed."""
     shown = worker if pod is None else observed(worker, pod)
     asked = shown.stopping and how.reason == "Error"

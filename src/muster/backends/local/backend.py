@@ -20,12 +20,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from muster.backends import records
+from muster import errors
+from muster.backends import orders, records
 from muster.backends.local import gpus as devices
 from muster.backends.local import logs, presence, processes, render
 from muster.background import Tasks
+from muster.core.keeping import WorkerRecord
 from muster.core.training.reconcile import USAGE_ERROR
-from muster.ports import Clock, LogQuery, Store, Write, insist
+from muster.ports import Clock, LogQuery, Store, Write
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
@@ -74,10 +76,7 @@ class LocalBackend:
 
     def plan(self, training: Training) -> Mapping[str, Any]:
         each = training.spec.resources.gpus
-        named = training.masked()
-        if not named.uid:  # it gets one when it is submitted
-            named = replace(named, metadata=replace(named.metadata, uid="UID"))
-        shown = self._order(named, f"{training.metadata.name}-0", tuple(range(each)), "***")
+        shown = self._order(orders.shown(training), f"{training.metadata.name}-0", tuple(range(each)), "***")
         return {
             "workers": training.spec.world_size.target + training.spec.spares,
             "command": list(shown.argv),
@@ -96,7 +95,7 @@ class LocalBackend:
             worker, key = records.read(kept)
             self._keys[worker.uid] = key
             # A pipe tells nothing of processes on another machine.
-            cleared = kept.get("boot") == self._boot and self._presence.find(worker.uid, worker.name)
+            cleared = kept.boot == self._boot and self._presence.find(worker.uid, worker.name)
             self._workers.setdefault(worker.uid, {})[worker.name] = worker = replace(worker, cleared=cleared)
             if not worker.alive:
                 continue
@@ -111,11 +110,11 @@ class LocalBackend:
                 await self._note(self._workers[worker.uid][worker.name])
         return found
 
-    def _find(self, worker: Worker, kept: Mapping[str, Any]) -> processes.ProcessHandle | None:
-        pid, ticks = worker.pid, kept.get("ticks")
+    def _find(self, worker: Worker, kept: WorkerRecord) -> processes.ProcessHandle | None:
+        pid, ticks = worker.pid, kept.ticks
         if not pid:
             pid, ticks = processes.find("--run-id", worker.uid, "--name", worker.name) or 0, None
-        if not pid or (ticks is not None and kept.get("boot") != self._boot):
+        if not pid or (ticks is not None and kept.boot != self._boot):
             return None
         try:
             return processes.ProcessHandle(pid, ticks)
@@ -134,7 +133,7 @@ class LocalBackend:
         begun = records.started(worker, training.key, self._clock.now(), shown=shown)
         try:
             await self._note(worker, begun, durable=True)
-        except BaseException:
+        except (errors.MusterError, asyncio.CancelledError):
             self._release(worker)
             del self._workers[training.uid][name]
             raise
@@ -266,12 +265,9 @@ class LocalBackend:
 
     # Writing down
 
-    async def _note(self, worker: Worker, event: Event | None = None, *, durable: bool = False) -> None:
-        key = self._keys[worker.uid]
-        ticks = processes.start_ticks(worker.pid) if worker.pid and worker.alive else None
-        record = records.record(worker, key, pid=worker.pid, ticks=ticks, boot=self._boot)
-        write = Write(events=() if event is None else (event,), records=(record,), lazy=not durable)
-        await (self._store.write(write) if durable else insist(self._store, write))
+    async def _note(self, worker: Worker, *events: Event, durable: bool = False) -> None:
+        key, ticks = self._keys[worker.uid], processes.start_ticks(worker.pid) if worker.pid and worker.alive else None
+        await records.write(self._store, worker, key, *events, durable=durable, ticks=ticks, boot=self._boot)
 
     async def forget(self, uid: Uid) -> None:
         gone = self._workers.pop(uid, {})

@@ -64,7 +64,7 @@ async def _aside(work: Callable[..., T], *args: object) -> T:
 async def read(root: Path, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     """Whole lines. With several ranks each has its rank in front."""
     loop = asyncio.get_running_loop()
-    reader = _Reader(root, query)
+    reader = _FileReader(root, query)
     if query.tail is not None:
         await reader.pass_over(query.tail, whole=not query.follow or ended())
     while True:
@@ -85,7 +85,7 @@ async def read(root: Path, query: LogQuery, ended: Callable[[], bool]) -> AsyncG
         await asyncio.sleep(min(max(LOOK_S, spent * RESTS), LONGEST_REST_S))
 
 
-class _Reader:
+class _FileReader:
     """How far one reader is."""
 
     def __init__(self, root: Path, query: LogQuery) -> None:

@@ -17,7 +17,7 @@ CLOSE_ENOUGH = 1e-9
 
 
 @dataclass(frozen=True)
-class Claim:
+class ShareClaim:
     """What an open pipeline may be given. `most` is in GPUs."""
 
     pipeline: PipelineId
@@ -26,7 +26,7 @@ class Claim:
     most: float
 
 
-def shares(claims: Sequence[Claim]) -> dict[PipelineId, float]:
+def shares(claims: Sequence[ShareClaim]) -> dict[PipelineId, float]:
     """Each pipeline's due, in GPUs."""
     classes = _classes(claims)
     given: dict[PipelineId, float] = {claim.pipeline: 0.0 for claim in claims}
@@ -46,10 +46,10 @@ def shares(claims: Sequence[Claim]) -> dict[PipelineId, float]:
     return given
 
 
-def _classes(claims: Sequence[Claim]) -> list[tuple[int, list[Claim]]]:
+def _classes(claims: Sequence[ShareClaim]) -> list[tuple[int, list[ShareClaim]]]:
     """Sets of GPUs that the same pipelines reach, with their sizes."""
-    groups: list[tuple[int, list[Claim]]] = []
-    by_reach: dict[int, list[Claim]] = {}
+    groups: list[tuple[int, list[ShareClaim]]] = []
+    by_reach: dict[int, list[ShareClaim]] = {}
     for claim in claims:
         by_reach.setdefault(claim.reach, []).append(claim)
     for reach, members in by_reach.items():
@@ -69,7 +69,7 @@ def _classes(claims: Sequence[Claim]) -> list[tuple[int, list[Claim]]]:
     return [(mask.bit_count(), members) for mask, members in groups]
 
 
-def _split(size: int, members: Sequence[Claim], elsewhere: Mapping[PipelineId, float]) -> dict[PipelineId, float]:
+def _split(size: int, members: Sequence[ShareClaim], elsewhere: Mapping[PipelineId, float]) -> dict[PipelineId, float]:
     """Pour `size` GPUs so that the lowest levels (due ÷ claim) rise first and nobody gets more than it can use."""
     poured = {one.pipeline: 0.0 for one in members}
     open_ones = [one for one in members if one.most - elsewhere[one.pipeline] > CLOSE_ENOUGH and one.claim > 0]
@@ -78,7 +78,7 @@ def _split(size: int, members: Sequence[Claim], elsewhere: Mapping[PipelineId, f
     marks = [(elsewhere[one.pipeline] / one.claim, 0, one) for one in open_ones]
     marks += [(one.most / one.claim, 1, one) for one in open_ones]
     marks.sort(key=lambda mark: (mark[0], mark[1], mark[2].pipeline))
-    rising: dict[PipelineId, Claim] = {}
+    rising: dict[PipelineId, ShareClaim] = {}
     pull, level = 0.0, marks[0][0] if marks else 0.0
     for at, kind, one in marks:
         cost = pull * (at - level)

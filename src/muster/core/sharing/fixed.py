@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from muster.core.sharing.plans import Grant
+from muster.core.sharing.plans import ClusterGrant
 from muster.core.sharing.room import Room, holders, listed
 from muster.types.sharing import Bundle, LeaseState, Pipeline, PipelineId, Priority, Request, Shares
 
@@ -30,7 +30,7 @@ class FixedRequests:
 
     def __init__(self, shares: Shares, room: Room, now: float) -> None:
         self._shares, self._room, self._now = shares, room, now
-        self.grants: list[Grant] = []
+        self.grants: list[ClusterGrant] = []
         self.shrinks: dict[Bundle, str] = {}
         self.reasons: dict[str, str] = {}
         self.recheck = math.inf
@@ -110,7 +110,7 @@ class FixedRequests:
         spec = pipeline.clusters[request.cluster]
         bundles = tuple(Bundle(request.pipeline, request.cluster, rank) for rank in range(len(spec.bundles)))
         ready = need & ~self._room.free == 0
-        self.grants.append(Grant(request.seq, bundles, need, ready))
+        self.grants.append(ClusterGrant(request.seq, bundles, need, ready))
         if ready:
             return
         for lease in self._room.generating:

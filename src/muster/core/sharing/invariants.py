@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from muster.core.sharing.plans import Plan
+from muster.core.sharing.plans import SharePlan
 from muster.types.sharing import GENERATION_CLUSTER, Bundle, Lease, LeaseState, Priority, Shares, gpus_of
 
 
@@ -51,7 +51,7 @@ def _half_held(shares: Shares) -> list[str]:
     return found
 
 
-def broken_by(shares: Shares, plan: Plan) -> list[str]:
+def broken_by(shares: Shares, plan: SharePlan) -> list[str]:
     """Of a plan: the rules that need no due shares to be checked."""
     found = []
     vacated = _free(shares)
@@ -85,7 +85,7 @@ def _bad_shrink(shares: Shares, bundle: Bundle) -> list[str]:
     return [] if shares.pipelines[bundle.pipeline].movable else [f"{bundle} is shrunk and its pipeline has no hooks"]
 
 
-def _takes(plan: Plan) -> list[tuple[int, bool, str]]:
+def _takes(plan: SharePlan) -> list[tuple[int, bool, str]]:
     grants = [(grant.mask, grant.ready, f"request #{grant.seq}") for grant in plan.grants]
     return grants + [(expand.mask, expand.ready, str(expand.bundle)) for expand in plan.expands]
 
@@ -107,7 +107,7 @@ def sum_of(shares: Shares, state: LeaseState) -> int:
     return mask
 
 
-def after(shares: Shares, plan: Plan) -> dict[Bundle, Lease | None]:
+def after(shares: Shares, plan: SharePlan) -> dict[Bundle, Lease | None]:
     """Generation bundles as they will be when everything in the plan has been done."""
     kept: dict[Bundle, Lease | None] = {
         bundle: lease
@@ -120,7 +120,7 @@ def after(shares: Shares, plan: Plan) -> dict[Bundle, Lease | None]:
     return kept | {expand.bundle: None for expand in plan.expands}
 
 
-def _idle_and_wanted(shares: Shares, plan: Plan, used: int) -> list[str]:
+def _idle_and_wanted(shares: Shares, plan: SharePlan, used: int) -> list[str]:
     """Work conserving: no idle GPU that an open pipeline which holds less than it can use could reach."""
     idle = _free(shares) & ~used
     holdings = after(shares, plan)

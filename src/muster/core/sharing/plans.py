@@ -9,7 +9,7 @@ from muster.types.sharing import Bundle
 
 
 @dataclass(frozen=True)
-class Grant:
+class ClusterGrant:
     """A fixed request that can be met. `ready` when all its GPUs are vacant now; else it waits for drains."""
 
     seq: int
@@ -28,11 +28,11 @@ class Expand:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SharePlan:
     """Shrinks are to be begun at once; grants and expands as soon as they are ready (ask again at every vacating)."""
 
     shrinks: tuple[Bundle, ...] = ()
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[ClusterGrant, ...] = ()
     expands: tuple[Expand, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)  # bundle or request (`#seq`) → a sentence
     recheck_at: float | None = None

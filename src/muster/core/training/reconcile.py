@@ -74,7 +74,7 @@ class Confirm:
 
 
 @dataclass(frozen=True)
-class Bury:
+class MarkDead:
     """Workers that the coordinator need not wait for, neither to come back nor to end their ranks: they are dead."""
 
     names: tuple[str, ...]
@@ -95,7 +95,7 @@ class Remove:
     why: str
 
 
-Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | Bury | LetGo | CloseRun | Remove
+Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | MarkDead | LetGo | CloseRun | Remove
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
     if seen.run is None or (seen.run.settings, seen.run.target) != (settings, settings.target):
         actions.append(OpenRun(settings, training.spec.world_size.target))
     if dead := _dead_and_awaited(seen):
-        actions.append(Bury(dead))
+        actions.append(MarkDead(dead))
     workers, later = _workers(training, seen, now)
     actions += workers
     return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, _sooner(wake, later), keys)

@@ -15,13 +15,13 @@ from typing import Any
 
 from muster.core.sharing import invariants
 from muster.core.sharing.planner import plan
-from muster.core.sharing.plans import Plan
+from muster.core.sharing.plans import SharePlan
 from muster.errors import MusterError
 from muster.sharing.scheduler import Scheduler
 from muster.sim import virtual
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Pool, Priority, ProgressReport, Shares
 
-Planner = Callable[[Shares, float], Plan]
+Planner = Callable[[Shares, float], SharePlan]
 
 GPUS, PIPELINES = 8, 5
 HOOK_TIMEOUT_S = 20.0
@@ -102,7 +102,7 @@ class _Disorder:
         self._history.unanswered = len(self._tasks)
         return self._history
 
-    def _planned(self, shares: Shares, now: float) -> Plan:
+    def _planned(self, shares: Shares, now: float) -> SharePlan:
         made = self._planner(shares, now)
         self._check(invariants.broken_by(shares, made), "plan")
         return made

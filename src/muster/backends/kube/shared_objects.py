@@ -23,7 +23,7 @@ async def create(api: KubeApi, kind: str, body: Json, *, dry: bool = False) -> J
     return await again(lambda: api.request("POST", path, body=body, params=_TRY if dry else _WRITE))
 
 
-class Furniture:
+class SharedObjects:
     def __init__(self, api: KubeApi) -> None:
         self._api = api
         self._secrets: dict[Uid, Json] = {}  # as this process left them

@@ -8,7 +8,7 @@ from muster.backends.kube import pods
 from muster.backends.kube.pods import Json, Pod
 
 
-class Picture:
+class PodCache:
     """`tell` gets each Pod that is there as it is now, and once more, with True, when it is gone."""
 
     def __init__(self, tell: Callable[[Pod, bool], None]) -> None:
@@ -37,7 +37,7 @@ class Picture:
             del self._pods[pod.place]
             self._tell(pod, True)
 
-    # What the mirror tells
+    # What the informer tells
 
     @staticmethod
     def digest(item: Json) -> Json:

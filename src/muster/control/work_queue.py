@@ -1,0 +1,114 @@
+"""In which order are trainings handled, and when again?
+
+A training is never handled twice at once, and whatever happens to it meanwhile makes it be handled once more. Failures
+back off per training and never block the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from muster import errors
+from muster.backoff import Backoff
+from muster.types.training import Key
+
+log = logging.getLogger("muster.control")
+
+RETRY = Backoff(0.1, 30.0)
+
+
+class WorkQueue:
+    def __init__(
+        self, handle: Callable[[Key], Awaitable[None]], failed: Callable[[Key, str], None], *, delay_s: float = 0.0
+    ) -> None:
+        """`failed` is told why, when that is new."""
+        self._work, self._failed = handle, failed
+        self._delay_s = delay_s
+        self._due: dict[Key, None] = {}
+        self._busy: dict[Key, asyncio.Task[None]] = {}
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, tuple[int, str]] = {}
+        self._pump_due = False
+        self._stopping = False
+
+    def wake(self, key: Key) -> None:
+        self._due[key] = None
+        if not self._pump_due and not self._stopping:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def wake_in(self, key: Key, seconds: float) -> None:
+        self._cancel_timer(key)
+        if not self._stopping:
+            self._timers[key] = asyncio.get_running_loop().call_later(max(0.0, seconds), self.wake, key)
+
+    def forget(self, key: Key) -> None:
+        self._failures.pop(key, None)
+
+    async def idle(self) -> None:
+        """Until nothing is due and nothing is being handled."""
+        while self._due or self._busy or self._pump_due:
+            await asyncio.sleep(0)
+            if self._busy:
+                await asyncio.wait(self._busy.values())
+
+    async def stop(self) -> None:
+        """Finish what is being handled."""
+        self._stopping = True
+        for timer in self._timers.values():
+            timer.cancel()
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+
+    def _cancel_timer(self, key: Key) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        due, self._due = self._due, {}
+        for key in due:
+            if key in self._busy:
+                self._due[key] = None  # once more when it is done
+                continue
+            self._cancel_timer(key)
+            task = asyncio.get_running_loop().create_task(self._handle(key))
+            self._busy[key] = task
+            task.add_done_callback(lambda _, key=key: self._done(key))  # type: ignore[misc]
+
+    def _done(self, key: Key) -> None:
+        del self._busy[key]
+        if key in self._due:
+            self.wake(key)
+
+    async def _handle(self, key: Key) -> None:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+        try:
+            await self._work(key)
+        except errors.Conflict:
+            self.wake_in(key, RETRY.first_s)  # somebody wrote in between: at the latest then, it is looked at again
+        except Exception as error:  # noqa: BLE001 - top of the control loop: one training's trouble is its own
+            self._back_off(key, error)
+        else:
+            self.forget(key)
+
+    def _back_off(self, key: Key, error: Exception) -> None:
+        count, told = self._failures.get(key, (0, ""))
+        text = sentence(error)
+        if isinstance(error, errors.MusterError):
+            log.warning("%s: %s", key, text)
+        else:
+            log.error("%s: %s", key, text, exc_info=error)
+        if text != told:
+            self._failed(key, text)
+        self._failures[key] = (count + 1, text)
+        self.wake_in(key, RETRY.after(count + 1))
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, in the words of whoever noticed, and what can be done about it."""
+    if not isinstance(error, errors.MusterError):
+        return f"{type(error).__name__}: {error}"
+    return f"{error.message} ({error.hint})" if error.hint else error.message
