@@ -27,12 +27,12 @@ from bench.report import Figure, below, p50, p99, spread
 from muster import WorldSize
 from muster.control.loop import Loop
 from muster.ports import Filter, Write
-from muster.sim.control import SimulatedBackend, SimulatedWorlds
 from muster.store.ledger import WallClock
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Metadata, Outcome, Spec, Status, Training, Uid
 from tests.fleet import eventually, family, kill_all
 from tests.plane import Plane, fresh
+from tests.simulator.control import SimulatedBackend, SimulatedWorlds
 
 PEERS = Path(sys.executable).parents[1] / "peers"
 WATCHERS = 200

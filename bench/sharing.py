@@ -21,9 +21,9 @@ from bench import report
 from bench.report import Figure, below, p50
 from muster.core.sharing.planner import plan
 from muster.sharing import ClusterSpec, Pool, Priority, Scheduler
-from muster.sim.sharing import disorder, results, scenarios
-from muster.sim.sharing.policies import Policy
-from muster.sim.sharing.results import Summary
+from muster.sim import results, scenarios
+from muster.sim.policies import Policy
+from muster.sim.results import Summary
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
@@ -35,6 +35,7 @@ from muster.types.sharing import (
     Shares,
     Stream,
 )
+from tests.sharing import disorder
 
 SEEDS = (1, 2, 3, 4, 5)
 RATIOS = {"tail": (1.17, 1.16), "mixed": (1.33, 1.37), "even": (1.13, 1.15), "skewed": (1.18, 1.19)}  # goal, published

@@ -21,9 +21,9 @@ from muster.backends.local.backend import LocalBackend
 from muster.node import logs as agent_logs
 from muster.ports import LogQuery
 from muster.store.ledger import WallClock
-from muster.store.memory import MemoryStore
 from tests.backends.test_local import read, written
 from tests.contract.test_backend import until
+from tests.memory_store import MemoryStore
 from tests.training_builders import a_training
 
 HUGE = 15 << 30

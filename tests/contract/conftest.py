@@ -17,10 +17,10 @@ from muster.kube.client import MERGE_PATCH, KubeApi
 from muster.kube.crd import custom_resource_definition
 from muster.ports import Store
 from muster.store.kube import KubeStore
-from muster.store.memory import MemoryStore
 from muster.store.sqlite import SqliteStore
 from tests.contract.stores import Run, Story
 from tests.kube.cluster import Cluster
+from tests.memory_store import MemoryStore
 from tests.training_builders import BIRTH
 
 BOUND_S = 20.0

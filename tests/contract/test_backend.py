@@ -12,13 +12,13 @@ import pytest
 
 from muster.backends.local.backend import LocalBackend
 from muster.ports import Backend, LogQuery
-from muster.sim.control import SimulatedBackend
 from muster.store.ledger import WallClock
-from muster.store.memory import MemoryStore
 from muster.types.training import Training
 from muster.types.worker import Worker
 from tests.kube.cluster import Cluster
 from tests.kube.house import opened
+from tests.memory_store import MemoryStore
+from tests.simulator.control import SimulatedBackend
 from tests.training_builders import a_training
 
 PATIENCE_S = 20.0

@@ -16,11 +16,11 @@ from muster.control import loop as loops
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, TOKEN_KIND, Loop
 from muster.core.training.reconcile import LEAVE
 from muster.ports import Store, Write
-from muster.sim.control import SimulatedBackend, SimulatedWorlds
-from muster.store.memory import MemoryStore
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Cancel, Resources, Training, Uid, WorldSize
 from muster.types.worker import Worker
+from tests.memory_store import MemoryStore
+from tests.simulator.control import SimulatedBackend, SimulatedWorlds
 from tests.training_builders import a_training
 
 BOUND_S = 20.0

@@ -15,8 +15,8 @@ from muster.backoff import Backoff
 from muster.control import publish
 from muster.control.publish import KIND, Publisher
 from muster.mesh.serving import MemoryKeys
-from muster.store.memory import MemoryStore
 from muster.types.training import Key
+from tests.memory_store import MemoryStore
 
 DEMO = Key("default", "demo")
 NEIGHBOUR = {"muster/default/demo-2/mesh-ready/demo-2-0": "round 0", "muster/other/demo/mesh-ready/demo-0": "round 0"}

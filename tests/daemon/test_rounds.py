@@ -12,9 +12,9 @@ from muster.control.loop import TOKEN_KIND
 from muster.core.world.run import Run
 from muster.daemon.rounds import TrainingRounds
 from muster.ports import Record, RunView, Write
-from muster.store.memory import MemoryStore
 from muster.types.training import Key
 from tests.core.builders import a_round, a_run, all_gone, recalled
+from tests.memory_store import MemoryStore
 from tests.training_builders import a_training
 
 UID = "uid-of-it"

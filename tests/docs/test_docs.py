@@ -221,7 +221,7 @@ def _paths(home: Path) -> list[str]:
     from muster.server.auth import Tokens
     from muster.server.services import Services
     from muster.store.ledger import WallClock
-    from muster.store.memory import MemoryStore
+    from tests.memory_store import MemoryStore
 
     clock = WallClock()
     services = Services(

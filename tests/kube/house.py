@@ -17,10 +17,10 @@ from muster.kube.client import Json, KubeApi
 from muster.kube.crd import custom_resource_definition
 from muster.ports import Write
 from muster.store.ledger import WallClock
-from muster.store.memory import MemoryStore
 from muster.types.training import Training, Uid
 from muster.types.worker import Worker
 from tests.kube.cluster import ADMIN, Cluster
+from tests.memory_store import MemoryStore
 from tests.training_builders import a_training
 
 BOUND_S = 40.0

@@ -22,9 +22,9 @@ from muster.server.auth import Role, Tokens
 from muster.server.protocol import Protocol
 from muster.server.quotas import Quotas
 from muster.server.serving import ApiServer
-from muster.store.memory import MemoryStore
 from muster.types.training import Key, Phase, Training, Uid
 from muster.types.worker import Capacity, Worker
+from tests.memory_store import MemoryStore
 
 TRAININGS = "/v1/namespaces/default/trainings"
 BOUND_S = 10.0  # no test waits longer for anything

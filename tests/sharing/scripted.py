@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from muster.core.sharing.invariants import broken
 from muster.sharing import ClusterSpec, Pool, Priority, Scheduler
 from muster.sharing import journal as journals
+from tests.core.sharing.invariants import broken
 
 FOUR = {"actor_train": ClusterSpec(gpus=[0, 1]), "actor_infer": ClusterSpec(gpus=[0, 1, 2, 3])}
 OTHER = {"actor_train": ClusterSpec(gpus=[2, 3]), "actor_infer": ClusterSpec(gpus=[0, 1, 2, 3])}

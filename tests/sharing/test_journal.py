@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from muster.core.sharing import demand, leases
-from muster.core.sharing.invariants import broken
 from muster.errors import JournalUnusable
 from muster.sharing import journal as journals
 from muster.sharing.journal import FileJournal
 from muster.types.sharing import Bundle, PipelineId, Pool, Priority, ProgressReport, Shares, Tenant
+from tests.core.sharing.invariants import broken
 from tests.sharing.scripted import FOUR, OTHER, restart_the_machine
 
 POOL = Pool(gpus=4, gpus_per_node=2)

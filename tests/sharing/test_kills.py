@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from muster.core.sharing.invariants import broken
 from muster.sharing import Priority, Scheduler, Snapshot
 from muster.sim import virtual
+from tests.core.sharing.invariants import broken
 from tests.sharing.busy import MAPS
 from tests.sharing.scripted import Hooks, a_scheduler, generating, training
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from muster.core.sharing.invariants import broken, broken_by
 from muster.core.sharing.planner import plan
 from muster.core.sharing.plans import SharePlan
 from muster.errors import MusterError
 from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent
 from muster.sim import virtual
 from muster.types.sharing import Shares, gpus_of
+from tests.core.sharing.invariants import broken, broken_by
 from tests.sharing.scripted import Hooks
 
 POOL = Pool(gpus=8, gpus_per_node=4)

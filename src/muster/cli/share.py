@@ -14,7 +14,7 @@ from muster.cli import exits, output, pools
 from muster.errors import how_to_install
 
 if TYPE_CHECKING:
-    from muster.sim.sharing import policies
+    from muster.sim import policies
 
 app = typer.Typer(
     help="See how several RL pipelines share the same GPUs.",
@@ -83,7 +83,7 @@ def simulate(
         None, metavar="FILE", help="Also keep the first policy's first run, for muster share trace."
     ),
 ) -> None:
-    from muster.sim.sharing import policies, results, scenarios, trace
+    from muster.sim import policies, results, scenarios, trace
 
     chosen = list(scenarios.BUILT_IN.values()) if scenario == "all" else [scenarios.find(scenario)]
     wanted = _policies(policy)
@@ -112,7 +112,7 @@ def trace(
     to: Path | None = typer.Option(None, metavar="FILE", help="Where it goes; a trace is printed otherwise."),
 ) -> None:
     """Leases, queue and decisions with their reasons, as a Chrome/Perfetto trace or a picture."""
-    from muster.sim.sharing import trace as traces
+    from muster.sim import trace as traces
 
     recording = traces.load(file)
     if form is TraceForm.PNG:
@@ -127,7 +127,7 @@ def trace(
 
 
 def _policies(text: str) -> list[policies.Policy]:
-    from muster.sim.sharing.policies import Policy
+    from muster.sim.policies import Policy
 
     known = [policy.value for policy in Policy]
     wanted = [name.strip() for name in text.split(",") if name.strip()]

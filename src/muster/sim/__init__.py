@@ -1,5 +1,4 @@
-"""The world on virtual time: simulated agents and guards that talk to the real `RunProtocol`.
+"""GPU sharing on virtual time: simulated pipelines that drive the real scheduler, or a baseline with its interface.
 
-Guarantees of this package: no sockets, no asyncio, no real clock, no global random state. A history is a function
-of its seed, so whatever it shows can be shown again (`python -m muster.sim SEED`).
+Guarantees of this package: no real clock, no global random state; a result is a function of scenario, policy and seed.
 """

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from muster.core.sharing import demand, leases
-from muster.core.sharing.invariants import broken
 from muster.errors import AlreadyExists, InvalidRequest, MusterError, PipelineQuarantined, RequestRefused
 from muster.types.sharing import (
     Bundle,
@@ -22,6 +21,7 @@ from muster.types.sharing import (
     ProgressReport,
     Shares,
 )
+from tests.core.sharing.invariants import broken
 
 POOL = Pool(gpus=4, gpus_per_node=2)
 P1, P2 = PipelineId("p1"), PipelineId("p2")

@@ -9,9 +9,10 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.core.sharing import due, invariants
+from muster.core.sharing import due
 from muster.core.sharing.planner import plan
 from muster.types.sharing import ClusterSpec, LeaseState, Pipeline, Priority, Shares, mask_of
+from tests.core.sharing import invariants
 from tests.core.sharing.pools import NOW, a_lease, a_pipeline, a_request, a_state, fixed_leases, states
 
 FULL4 = ClusterSpec([0, 1, 2, 3])

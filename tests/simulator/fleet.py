@@ -11,15 +11,15 @@ from random import Random
 from typing import Any
 
 from muster.core.world.run import Run
-from muster.sim.clock import Clock
-from muster.sim.coordinator import SimulatedCoordinator
-from muster.sim.invariants import Checker
-from muster.sim.machine import Census, Machine, Rank
-from muster.sim.network import BOTH, Network
-from muster.sim.worker import SimulatedWorker, WorkerConfig
 from muster.types.frames import AskFrame, Frame
 from muster.types.run_event import Kind, RunEvent
 from muster.types.world import MemberId, RunOutcome, Settings
+from tests.simulator.clock import Clock
+from tests.simulator.coordinator import SimulatedCoordinator
+from tests.simulator.invariants import Checker
+from tests.simulator.machine import Census, Machine, Rank
+from tests.simulator.network import BOTH, Network
+from tests.simulator.worker import SimulatedWorker, WorkerConfig
 
 TURNS = frozenset({Kind.RELEASE, Kind.RECALL, Kind.RECOVERED, Kind.LOST})
 MOMENTS_S = (0.0, 0.001, 0.003, 0.01, 0.05, 0.2)

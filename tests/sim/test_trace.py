@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from muster.sim import pictures
-from muster.sim.sharing import events, trace
-from muster.sim.sharing.recording import Use
+from muster.sim import events, pictures, trace
+from muster.sim.recording import Use
 from muster.types.codec import Invalid
 from muster.types.sharing import SharingEvent
-from tests.sim.sharing.builders import a_recording
+from tests.sim.builders import a_recording
 
 EVENTS = [
     SharingEvent(100.0, "requested", "p0", "GENERATION", "actor_infer"),

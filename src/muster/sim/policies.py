@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from muster.sharing.scheduler import Scheduler as RealScheduler
-from muster.sim import virtual
-from muster.sim.sharing import events
-from muster.sim.sharing.gap_ratio import GapRatioScheduler
-from muster.sim.sharing.pipelines import Scheduler, SimulatedPipeline
-from muster.sim.sharing.recording import Recorder, Recording
-from muster.sim.sharing.scenarios import Scenario
+from muster.sim import events, virtual
+from muster.sim.gap_ratio import GapRatioScheduler
+from muster.sim.pipelines import Scheduler, SimulatedPipeline
+from muster.sim.recording import Recorder, Recording
+from muster.sim.scenarios import Scenario
 from muster.types.sharing import Pool, SharingEvent
 
 

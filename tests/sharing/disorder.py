@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.core.sharing import invariants
 from muster.core.sharing.planner import plan
 from muster.core.sharing.plans import SharePlan
 from muster.errors import MusterError
 from muster.sharing.scheduler import Scheduler
 from muster.sim import virtual
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Pool, Priority, ProgressReport, Shares
+from tests.core.sharing import invariants
 
 Planner = Callable[[Shares, float], SharePlan]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from muster.sim.sharing.policies import Outcome, Policy, simulate
-from muster.sim.sharing.recording import Use
-from muster.sim.sharing.scenarios import Scenario
+from muster.sim.policies import Outcome, Policy, simulate
+from muster.sim.recording import Use
+from muster.sim.scenarios import Scenario
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from muster.sim.fleet import Fleet
-from muster.sim.network import BOTH, DOWN, UP
-from muster.sim.worker import SimulatedWorker
 from muster.types.frames import AskFrame
+from tests.simulator.fleet import Fleet
+from tests.simulator.network import BOTH, DOWN, UP
+from tests.simulator.worker import SimulatedWorker
 
 Fault = Callable[[Fleet, Random], str | None]
 

@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from muster.sim import pictures
-from muster.sim.sharing import events
-from muster.sim.sharing.recording import Decision, Recording, Span, Use, Wait
+from muster.sim import events, pictures
+from muster.sim.recording import Decision, Recording, Span, Use, Wait
 from muster.types.codec import Invalid, Problem
 
 KIND = "muster-sharing-recording"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muster.sim.sharing import results, scenarios
-from muster.sim.sharing.policies import Policy, simulate
-from tests.sim.sharing.builders import a_scenario, a_workload, two_pipelines
+from muster.sim import results, scenarios
+from muster.sim.policies import Policy, simulate
+from tests.sim.builders import a_scenario, a_workload, two_pipelines
 
 SEEDS = (1, 2, 3, 4, 5)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.sim.fleet import Fleet
-from muster.sim.network import DOWN, UP
 from muster.types.frames import FinishedFrame, Frame, HelloFrame, StaleFrame
 from muster.types.world import OutcomeState, Role
-from tests.sim.worlds import a_training, by_role, codes, everyone_leaves, told
+from tests.simulator.fleet import Fleet
+from tests.simulator.network import DOWN, UP
+from tests.simulator.worlds import a_training, by_role, codes, everyone_leaves, told
 
 # Silence and fences
 

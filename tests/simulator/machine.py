@@ -14,12 +14,12 @@ from typing import Protocol
 
 from muster.core.member.guard import GuardState
 from muster.core.member.orders import Beat
-from muster.sim.clock import Clock, Process
-from muster.sim.connection import SimulatedConnection
-from muster.sim.coordinator import SimulatedCoordinator
-from muster.sim.network import Network
 from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
 from muster.types.world import MemberId
+from tests.simulator.clock import Clock, Process
+from tests.simulator.connection import SimulatedConnection
+from tests.simulator.coordinator import SimulatedCoordinator
+from tests.simulator.network import Network
 
 KILL_S = 0.003  # from SIGKILL to the end of a process
 SWEEP_S = 0.002  # the guard looks for grandchildren

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from muster.sim.sharing.recording import Recorder, Use
-from muster.sim.sharing.scenarios import Scenario, Steps, Trajectory, Workload
+from muster.sim.recording import Recorder, Use
+from muster.sim.scenarios import Scenario, Steps, Trajectory, Workload
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Priority, ProgressReport
 
 TRAIN = "actor_train"

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from random import Random
 
-from muster.sim.clock import Clock
 from muster.types.frames import Frame
 from muster.world.wire import understood
+from tests.simulator.clock import Clock
 
 UP = "up"  # towards the coordinator
 DOWN = "down"

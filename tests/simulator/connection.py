@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from muster.sim.clock import Process
-from muster.sim.coordinator import RUN, SimulatedCoordinator
-from muster.sim.network import Item, Line, Network, frame_of
 from muster.types.frames import ChallengeFrame, ErrorFrame, Frame, HelloFrame, WelcomeFrame
 from muster.world.connection import CONNECT_TIMEOUT_S, PASSING, WELCOME_TIMEOUT_S
 from muster.world.wire import encode
+from tests.simulator.clock import Process
+from tests.simulator.coordinator import RUN, SimulatedCoordinator
+from tests.simulator.network import Item, Line, Network, frame_of
 
 
 class SimulatedConnection:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.sim.fleet import Fleet
 from muster.types.world import Role
+from tests.simulator.fleet import Fleet
 
 
 def a_world(names: str, *, seed: int = 1, collateral: float = 0.0, **settings: object) -> Fleet:

@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 
-from muster.sim.sharing.recording import Decision, Recording, Span, Use, Wait
+from muster.sim.recording import Decision, Recording, Span, Use, Wait
 from muster.types.codec import Invalid, Problem
 from muster.types.sharing import GENERATION_CLUSTER, SharingEvent
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from muster.sim import virtual
-from muster.sim.sharing.pipelines import Engine
-from muster.sim.sharing.recording import DoubleBooking, Recorder, Use
-from muster.sim.sharing.scenarios import Trajectory
+from muster.sim.pipelines import Engine
+from muster.sim.recording import DoubleBooking, Recorder, Use
+from muster.sim.scenarios import Trajectory
 
 
 def a_recorder(gpus: int = 2) -> Recorder:

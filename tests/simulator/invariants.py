@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from muster.core.world.run import CallBack, Decision, End, GiveUpOn, Release, Run, Wait
-from muster.sim.clock import Clock
-from muster.sim.coordinator import SimulatedCoordinator
-from muster.sim.machine import Census, Rank
 from muster.types.frames import RunRecord
 from muster.types.world import MemberId, OutcomeState, Role, Round, RunOutcome
+from tests.simulator.clock import Clock
+from tests.simulator.coordinator import SimulatedCoordinator
+from tests.simulator.machine import Census, Rank
 
 if TYPE_CHECKING:
-    from muster.sim.worker import SimulatedWorker
+    from tests.simulator.worker import SimulatedWorker
 
 MOST_DECISIONS = 40  # that one moment may need
 

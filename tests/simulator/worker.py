@@ -33,11 +33,6 @@ from muster.core.member.orders import (
     StopRanks,
 )
 from muster.core.member.state import MemberState
-from muster.sim.clock import Process
-from muster.sim.connection import SimulatedConnection
-from muster.sim.coordinator import RUN, SimulatedCoordinator
-from muster.sim.machine import Machine, Rank, SimulatedGuard
-from muster.sim.network import Network
 from muster.types.frames import (
     HelloFrame,
     Introduction,
@@ -48,6 +43,11 @@ from muster.types.frames import (
     StoppedFrame,
 )
 from muster.types.world import MemberId, Path, Place, RankEnd, RunOutcome, Settings
+from tests.simulator.clock import Process
+from tests.simulator.connection import SimulatedConnection
+from tests.simulator.coordinator import RUN, SimulatedCoordinator
+from tests.simulator.machine import Machine, Rank, SimulatedGuard
+from tests.simulator.network import Network
 
 DUMP_WAIT_S = 3.0
 FORK_S = 0.005

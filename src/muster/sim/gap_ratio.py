@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.sim.sharing.pipelines import Hooks
+from muster.sim.pipelines import Hooks
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Pool, Priority, ProgressReport, SharingEvent
 
 POLL_S = 1.0

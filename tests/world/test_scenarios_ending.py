@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.sim.fleet import Fleet
-from muster.sim.worker import SimulatedWorker
 from muster.types.frames import ErrorFrame, Frame, RunRecord
 from muster.types.world import OutcomeState, Role
-from tests.sim.worlds import a_training, by_role, codes, everyone_leaves, told
+from tests.simulator.fleet import Fleet
+from tests.simulator.worker import SimulatedWorker
+from tests.simulator.worlds import a_training, by_role, codes, everyone_leaves, told
 
 # Success
 

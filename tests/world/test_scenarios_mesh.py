@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from muster.sim.fleet import Fleet
 from muster.types.world import GateState
-from tests.sim.worlds import a_training, a_world, told
+from tests.simulator.fleet import Fleet
+from tests.simulator.worlds import a_training, a_world, told
 
 GATE: dict[str, Any] = {"gate_timeout_s": 10.0}
 

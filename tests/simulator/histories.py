@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from muster.sim import faults
-from muster.sim.fleet import Fleet
-from muster.sim.invariants import Broken
-from muster.sim.worker import WorkerConfig
 from muster.types.world import OutcomeState, Settings
+from tests.simulator import faults
+from tests.simulator.fleet import Fleet
+from tests.simulator.invariants import Broken
+from tests.simulator.worker import WorkerConfig
 
 FAULTS_UNTIL_S = 3.5
 

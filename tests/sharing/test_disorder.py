@@ -8,8 +8,8 @@ import pytest
 
 from muster.core.sharing.planner import plan
 from muster.core.sharing.plans import SharePlan
-from muster.sim.sharing import disorder
 from muster.types.sharing import Shares
+from tests.sharing import disorder
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

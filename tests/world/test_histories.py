@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from muster.core.world import transitions
-from muster.sim import histories
-from muster.sim.clock import Clock
-from muster.sim.coordinator import SimulatedCoordinator
-from muster.sim.invariants import Broken, Checker
-from muster.sim.machine import Census, Machine, Rank
 from muster.types.frames import AskFrame
 from muster.types.world import MemberId, OutcomeState
-from tests.sim.worlds import a_training
+from tests.simulator import histories
+from tests.simulator.clock import Clock
+from tests.simulator.coordinator import SimulatedCoordinator
+from tests.simulator.invariants import Broken, Checker
+from tests.simulator.machine import Census, Machine, Rank
+from tests.simulator.worlds import a_training
 
 HISTORIES = 10_000
 CHUNKS = 8
@@ -28,7 +28,7 @@ def test_random_histories_keep_every_promise(chunk: int) -> None:
             histories.play(seed)
         except Exception as error:
             told = histories.story(seed)
-            raise AssertionError(f"seed {seed} (python -m muster.sim {seed}): {error}\n\n{told}") from error
+            raise AssertionError(f"seed {seed} (python -m tests.simulator {seed}): {error}\n\n{told}") from error
 
 
 def test_a_history_is_a_function_of_its_seed() -> None:
@@ -44,7 +44,7 @@ def test_histories_are_not_all_alike() -> None:
 
 def test_a_history_can_be_replayed_from_the_command_line() -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "muster.sim", "7"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "tests.simulator", "7"], capture_output=True, text=True, timeout=60, check=True
     )
     assert shown.stdout == histories.story(7) + "\n"
 

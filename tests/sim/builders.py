@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.sim.sharing.recording import Decision, Recording, Span, Use, Wait
-from muster.sim.sharing.scenarios import Scenario, Workload
+from muster.sim.recording import Decision, Recording, Span, Use, Wait
+from muster.sim.scenarios import Scenario, Workload
 
 
 def a_workload(batch: int = 8, median_s: float = 20, sigma: float = 0.5, steps: int = 1, **more: object) -> Workload:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 
 from muster.core.world.run import Decision, Run
-from muster.sim.clock import Clock, Process
-from muster.sim.network import Item, Line, frame_of
 from muster.types.frames import AskFrame, ChallengeFrame, ErrorFrame, Frame, HelloFrame, RenewFrame, RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.world import RunId, Settings
 from muster.world import records
 from muster.world.protocol import RunProtocol
 from muster.world.wire import encode
+from tests.simulator.clock import Clock, Process
+from tests.simulator.network import Item, Line, frame_of
 
 BEAT_S = 0.25
 RUN = RunId("run")
