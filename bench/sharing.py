@@ -178,7 +178,7 @@ async def _grants(journal: Path, times: int) -> tuple[list[float], list[float]]:
 
 def chaos(given: argparse.Namespace) -> Iterator[Figure]:
     """Random operations on virtual time, with hooks that fail, hang and die."""
-    history = disorder.History()
+    history = disorder.Disorder()
     for seed in range(1, 1 + 10 * given.repeat):
         history += disorder.run(seed, 1000)
     name = f"{history.operations:,} random operations"

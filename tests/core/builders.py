@@ -103,7 +103,7 @@ def settle(given: Run, now: float, most: int = 30) -> tuple[Run, list[Decision]]
         given = transitions.tell_time(given, now)
         decision = decisions.decide(given, now)
         made.append(decision)
-        if isinstance(decision.action, run.Wait):
+        if isinstance(decision.action, run.Stay):
             return given, made
         given = decisions.carry_out(given, decision.action, now)
         assert len(made) < most, f"decisions do not end: {[one.reason for one in made[-4:]]}"

@@ -30,7 +30,7 @@ _FIXED = (Priority.INITIALIZATION, Priority.ACTOR_TRAINING, Priority.OLD_LOG_PRO
 
 
 @dataclass
-class History:
+class Disorder:
     """What came of it."""
 
     operations: int = 0
@@ -38,8 +38,8 @@ class History:
     unanswered: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
 
-    def __add__(self, other: History) -> History:
-        return History(
+    def __add__(self, other: Disorder) -> Disorder:
+        return Disorder(
             self.operations + other.operations,
             self.broken + other.broken,
             self.unanswered + other.unanswered,
@@ -47,8 +47,8 @@ class History:
         )
 
 
-def run(seed: int, operations: int, planner: Planner = plan) -> History:
-    async def main() -> History:
+def run(seed: int, operations: int, planner: Planner = plan) -> Disorder:
+    async def main() -> Disorder:
         return await _Disorder(seed, planner).run(operations)
 
     return virtual.run(main())
@@ -80,14 +80,14 @@ class _Disorder:
         self._source = random.Random(seed)
         self._seed = seed
         self._planner = planner
-        self._history = History()
+        self._history = Disorder()
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they began
         self._scheduler = Scheduler(
             Pool(GPUS, GPUS), hook_timeout_s=HOOK_TIMEOUT_S, reserve_after_s=10, planner=self._planned
         )
         self._clusters = {f"p{at}": self._some_clusters() for at in range(PIPELINES)}
 
-    async def run(self, operations: int) -> History:
+    async def run(self, operations: int) -> Disorder:
         await self._scheduler.start()
         for name in self._clusters:
             await self._try(self._enter(name))

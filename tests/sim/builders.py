@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from muster.sim.recording import Decision, Recording, Span, Use, Wait
+from muster.sim.recording import GpuSpan, PolicyDecision, QueueWait, Recording, Use
 from muster.sim.scenarios import Scenario, Workload
 
 
@@ -21,11 +21,11 @@ def two_pipelines(steps: int = 2) -> Scenario:
     return a_scenario(a_workload(16, steps=steps), a_workload(8, steps=steps, train=(2, 3)))
 
 
-def a_recording(spans: Sequence[Span] = ()) -> Recording:
+def a_recording(spans: Sequence[GpuSpan] = ()) -> Recording:
     return Recording(
         gpus=2,
-        spans=tuple(spans) or (Span(0, "p0", Use.EXPAND, 0.0, 6.0), Span(0, "p0", Use.SERVE, 6.0, 20.0)),
-        waits=(Wait("p1", "actor_train", "OLD_LOG_PROBS", 3.0, 5.0),),
-        decisions=(Decision(4.0, "p0", "shrinking rank 1", "p1 gets its GPUs"),),
+        spans=tuple(spans) or (GpuSpan(0, "p0", Use.EXPAND, 0.0, 6.0), GpuSpan(0, "p0", Use.SERVE, 6.0, 20.0)),
+        waits=(QueueWait("p1", "actor_train", "OLD_LOG_PROBS", 3.0, 5.0),),
+        decisions=(PolicyDecision(4.0, "p0", "shrinking rank 1", "p1 gets its GPUs"),),
         resizes=3,
     )

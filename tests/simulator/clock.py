@@ -13,7 +13,7 @@ from typing import Any
 Call = Callable[..., None]
 
 
-class Clock:
+class VirtualClock:
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
@@ -51,7 +51,7 @@ class Clock:
 class Process:
     """Something that runs on a machine. It can be stopped (SIGSTOP), go on, and end."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
         self.alive = True
         self.stopped = False

@@ -11,7 +11,7 @@ from muster.world.connection import CONNECT_TIMEOUT_S, PASSING, WELCOME_TIMEOUT_
 from muster.world.wire import encode
 from tests.simulator.clock import Process
 from tests.simulator.coordinator import RUN, SimulatedCoordinator
-from tests.simulator.network import Item, Line, Network, frame_of
+from tests.simulator.network import Cable, Item, Network, frame_of
 
 
 class SimulatedConnection:
@@ -41,7 +41,7 @@ class SimulatedConnection:
         self._on_refused = on_refused
         self._on_down = on_down
         self._on_dead = on_dead
-        self._line: Line | None = None
+        self._line: Cable | None = None
         self._session = 0
         self._attempt = 0
         self._greeted = False
@@ -108,7 +108,7 @@ class SimulatedConnection:
             self._on_dead()
             self._over(number, "connection refused")
         else:
-            self._line = line = Line(self._network, self._machine)
+            self._line = line = Cable(self._network, self._machine)
             line.down.sink = lambda item: self._process.read(self._arrives, number, item)
             self._coordinator.accept(line)
             self._process.after(WELCOME_TIMEOUT_S, self._expect_welcome, number)

@@ -136,7 +136,7 @@ class SimulatedWorlds:
             elif isinstance(decision.action, runs.CallBack) and run.round is not None:
                 for seat in run.round.seats:
                     run = transitions.gone(run, seat.member_id, run.round.number)
-            elif isinstance(decision.action, runs.Wait):
+            elif isinstance(decision.action, runs.Stay):
                 break
         self._runs[uid] = RunView(run, reason, view.confirmed)
         self._settled(uid)

@@ -12,8 +12,8 @@ from muster.types.world import RunId, Settings
 from muster.world import records
 from muster.world.protocol import RunProtocol
 from muster.world.wire import encode
-from tests.simulator.clock import Clock, Process
-from tests.simulator.network import Item, Line, frame_of
+from tests.simulator.clock import Process, VirtualClock
+from tests.simulator.network import Cable, Item, frame_of
 
 BEAT_S = 0.25
 RUN = RunId("run")
@@ -22,7 +22,7 @@ RUN = RunId("run")
 class Port:
     """The coordinator's end of one connection."""
 
-    def __init__(self, coordinator: SimulatedCoordinator, line: Line) -> None:
+    def __init__(self, coordinator: SimulatedCoordinator, line: Cable) -> None:
         self._coordinator = coordinator
         self._line = line
         self._open = True
@@ -69,7 +69,7 @@ class Asker:
 class SimulatedCoordinator:
     """`saved` is the state file: it outlives the process, unless it is lost with it."""
 
-    def __init__(self, clock: Clock, settings: Settings | None = None) -> None:
+    def __init__(self, clock: VirtualClock, settings: Settings | None = None) -> None:
         self._clock = clock
         self._settings = settings
         self.process = Process(clock)
@@ -112,11 +112,11 @@ class SimulatedCoordinator:
         for port in self._ports:
             port.vanish(lose_sent)
 
-    def accept(self, line: Line) -> None:
+    def accept(self, line: Cable) -> None:
         """A connection is made even while the process is stopped; it speaks when it goes on."""
         self.process.read(self._admit, line)
 
-    def _admit(self, line: Line) -> None:
+    def _admit(self, line: Cable) -> None:
         self._ports.append(Port(self, line))
 
     # Hearing

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from random import Random
 
 from muster.types.frames import AskFrame
-from tests.simulator.fleet import Fleet
+from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.network import BOTH, DOWN, UP
 from tests.simulator.worker import SimulatedWorker
 
-Fault = Callable[[Fleet, Random], str | None]
+Fault = Callable[[SimulatedFleet, Random], str | None]
 
 
-def _someone(fleet: Fleet, rng: Random) -> SimulatedWorker | None:
+def _someone(fleet: SimulatedFleet, rng: Random) -> SimulatedWorker | None:
     """Mostly one that has a place in the round, where it matters, and often the same again: troubles come together."""
     people = [agent for agent in fleet.present if not agent.process.stopped]
     busy = [agent for agent in people if agent.round is not None and agent.round.running]
@@ -33,14 +33,14 @@ def _someone(fleet: Fleet, rng: Random) -> SimulatedWorker | None:
 # Processes and machines
 
 
-def kill_agent(fleet: Fleet, rng: Random) -> str | None:
+def kill_agent(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     agent.kill()
     return f"SIGKILL to {agent.name}"
 
 
-def kill_guard(fleet: Fleet, rng: Random) -> str | None:
+def kill_guard(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     fleet.excuse(agent)
@@ -48,21 +48,21 @@ def kill_guard(fleet: Fleet, rng: Random) -> str | None:
     return f"SIGKILL to the guard of {agent.name}"
 
 
-def kill_both(fleet: Fleet, rng: Random) -> str | None:
+def kill_both(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     agent.kill_both()
     return f"SIGKILL to {agent.name} and its guard"
 
 
-def power_off(fleet: Fleet, rng: Random) -> str | None:
+def power_off(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     agent.power_off()
     return f"{agent.name} loses its power"
 
 
-def stop_agent(fleet: Fleet, rng: Random) -> str | None:
+def stop_agent(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     for_s = fleet.lease_s * rng.uniform(0.2, 2.0)
@@ -70,7 +70,7 @@ def stop_agent(fleet: Fleet, rng: Random) -> str | None:
     return f"SIGSTOP to {agent.name} for {for_s:.2f} s"
 
 
-def leave(fleet: Fleet, rng: Random) -> str | None:
+def leave(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     agent.leave()
@@ -80,7 +80,7 @@ def leave(fleet: Fleet, rng: Random) -> str | None:
 # The network
 
 
-def cut_off(fleet: Fleet, rng: Random) -> str | None:
+def cut_off(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     for_s = fleet.lease_s * rng.uniform(0.1, 2.5)
@@ -89,7 +89,7 @@ def cut_off(fleet: Fleet, rng: Random) -> str | None:
     return f"{agent.name} is cut off ({'+'.join(sorted(directions))}) for {for_s:.2f} s"
 
 
-def cut_off_and_stop(fleet: Fleet, rng: Random) -> str | None:
+def cut_off_and_stop(fleet: SimulatedFleet, rng: Random) -> str | None:
     """Neither the agent's own rule nor the coordinator can then end its ranks."""
     if (agent := _someone(fleet, rng)) is None:
         return None
@@ -98,7 +98,7 @@ def cut_off_and_stop(fleet: Fleet, rng: Random) -> str | None:
     return f"{agent.name} is cut off, then stopped"
 
 
-def reset_and_cut_off(fleet: Fleet, rng: Random) -> str | None:
+def reset_and_cut_off(fleet: SimulatedFleet, rng: Random) -> str | None:
     """The end of its connection looks like a dead coordinator, and nobody can tell it otherwise."""
     agent = _someone(fleet, rng)
     if agent is None or not fleet.network.reaches(agent.machine.name):
@@ -108,7 +108,7 @@ def reset_and_cut_off(fleet: Fleet, rng: Random) -> str | None:
     return f"the connection of {agent.name} is reset, then it is cut off"
 
 
-def reset(fleet: Fleet, rng: Random) -> str | None:
+def reset(fleet: SimulatedFleet, rng: Random) -> str | None:
     agent = _someone(fleet, rng)
     if agent is None or not fleet.network.reaches(agent.machine.name):
         return None  # no reset gets through a cut
@@ -121,7 +121,7 @@ def reset(fleet: Fleet, rng: Random) -> str | None:
 # Ranks
 
 
-def fail_rank(fleet: Fleet, rng: Random) -> str | None:
+def fail_rank(fleet: SimulatedFleet, rng: Random) -> str | None:
     ranks = sorted((rank for alive in fleet.census.alive.values() for rank in alive), key=lambda one: one.rank)
     if not ranks:
         return None
@@ -130,7 +130,7 @@ def fail_rank(fleet: Fleet, rng: Random) -> str | None:
     return f"rank {victim.rank} of round {victim.round} fails"
 
 
-def fail_often(fleet: Fleet, rng: Random) -> str | None:
+def fail_often(fleet: SimulatedFleet, rng: Random) -> str | None:
     """The same worker again in the next rounds."""
     if (agent := _someone(fleet, rng)) is None or agent.round is None:
         return None
@@ -139,19 +139,19 @@ def fail_often(fleet: Fleet, rng: Random) -> str | None:
     return f"ranks of {agent.name} fail again and again"
 
 
-def _fail_one_of(fleet: Fleet, agent: SimulatedWorker) -> None:
+def _fail_one_of(fleet: SimulatedFleet, agent: SimulatedWorker) -> None:
     if agent.machine.ranks:
         fleet.fail_rank(agent.machine.ranks[0])
 
 
-def hang(fleet: Fleet, rng: Random) -> str | None:
+def hang(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None or not agent.machine.ranks:
         return None
     fleet.hang(agent.name)
     return f"a rank of {agent.name} hangs"
 
 
-def finish_early(fleet: Fleet, rng: Random) -> str | None:
+def finish_early(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None or agent.round is None:
         return None
     fleet.finish(agent)
@@ -161,7 +161,7 @@ def finish_early(fleet: Fleet, rng: Random) -> str | None:
 # The coordinator
 
 
-def crash(fleet: Fleet, rng: Random) -> str | None:
+def crash(fleet: SimulatedFleet, rng: Random) -> str | None:
     if not fleet.coordinator.alive:
         return None
     back_s = rng.choice((0.0, 0.3, 1.0, 4.0))
@@ -169,7 +169,7 @@ def crash(fleet: Fleet, rng: Random) -> str | None:
     return f"the coordinator dies, for {back_s:g} s"
 
 
-def crash_mid_send(fleet: Fleet, rng: Random) -> str | None:
+def crash_mid_send(fleet: SimulatedFleet, rng: Random) -> str | None:
     """It dies after it kept a record and told only some members."""
     fleet.coordinator.crash_mid_send = rng.randrange(4)
     fleet.clock.after(1.0, _restart_if_dead, fleet)
@@ -177,11 +177,11 @@ def crash_mid_send(fleet: Fleet, rng: Random) -> str | None:
     return "the coordinator will die while it tells members of the next record"
 
 
-def _restart_if_dead(fleet: Fleet) -> None:
+def _restart_if_dead(fleet: SimulatedFleet) -> None:
     fleet.restart()
 
 
-def crash_with_record(fleet: Fleet, rng: Random) -> str | None:
+def crash_with_record(fleet: SimulatedFleet, rng: Random) -> str | None:
     """Its record is lost with it; what members present is all that is left."""
     if not fleet.coordinator.alive or fleet.outcome is not None or fleet.expected or not fleet.can_present():
         return None
@@ -190,7 +190,7 @@ def crash_with_record(fleet: Fleet, rng: Random) -> str | None:
     return "the coordinator dies and its record is lost"
 
 
-def pause(fleet: Fleet, rng: Random) -> str | None:
+def pause(fleet: SimulatedFleet, rng: Random) -> str | None:
     if not fleet.coordinator.alive:
         return None
     for_s = fleet.lease_s * rng.uniform(0.1, 2.0)
@@ -201,7 +201,7 @@ def pause(fleet: Fleet, rng: Random) -> str | None:
 # Orders and newcomers
 
 
-def set_target(fleet: Fleet, rng: Random) -> str | None:
+def set_target(fleet: SimulatedFleet, rng: Random) -> str | None:
     run = fleet.coordinator.protocol.run
     if not _answers(fleet) or run is None:
         return None
@@ -213,25 +213,25 @@ def set_target(fleet: Fleet, rng: Random) -> str | None:
     return f"set-target {target} {' '.join(remove)}: {answer.type}"
 
 
-def cancel(fleet: Fleet, rng: Random) -> str | None:
+def cancel(fleet: SimulatedFleet, rng: Random) -> str | None:
     if not _answers(fleet) or fleet.coordinator.protocol.run is None:
         return None
     fleet.cancel()
     return "cancel"
 
 
-def show(fleet: Fleet, rng: Random) -> str | None:
+def show(fleet: SimulatedFleet, rng: Random) -> str | None:
     if not _answers(fleet):
         return None
     fleet.coordinator.ask(AskFrame(ask="show"))
     return "show"
 
 
-def _answers(fleet: Fleet) -> bool:
+def _answers(fleet: SimulatedFleet) -> bool:
     return fleet.coordinator.alive and not fleet.coordinator.process.stopped
 
 
-def newcomer(fleet: Fleet, rng: Random) -> str | None:
+def newcomer(fleet: SimulatedFleet, rng: Random) -> str | None:
     like = fleet.agents[rng.randrange(len(fleet.agents))].config
     name = f"n{len(fleet.agents)}"
     infra = None if like.infra_rank is None else 100 + len(fleet.agents)
@@ -246,7 +246,7 @@ def newcomer(fleet: Fleet, rng: Random) -> str | None:
     return f"{name} arrives"
 
 
-def namesake(fleet: Fleet, rng: Random) -> str | None:
+def namesake(fleet: SimulatedFleet, rng: Random) -> str | None:
     """A worker is started again elsewhere; the old one may be dead, silent or well."""
     old = rng.choice(fleet.agents)
     if old.alive and rng.random() < 0.7:
@@ -256,7 +256,7 @@ def namesake(fleet: Fleet, rng: Random) -> str | None:
     return f"another {config.name} arrives"
 
 
-def sicken(fleet: Fleet, rng: Random) -> str | None:
+def sicken(fleet: SimulatedFleet, rng: Random) -> str | None:
     checked = [agent for agent in fleet.present if agent.config.checks_health]
     if not checked:
         return None

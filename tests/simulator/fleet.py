@@ -14,18 +14,19 @@ from muster.core.world.run import Run
 from muster.types.frames import AskFrame, Frame
 from muster.types.run_event import Kind, RunEvent
 from muster.types.world import MemberId, RunOutcome, Settings
-from tests.simulator.clock import Clock
+from tests.simulator.clock import VirtualClock
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.invariants import Checker
-from tests.simulator.machine import Census, Machine, Rank
+from tests.simulator.machine import Census, Machine, SimulatedRank
 from tests.simulator.network import BOTH, Network
-from tests.simulator.worker import SimulatedWorker, WorkerConfig
+from tests.simulator.processes import WorkerConfig
+from tests.simulator.worker import SimulatedWorker
 
 TURNS = frozenset({Kind.RELEASE, Kind.RECALL, Kind.RECOVERED, Kind.LOST})
 MOMENTS_S = (0.0, 0.001, 0.003, 0.01, 0.05, 0.2)
 
 
-class Fleet:
+class SimulatedFleet:
     def __init__(
         self,
         seed: int = 0,
@@ -35,7 +36,7 @@ class Fleet:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.rng = Random(seed)
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.network = Network(self.clock, self.rng)
         self.census = Census()
         self.coordinator = SimulatedCoordinator(self.clock, settings)
@@ -47,7 +48,7 @@ class Fleet:
         self.expected = 0  # members that have yet to start
         self.last_hit: SimulatedWorker | None = None
         self._tell = tell
-        self._doomed: set[Rank] = set()
+        self._doomed: set[SimulatedRank] = set()
         self._cut_at: dict[SimulatedWorker, float] = {}
         self._by_id: dict[MemberId, SimulatedWorker] = {}
         self.coordinator.on_decision = self.coordinator.protocol.on_decision = self.checker.decided
@@ -165,12 +166,12 @@ class Fleet:
 
     # What ranks do
 
-    def rank_started(self, rank: Rank) -> None:
+    def rank_started(self, rank: SimulatedRank) -> None:
         self.checker.rank_started(rank)
         if self.work_done:
             self.clock.after(self.rng.uniform(0.02, 0.3), rank.machine.end, rank, 0)
 
-    def rank_ended(self, rank: Rank, status: int) -> None:
+    def rank_ended(self, rank: SimulatedRank, status: int) -> None:
         self._by_id[rank.member_id].rank_ended(rank, status)
         if status != 0:
             self._upset_peers(rank.round)
@@ -184,12 +185,12 @@ class Fleet:
                 self._doomed.add(peer)
                 self.clock.after(self.rng.uniform(0.01, 0.25), self._fail_too, peer)
 
-    def _fail_too(self, rank: Rank) -> None:
+    def _fail_too(self, rank: SimulatedRank) -> None:
         if rank.alive and not rank.called_off:
             self.say(f"rank {rank.rank} of round {rank.round} fails because a peer is gone")
             rank.machine.end(rank, 1)
 
-    def fail_rank(self, rank: Rank, status: int = 1) -> None:
+    def fail_rank(self, rank: SimulatedRank, status: int = 1) -> None:
         """Its own fault."""
         if rank.alive:
             self.checker.chargeable.add(rank.round)

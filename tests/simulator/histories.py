@@ -12,9 +12,9 @@ from random import Random
 
 from muster.types.world import OutcomeState, Settings
 from tests.simulator import faults
-from tests.simulator.fleet import Fleet
+from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.invariants import Broken
-from tests.simulator.worker import WorkerConfig
+from tests.simulator.processes import WorkerConfig
 
 FAULTS_UNTIL_S = 3.5
 
@@ -72,7 +72,7 @@ class History:
         self._rng = Random(seed)
         self._mesh = Random(seed ^ 0x6A7E)
         self.settings = replace(a_setting(self._rng), gate_timeout_s=self._mesh.choice((None, None, 0.5, 2.0)))
-        self.fleet = Fleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
+        self.fleet = SimulatedFleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
         self._calm = False
         self._given: dict[str, object] = {
             name: value for name, value in vars(self.settings).items() if value is not None

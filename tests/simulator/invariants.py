@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from muster.core.world.run import CallBack, Decision, End, GiveUpOn, Release, Run, Wait
+from muster.core.world.run import CallBack, Decision, Finish, GiveUpOn, Release, Run, Stay
 from muster.types.frames import RunRecord
 from muster.types.world import MemberId, OutcomeState, Role, Round, RunOutcome
-from tests.simulator.clock import Clock
+from tests.simulator.clock import VirtualClock
 from tests.simulator.coordinator import SimulatedCoordinator
-from tests.simulator.machine import Census, Rank
+from tests.simulator.machine import Census, SimulatedRank
 
 if TYPE_CHECKING:
     from tests.simulator.worker import SimulatedWorker
@@ -27,7 +27,7 @@ class Broken(AssertionError):
 
 
 class Checker:
-    def __init__(self, clock: Clock, census: Census, coordinator: SimulatedCoordinator) -> None:
+    def __init__(self, clock: VirtualClock, census: Census, coordinator: SimulatedCoordinator) -> None:
         self._clock = clock
         self._census = census
         self._coordinator = coordinator
@@ -77,7 +77,7 @@ class Checker:
 
     # Ranks
 
-    def rank_started(self, rank: Rank) -> None:
+    def rank_started(self, rank: SimulatedRank) -> None:
         for number, ranks in self._census.alive.items():
             if number != rank.round:
                 where = ", ".join(sorted(f"rank {one.rank} on {one.machine.name}" for one in ranks))
@@ -94,11 +94,11 @@ class Checker:
         self._demand(bool(decision.reason.strip()), f"{decision.action} has no reason")
         self._count()
         match decision.action:
-            case Wait():
+            case Stay():
                 self._demand(decision.wake_at > self._clock.now, f"asks again at once for ever: {decision.reason}")
             case Release(round=formed):
                 self._released(before, formed, after)
-            case End(outcome=outcome):
+            case Finish(outcome=outcome):
                 self._ended(before, outcome)
             case CallBack(recall=recall):
                 self._demand(bool(recall.reason.strip()), "a round is called back without a reason")

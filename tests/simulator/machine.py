@@ -16,7 +16,7 @@ from muster.core.member.guard import GuardState
 from muster.core.member.orders import Beat
 from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
 from muster.types.world import MemberId
-from tests.simulator.clock import Clock, Process
+from tests.simulator.clock import Process, VirtualClock
 from tests.simulator.connection import SimulatedConnection
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.network import Network
@@ -28,7 +28,7 @@ REPORT_TIMEOUT_S = 10.0
 
 
 @dataclass(eq=False)
-class Rank:
+class SimulatedRank:
     """One process that trains."""
 
     round: int
@@ -44,21 +44,21 @@ class Rank:
     alive: bool = True
 
 
-class Observer(Protocol):
+class RankObserver(Protocol):
     """Who wants to know about ranks."""
 
-    def rank_started(self, rank: Rank) -> None: ...
-    def rank_ended(self, rank: Rank, status: int) -> None: ...
+    def rank_started(self, rank: SimulatedRank) -> None: ...
+    def rank_ended(self, rank: SimulatedRank, status: int) -> None: ...
 
 
 @dataclass
 class Census:
-    alive: dict[int, set[Rank]] = field(default_factory=dict)  # by round
+    alive: dict[int, set[SimulatedRank]] = field(default_factory=dict)  # by round
 
-    def start(self, rank: Rank) -> None:
+    def start(self, rank: SimulatedRank) -> None:
         self.alive.setdefault(rank.round, set()).add(rank)
 
-    def end(self, rank: Rank) -> None:
+    def end(self, rank: SimulatedRank) -> None:
         ranks = self.alive[rank.round]
         ranks.discard(rank)
         if not ranks:
@@ -68,19 +68,19 @@ class Census:
 class Machine:
     """Ranks live here, not in the agent: they go on when it is stopped and end when guard and agent are gone."""
 
-    def __init__(self, name: str, clock: Clock, census: Census, observer: Observer) -> None:
+    def __init__(self, name: str, clock: VirtualClock, census: Census, observer: RankObserver) -> None:
         self.name = name
         self.clock = clock
-        self.ranks: list[Rank] = []
+        self.ranks: list[SimulatedRank] = []
         self._census = census
         self._observer = observer
 
-    def start(self, rank: Rank) -> None:
+    def start(self, rank: SimulatedRank) -> None:
         self.ranks.append(rank)
         self._observer.rank_started(rank)
         self._census.start(rank)
 
-    def end(self, rank: Rank, status: int) -> None:
+    def end(self, rank: SimulatedRank, status: int) -> None:
         if not rank.alive:
             return
         rank.alive = False

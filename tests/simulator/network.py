@@ -14,7 +14,7 @@ from random import Random
 
 from muster.types.frames import Frame
 from muster.world.wire import understood
-from tests.simulator.clock import Clock
+from tests.simulator.clock import VirtualClock
 
 UP = "up"  # towards the coordinator
 DOWN = "down"
@@ -31,7 +31,9 @@ def frame_of(data: bytes) -> Frame:
 
 
 class Network:
-    def __init__(self, clock: Clock, rng: Random, *, fastest_s: float = 0.0002, slowest_s: float = 0.004) -> None:
+    def __init__(
+        self, clock: VirtualClock, rng: Random, *, fastest_s: float = 0.0002, slowest_s: float = 0.004
+    ) -> None:
         self.clock = clock
         self._rng = rng
         self._fastest_s = fastest_s
@@ -127,7 +129,7 @@ class Way:
         self._items.clear()
 
 
-class Line:
+class Cable:
     """One connection, seen from both of its ends."""
 
     def __init__(self, network: Network, machine: str) -> None:

@@ -11,10 +11,10 @@ from muster.core.world import transitions
 from muster.types.frames import AskFrame
 from muster.types.world import MemberId, OutcomeState
 from tests.simulator import histories
-from tests.simulator.clock import Clock
+from tests.simulator.clock import VirtualClock
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.invariants import Broken, Checker
-from tests.simulator.machine import Census, Machine, Rank
+from tests.simulator.machine import Census, Machine, SimulatedRank
 from tests.simulator.worlds import a_training
 
 HISTORIES = 10_000
@@ -50,27 +50,27 @@ def test_a_history_can_be_replayed_from_the_command_line() -> None:
 
 
 class _Nobody:
-    def rank_started(self, rank: Rank) -> None: ...
+    def rank_started(self, rank: SimulatedRank) -> None: ...
 
-    def rank_ended(self, rank: Rank, status: int) -> None: ...
+    def rank_ended(self, rank: SimulatedRank, status: int) -> None: ...
 
 
 def test_the_checker_notices_two_rounds_at_once() -> None:
-    clock, census = Clock(), Census()
+    clock, census = VirtualClock(), Census()
     checker = Checker(clock, census, SimulatedCoordinator(clock))
     machine = Machine("here", clock, census, _Nobody())
-    machine.start(Rank(0, 0, MemberId("m0"), machine, 0.0))
+    machine.start(SimulatedRank(0, 0, MemberId("m0"), machine, 0.0))
     with pytest.raises(Broken, match="a rank of round 1 starts while round 0 trains"):
-        checker.rank_started(Rank(1, 0, MemberId("m1"), machine, 0.0))
+        checker.rank_started(SimulatedRank(1, 0, MemberId("m1"), machine, 0.0))
 
 
 def test_the_checker_notices_a_number_that_is_used_again() -> None:
-    clock, census = Clock(), Census()
+    clock, census = VirtualClock(), Census()
     checker = Checker(clock, census, SimulatedCoordinator(clock))
     machine = Machine("here", clock, census, _Nobody())
-    checker.rank_started(Rank(0, 0, MemberId("m0"), machine, 0.0))
+    checker.rank_started(SimulatedRank(0, 0, MemberId("m0"), machine, 0.0))
     with pytest.raises(Broken, match="started on two members"):
-        checker.rank_started(Rank(0, 0, MemberId("m1"), machine, 0.0))
+        checker.rank_started(SimulatedRank(0, 0, MemberId("m1"), machine, 0.0))
 
 
 def test_the_checker_notices_a_guard_that_lies() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from muster.types.frames import ErrorFrame, Frame
 from muster.types.world import OutcomeState, Role
-from tests.simulator.fleet import Fleet
+from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.worlds import a_training, a_world, by_role, codes, everyone_leaves, told
 
 # The first round
@@ -60,7 +60,7 @@ def test_those_that_come_back_above_min_get_a_new_last_call() -> None:
 
 
 def test_the_first_round_is_ordered_by_infra_rank_where_all_have_one() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     for name, infra in (("a", 7), ("b", 3), ("c", 5)):
         fleet.join(name, settings={"min": 3, "max": 3}, infra_rank=infra)
     fleet.until("training", lambda: fleet.trains(0, 3))
@@ -77,7 +77,7 @@ def test_the_first_round_is_ordered_by_natural_name_otherwise() -> None:
 
 
 def test_a_duplicate_infra_rank_is_refused_and_names_both() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     fleet.join("a", settings={"min": 2, "max": 2}, infra_rank=4)
     fleet.advance(0.1)
     second = fleet.join("b", settings={"min": 2, "max": 2}, infra_rank=4)
@@ -137,7 +137,7 @@ def test_a_spare_takes_the_lost_rank_at_once_and_survivors_keep_theirs() -> None
     ],
 )
 def test_which_spare_takes_a_lost_rank(spares: dict[str, tuple[str, int]], chosen: str) -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     settings: dict[str, object] = {"min": 2, "max": 4, "target": 2, "spares": 2}
     for name, domain, infra in (("a", "d0", 0), ("b", "d1", 1)):
         fleet.join(name, settings=settings, domain=domain, infra_rank=infra)
@@ -275,9 +275,9 @@ def test_a_target_out_of_bounds_is_refused() -> None:
 # Segments
 
 
-def a_segmented_world() -> Fleet:
+def a_segmented_world() -> SimulatedFleet:
     """13 members in domains of 6, 4 and 3; whole segments of 4."""
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     domains = ["A"] * 6 + ["B"] * 4 + ["C"] * 3
     for infra, domain in enumerate(domains):
         fleet.join(f"w{infra}", settings=SEGMENTED, infra_rank=infra, domain=domain)
@@ -324,7 +324,7 @@ def test_a_broken_segment_without_a_replacement_leaves_the_world_below_min() -> 
 
 
 def test_a_member_without_a_domain_is_refused_where_segments_are_asked_for() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     odd = fleet.join("a", settings=SEGMENTED)
     fleet.advance(0.1)
     assert odd.code == 1 and "has no --domain, and segment=4 needs one" in odd.refusal
@@ -344,7 +344,7 @@ def test_a_member_that_fails_its_first_health_check_is_parked_with_the_reason() 
 
 
 def test_an_unfit_member_that_got_a_rank_before_it_could_say_so_gives_it_up() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     settings: dict[str, object] = {"min": 1, "max": 1, "spares": 1}
     fleet.join("a", settings=settings, checks_health=True, healthy=False)
     fleet.join("b", settings=settings, checks_health=True)
@@ -353,7 +353,7 @@ def test_an_unfit_member_that_got_a_rank_before_it_could_say_so_gives_it_up() ->
 
 
 def test_a_spare_shows_that_it_is_well_before_it_is_promoted() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     settings: dict[str, object] = {"min": 2, "max": 2, "spares": 2}
     for name in ("a", "b", "c", "d"):
         fleet.join(name, settings=settings, checks_health=True)
@@ -373,7 +373,7 @@ def test_a_spare_shows_that_it_is_well_before_it_is_promoted() -> None:
 
 
 def test_growth_asks_for_health_before_it_disturbs_the_world() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     settings: dict[str, object] = {"min": 1, "max": 2, "target": 1, "spares": 1}
     for name in ("a", "b"):
         fleet.join(name, settings=settings, checks_health=True)

@@ -6,7 +6,7 @@ import pytest
 
 from muster.types.frames import ErrorFrame, Frame, RunRecord
 from muster.types.world import OutcomeState, Role
-from tests.simulator.fleet import Fleet
+from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.worker import SimulatedWorker
 from tests.simulator.worlds import a_training, by_role, codes, everyone_leaves, told
 
@@ -122,7 +122,7 @@ def test_the_outcome_is_kept_before_anyone_is_told() -> None:
 
 
 def test_agents_stay_until_everyone_has_stopped() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     fleet.join("a", settings={"min": 2, "max": 2, "farewell_s": 60.0})
     fleet.join("b", settings={"min": 2, "max": 2, "farewell_s": 60.0}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 2))
@@ -267,7 +267,7 @@ def test_the_highest_round_presented_wins_and_those_who_came_before_hear_of_it()
 
 
 def test_an_outcome_that_a_member_knows_is_adopted() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     fleet.join_all("a", "b", settings={"min": 2, "max": 2}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 2))
     fleet.cancel("enough")

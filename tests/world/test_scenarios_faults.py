@@ -6,7 +6,7 @@ import pytest
 
 from muster.types.frames import FinishedFrame, Frame, HelloFrame, StaleFrame
 from muster.types.world import OutcomeState, Role
-from tests.simulator.fleet import Fleet
+from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.network import DOWN, UP
 from tests.simulator.worlds import a_training, by_role, codes, everyone_leaves, told
 
@@ -65,7 +65,7 @@ def test_the_ranks_of_a_member_that_is_cut_off_end_before_another_round_starts(d
 
 
 def test_one_that_was_cut_off_before_the_release_reached_it_does_not_hold_up_the_next() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     fleet.join_all("a", "b", settings={"min": 2, "max": 2})
     fleet.at_turn(lambda: fleet.cut(fleet.agent("b"), for_s=3.0))
     fleet.until("it is cut off", lambda: not fleet.network.reaches(fleet.agent("b").machine.name))
@@ -73,7 +73,7 @@ def test_one_that_was_cut_off_before_the_release_reached_it_does_not_hold_up_the
 
 
 def test_a_stubborn_leaver_that_is_cut_off_ends_its_ranks_with_its_lease() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     fleet.join_all("a", "b", "c", settings={"min": 1, "max": 3}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 3))
     fleet.set_target(2)
@@ -298,7 +298,7 @@ def test_rounds_without_a_new_highest_step_end_with_no_progress() -> None:
 
 
 def test_a_script_that_ignores_sigterm_does_not_hold_up_the_next_round() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     fleet.join_all("a", "b", "c", settings={"min": 2, "max": 2, "spares": 1}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 2))
     fleet.agent("a").kill()
@@ -306,7 +306,7 @@ def test_a_script_that_ignores_sigterm_does_not_hold_up_the_next_round() -> None
 
 
 def test_a_stubborn_leaver_gets_its_long_grace() -> None:
-    fleet = Fleet(1)
+    fleet = SimulatedFleet(1)
     fleet.join_all("a", "b", settings={"min": 1, "max": 2}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 2))
     fleet.set_target(1)

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from muster.types.world import GateState
-from tests.simulator.fleet import Fleet
+from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.worlds import a_training, a_world, told
 
 GATE: dict[str, Any] = {"gate_timeout_s": 10.0}
 
 
-def part(fleet: Fleet, one: str, other: str) -> None:
+def part(fleet: SimulatedFleet, one: str, other: str) -> None:
     fleet.network.part(fleet.agent(one).machine.name, fleet.agent(other).machine.name)
 
 
-def join(fleet: Fleet, one: str, other: str) -> None:
+def join(fleet: SimulatedFleet, one: str, other: str) -> None:
     fleet.network.join(fleet.agent(one).machine.name, fleet.agent(other).machine.name)
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 
-from muster.sim.recording import Decision, Recording, Span, Use, Wait
+from muster.sim.recording import GpuSpan, PolicyDecision, QueueWait, Recording, Use
 from muster.types.codec import Invalid, Problem
 from muster.types.sharing import GENERATION_CLUSTER, SharingEvent
 
@@ -54,9 +54,9 @@ class _Teller:
         self._origin = origin
         self._current: dict[int, tuple[str, Use, float]] = {}
         self._asked: dict[tuple[str, str], tuple[str, float]] = {}
-        self._spans: list[Span] = []
-        self._waits: list[Wait] = []
-        self._decisions: list[Decision] = []
+        self._spans: list[GpuSpan] = []
+        self._waits: list[QueueWait] = []
+        self._decisions: list[PolicyDecision] = []
         self._resizes = 0
 
     def hear(self, event: SharingEvent) -> None:
@@ -74,14 +74,14 @@ class _Teller:
         elif event.kind in ("granted", "withdrawn"):
             text, since = self._asked.pop((event.pipeline, event.cluster), ("", at))
             if at > since:
-                self._waits.append(Wait(event.pipeline, event.cluster, text, since, at))
+                self._waits.append(QueueWait(event.pipeline, event.cluster, text, since, at))
         if event.kind not in SILENT:
             self._decisions.append(decision(event, at))
 
     def _turn(self, gpu: int, pipeline: str, use: Use | None, at: float) -> None:
         before = self._current.pop(gpu, None)
         if before is not None and at > before[2]:
-            self._spans.append(Span(gpu, before[0], before[1], before[2], at))
+            self._spans.append(GpuSpan(gpu, before[0], before[1], before[2], at))
         if use is not None:
             self._current[gpu] = (pipeline, use, at)
 
@@ -92,10 +92,10 @@ class _Teller:
         return Recording(gpus, spans, tuple(self._waits), tuple(self._decisions), resizes=self._resizes)
 
 
-def decision(event: SharingEvent, at: float) -> Decision:
+def decision(event: SharingEvent, at: float) -> PolicyDecision:
     """An event as a mark in a trace."""
     what = " ".join(part for part in (event.kind, event.cluster, _listed(event)) if part)
-    return Decision(at, event.pipeline, what, event.text)
+    return PolicyDecision(at, event.pipeline, what, event.text)
 
 
 def _listed(event: SharingEvent) -> str:

@@ -22,7 +22,7 @@ POLL_S = 1.0
 
 
 @dataclass
-class _Member:
+class _Registered:
     clusters: Mapping[str, ClusterSpec]
     hooks: Hooks
     progress: tuple[int, int] | None = None  # completed, target
@@ -70,7 +70,7 @@ class GapRatioScheduler:
     def __init__(self, pool: Pool, on_event: Callable[[SharingEvent], None]) -> None:
         self._on_event = on_event
         self._pool = pool
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _Registered] = {}
         self._held: dict[str, set[int]] = {}  # generation ranks; an empty set is a suspended allocation
         self._fixed: dict[tuple[str, str], int] = {}
         self._waiters: list[_Waiter] = []
@@ -91,7 +91,7 @@ class GapRatioScheduler:
     async def register_pipeline(
         self, pipeline: str, clusters: Mapping[str, ClusterSpec], hooks: Hooks, weight: float = 1.0
     ) -> None:
-        self._members[pipeline] = _Member(clusters, hooks)
+        self._members[pipeline] = _Registered(clusters, hooks)
 
     async def admit_pipeline(self, pipeline: str) -> None:
         """Every registered pipeline is admitted."""

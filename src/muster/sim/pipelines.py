@@ -57,7 +57,7 @@ class Scheduler(Protocol):
 
 
 @dataclass(eq=False)
-class _Job:
+class _RunningTrajectory:
     trajectory: Trajectory
     turns_done: int = 0
     started: float = 0.0
@@ -71,14 +71,14 @@ class Engine:
         self._slots = slots
         self._recorder = recorder
         self._loop = asyncio.get_running_loop()
-        self._running: dict[int, list[_Job]] = {}  # of the ranks that serve
-        self._queue: deque[_Job] = deque()
+        self._running: dict[int, list[_RunningTrajectory]] = {}  # of the ranks that serve
+        self._queue: deque[_RunningTrajectory] = deque()
         self.completed = 0
         self.progressed = asyncio.Event()
 
     def begin(self, trajectories: Iterable[Trajectory]) -> None:
         self.completed = 0
-        self._queue.extend(_Job(trajectory) for trajectory in trajectories)
+        self._queue.extend(_RunningTrajectory(trajectory) for trajectory in trajectories)
         self._dispatch()
 
     def serve(self, rank: int) -> None:
@@ -112,7 +112,7 @@ class Engine:
             left_s = (job.trajectory.turns - job.turns_done) * job.trajectory.turn_s
             job.timer = self._loop.call_later(left_s, self._done, rank, job)
 
-    def _done(self, rank: int, job: _Job) -> None:
+    def _done(self, rank: int, job: _RunningTrajectory) -> None:
         self._running[rank].remove(job)
         self._recorder.busy_slot_s += self._loop.time() - job.started
         self.completed += 1

@@ -29,7 +29,7 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     scenario: str
     policy: Policy
     seed: int
@@ -38,12 +38,12 @@ class Outcome:
     recording: Recording
 
 
-def simulate(scenario: Scenario, policy: Policy, seed: int) -> Outcome:
+def simulate(scenario: Scenario, policy: Policy, seed: int) -> SimulationResult:
     """One run, from the first request to the end of the last training."""
     return virtual.run(_simulate(scenario, policy, seed))
 
 
-async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> Outcome:
+async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> SimulationResult:
     drawn = scenario.draw(seed)
     if policy is Policy.STATIC:
         scenario = replace(scenario, workloads=tuple(replace(one, infer=one.train) for one in scenario.workloads))
@@ -66,7 +66,7 @@ async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> Outcome:
     finally:
         await scheduler.stop()
     makespan = max(pipeline.ended_at for pipeline in pipelines)
-    return Outcome(scenario.name, policy, seed, makespan, scenario.lower_bound(seed), recorder.finish())
+    return SimulationResult(scenario.name, policy, seed, makespan, scenario.lower_bound(seed), recorder.finish())
 
 
 def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder) -> Scheduler:

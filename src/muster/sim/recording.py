@@ -23,7 +23,7 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True)
-class Span:
+class GpuSpan:
     """A GPU in one use, from `start` to `end`."""
 
     gpu: int
@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Wait:
+class QueueWait:
     """A request in the queue."""
 
     pipeline: str
@@ -45,7 +45,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Decision:
+class PolicyDecision:
     """Something that was decided, with its reason where the scheduler gives one."""
 
     at: float
@@ -57,9 +57,9 @@ class Decision:
 @dataclass(frozen=True)
 class Recording:
     gpus: int
-    spans: tuple[Span, ...]
-    waits: tuple[Wait, ...]
-    decisions: tuple[Decision, ...]
+    spans: tuple[GpuSpan, ...]
+    waits: tuple[QueueWait, ...]
+    decisions: tuple[PolicyDecision, ...]
     resizes: int = 0
     vain_shrinks: int = 0
     idle_wanted_gpu_s: float = 0.0
@@ -115,9 +115,9 @@ class Recorder:
     lost_slot_s: float = 0.0
     resizes: int = 0
     _current: dict[int, tuple[str, Use, float]] = field(default_factory=dict)
-    _spans: list[Span] = field(default_factory=list)
-    _waits: list[Wait] = field(default_factory=list)
-    _decisions: list[Decision] = field(default_factory=list)
+    _spans: list[GpuSpan] = field(default_factory=list)
+    _waits: list[QueueWait] = field(default_factory=list)
+    _decisions: list[PolicyDecision] = field(default_factory=list)
     _demands: dict[str, _Demand] = field(default_factory=dict)
     _reserved: Counter[int] = field(default_factory=Counter)
     _vacated: dict[int, _Vacated] = field(default_factory=dict)  # by a shrink that somebody else should use
@@ -164,9 +164,9 @@ class Recorder:
         self._reserved.subtract(gpus)
 
     def waited(self, pipeline: str, cluster: str, priority: str, start: float) -> None:
-        self._waits.append(Wait(pipeline, cluster, priority, start, self.now()))
+        self._waits.append(QueueWait(pipeline, cluster, priority, start, self.now()))
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: PolicyDecision) -> None:
         self._decisions.append(decision)
 
     def advance(self) -> None:
@@ -201,7 +201,7 @@ class Recorder:
     def _close(self, gpu: int) -> None:
         before = self._current.pop(gpu, None)
         if before is not None and self.now() > before[2]:
-            self._spans.append(Span(gpu, before[0], before[1], before[2], self.now()))
+            self._spans.append(GpuSpan(gpu, before[0], before[1], before[2], self.now()))
 
     def _judge(self, gpu: int, pipeline: str, use: Use) -> None:
         """Was the shrink that vacated this GPU of any use? Not if its former holder gets it back, nor if it lay idle.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from muster.sim.policies import Outcome, Policy, simulate
+from muster.sim.policies import Policy, SimulationResult, simulate
 from muster.sim.recording import Use
 from muster.sim.scenarios import Scenario
 
@@ -42,7 +42,7 @@ class Summary:
         }
 
 
-def summarise(outcomes: Sequence[Outcome], slots: int) -> Summary:
+def summarise(outcomes: Sequence[SimulationResult], slots: int) -> Summary:
     """One scenario under one policy."""
 
     def mean(values: Iterable[float]) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.sim import events, pictures
-from muster.sim.recording import Decision, Recording, Span, Use, Wait
+from muster.sim.recording import GpuSpan, PolicyDecision, QueueWait, Recording, Use
 from muster.types.codec import Invalid, Problem
 
 KIND = "muster-sharing-recording"
@@ -42,9 +42,9 @@ def load(path: Path) -> Recording:
         data = None
     if not isinstance(data, dict) or data.pop("kind", None) != KIND:
         return events.recording(events.parse(text))
-    spans = tuple(Span(**{**span, "use": Use(span["use"])}) for span in data.pop("spans"))
-    waits = tuple(Wait(**wait) for wait in data.pop("waits"))
-    decisions = tuple(Decision(**decision) for decision in data.pop("decisions"))
+    spans = tuple(GpuSpan(**{**span, "use": Use(span["use"])}) for span in data.pop("spans"))
+    waits = tuple(QueueWait(**wait) for wait in data.pop("waits"))
+    decisions = tuple(PolicyDecision(**decision) for decision in data.pop("decisions"))
     return Recording(spans=spans, waits=waits, decisions=decisions, **data)
 
 

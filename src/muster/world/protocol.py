@@ -199,7 +199,7 @@ class RunProtocol:
             message = f"{at.name(member_id)}: {frame.message or 'its launcher gave up'}"
             ends = reported(frame.exits, now)
             outcome = RunOutcome(OutcomeState.FAILED, "rank_failed", message, number, ends[0][0] if ends else None)
-            at.run = decisions.carry_out(at.run, runs.End(outcome), now)
+            at.run = decisions.carry_out(at.run, runs.Finish(outcome), now)
             self._ended(now)
 
     # Deciding
@@ -217,7 +217,7 @@ class RunProtocol:
             at.run = decisions.carry_out(before, decision.action, now)
             if self.on_decision is not None:
                 self.on_decision(before, decision, at.run)
-            if isinstance(decision.action, runs.Wait):
+            if isinstance(decision.action, runs.Stay):
                 self._name_peers()
                 held = self._joining.held_until() if self._joining.held else ()
                 self.wake_at = min([decision.wake_at, *held])
@@ -256,7 +256,7 @@ class RunProtocol:
                 at.tell(Kind.DISMISSED, decision.reason, now)
                 for member_id in ids:
                     at.send_to(member_id, DismissFrame(reason=decision.reason))
-            case runs.End():
+            case runs.Finish():
                 self._ended(now)
             case runs.Farewell():
                 at.tell(Kind.FAREWELL, decision.reason, now)

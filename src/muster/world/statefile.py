@@ -22,7 +22,7 @@ from muster.world import records
 log = logging.getLogger("muster.coordinator")
 
 
-class _Kept(TypedDict):
+class _SavedRun(TypedDict):
     at: float
     record: dict[str, Any]
 
@@ -44,10 +44,10 @@ class StateFile:
             raise StateFileBusy(f"{path} is in use by another coordinator") from None
         self._runs = self._read()
 
-    def _read(self) -> dict[str, _Kept]:
+    def _read(self) -> dict[str, _SavedRun]:
         """What can be read. The rest is said and left out: agents bring their runs back."""
         oldest = time.time() - self._keep_s
-        found: dict[str, _Kept] = {}
+        found: dict[str, _SavedRun] = {}
         try:
             for run_id, kept in json.loads(self.path.read_text())["runs"].items():
                 if kept["at"] > oldest or not kept["record"].get("outcome"):

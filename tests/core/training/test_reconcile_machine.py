@@ -142,7 +142,7 @@ class TrainingLife(stateful.RuleBasedStateMachine):
             self.run = transitions.tell_time(self.run, self.clock)
             decision = decisions.decide(self.run, self.clock)
             self.run = decisions.carry_out(self.run, decision.action, self.clock)
-            if isinstance(decision.action, runs.Wait):
+            if isinstance(decision.action, runs.Stay):
                 return
         raise AssertionError("the run does not settle")
 

@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 
 from muster.core.world import run as runs
-from muster.core.world.closing import Verdict, judge, over
+from muster.core.world.closing import RoundCost, judge, over
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.run import (
     CallBack,
     CheckHealth,
     Dismiss,
-    End,
     Farewell,
+    Finish,
     GiveUpOn,
     Lose,
     Release,
     Run,
-    Wait,
+    Stay,
 )
 from muster.types.world import (
     Cause,
@@ -81,14 +81,14 @@ def test_the_first_round_waits_the_last_call_after_min(reached_ago_s: float, for
 def test_below_min_nothing_forms_and_the_reason_counts() -> None:
     given = replace(a_run(waiting="a", min=3, max=4), departed=("w10", "w9"))
     decision = decide(given, NOW)
-    assert decision.action == Wait()
+    assert decision.action == Stay()
     assert decision.reason == "1 of at least 3 workers: 2 missing; left: w9, w10"
 
 
 def test_below_min_for_too_long_ends_the_run() -> None:
     given = replace(a_run(waiting="a", min=3, max=4), below_min_since=NOW - 300.0)
     action = decide(given, NOW).action
-    assert isinstance(action, End) and action.outcome.reason == "below_minimum"
+    assert isinstance(action, Finish) and action.outcome.reason == "below_minimum"
 
 
 def test_parked_members_are_named_where_they_are_missed() -> None:
@@ -101,7 +101,7 @@ def test_parked_members_are_named_where_they_are_missed() -> None:
 
 def test_a_round_goes_on_while_nothing_happens() -> None:
     decision = decide(a_run("a b", max=2), NOW)
-    assert (decision.action, decision.reason) == (Wait(), "round 0: 2 workers train")
+    assert (decision.action, decision.reason) == (Stay(), "round 0: 2 workers train")
     assert decision.wake_at == NOW + 2.0, "the first lease to end"
 
 
@@ -110,7 +110,7 @@ def test_all_done_is_success() -> None:
     assert given.round is not None
     given = replace(given, round=replace(given.round, finished=frozenset({an_id("a"), an_id("b")})))
     action = decide(given, NOW).action
-    assert isinstance(action, End) and action.outcome.state is OutcomeState.SUCCEEDED
+    assert isinstance(action, Finish) and action.outcome.state is OutcomeState.SUCCEEDED
     assert action.outcome.message == "all 2 ranks of round 0 exited 0"
 
 
@@ -118,7 +118,7 @@ def test_all_done_is_success_even_after_a_recall() -> None:
     given = recalled(a_run("a b", max=3), Cause.GROW)
     assert given.round is not None
     given = replace(given, round=replace(given.round, finished=frozenset({an_id("a"), an_id("b")})))
-    assert isinstance(decide(given, NOW).action, End)
+    assert isinstance(decide(given, NOW).action, Finish)
 
 
 def test_a_loss_calls_the_round_back() -> None:
@@ -131,7 +131,7 @@ def test_a_finished_member_that_is_lost_is_not_missed() -> None:
     given = a_run("a b", max=2)
     assert given.round is not None
     given = replace(given, round=replace(given.round, finished=frozenset({an_id("b")})))
-    assert decide(lost(given, "b"), NOW).action == Wait()
+    assert decide(lost(given, "b"), NOW).action == Stay()
 
 
 def with_failure(given: Run, rank: int = 0, at: float = NOW) -> Run:
@@ -160,9 +160,9 @@ def test_a_round_in_which_nothing_advances_is_called_back() -> None:
     action = decide(given, NOW).action
     assert isinstance(action, CallBack) and action.recall.cause is Cause.HANG
     starting = replace(given, round=replace(given.round, up_at=None))
-    assert decide(starting, NOW).action == Wait(), "ranks that have not all started cannot advance"
+    assert decide(starting, NOW).action == Stay(), "ranks that have not all started cannot advance"
     warming = replace(given, round=replace(given.round, up_at=None))
-    assert isinstance(decide(warming, NOW).action, Wait), "ranks that are not up yet cannot hang"
+    assert isinstance(decide(warming, NOW).action, Stay), "ranks that are not up yet cannot hang"
 
 
 # Resizing
@@ -198,14 +198,14 @@ def test_a_world_with_a_finished_member_does_not_grow() -> None:
     given = a_run("a b", "c", max=3)
     assert given.round is not None
     given = replace(given, round=replace(given.round, finished=frozenset({an_id("a")})))
-    assert decide(given, NOW).action == Wait()
+    assert decide(given, NOW).action == Stay()
 
 
 def test_growth_asks_an_old_spare_for_its_health_first() -> None:
     given = with_members(a_run("a b", max=3), a_member("c", checks_health=True))
     assert decide(given, NOW).action == CheckHealth((an_id("c"),))
     asked = carry_out(given, CheckHealth((an_id("c"),)), NOW)
-    assert decide(asked, NOW).action == Wait()
+    assert decide(asked, NOW).action == Stay()
 
 
 def test_surplus_members_are_dismissed() -> None:
@@ -219,7 +219,7 @@ def test_surplus_members_are_dismissed() -> None:
 def test_a_recalled_round_is_waited_out_until_everyone_is_gone() -> None:
     given = recalled(a_run("a b", "c", max=2), gone="a")
     decision = decide(given, NOW)
-    assert decision.action == Wait()
+    assert decision.action == Stay()
     assert decision.reason == "waiting until the ranks of round 0 on b are gone"
     assert released(all_gone(given)) == ["a", "b"]
 
@@ -228,7 +228,7 @@ def test_one_that_is_lost_counts_as_gone_when_its_fence_has_passed() -> None:
     given = lost(recalled(a_run("a b", "c", max=2), gone="a"), "b")
     assert given.round is not None and given.round.fences == {an_id("b"): NOW + 2.5}
     alive = with_members(given, *(replace(m, lease_until=NOW + 9) for m in given.members.values()))
-    assert decide(alive, NOW + 2.4).action == Wait()
+    assert decide(alive, NOW + 2.4).action == Stay()
     assert released(alive, NOW + 2.5) == ["a", "c"]
 
 
@@ -241,7 +241,7 @@ def test_a_silent_member_is_fenced_from_when_it_was_last_heard() -> None:
     assert after.round.losses[0].at == NOW - 2.0 and "silent for 2.0 s" in after.round.losses[0].why
 
 
-def judged(given: Run, now: float) -> Verdict:
+def judged(given: Run, now: float) -> RoundCost:
     return judge(given, now)
 
 
@@ -299,7 +299,7 @@ def test_with_the_budget_spent_a_failure_ends_the_run_and_says_whose_it_was() ->
     end = an_exit(0, 137, "a", signal="SIGKILL", stderr_tail=("CUDA error",))
     given = replace(given, round=replace(given.round, exits={0: end}))
     action = decide(given, NOW + 1.0).action
-    assert isinstance(action, End) and action.outcome.first_failure == end
+    assert isinstance(action, Finish) and action.outcome.first_failure == end
     assert action.outcome.message == (
         "rank 0 on a: Signal SIGKILL in round 0; 3 of 3 restarts used; its last stderr lines:\n  CUDA error"
     )
@@ -321,7 +321,7 @@ def test_the_rank_that_stopped_first_is_the_one_that_does_not_wait_for_others() 
 
 
 def test_a_hang_over_a_member_that_was_gone_costs_nothing() -> None:
-    assert judged(hung(losses=(a_loss(NOW - 1.0),)), NOW) == Verdict()
+    assert judged(hung(losses=(a_loss(NOW - 1.0),)), NOW) == RoundCost()
 
 
 def test_a_hang_is_judged_when_all_stacks_are_here() -> None:
@@ -332,7 +332,7 @@ def test_rounds_without_progress_end_the_run() -> None:
     given = replace(closing(), stale_rounds=1)
     given = replace(given, settings=replace(given.settings, no_progress_rounds=2))
     action = decide(given, NOW + 1.0).action
-    assert isinstance(action, End) and action.outcome.reason == "no_progress"
+    assert isinstance(action, Finish) and action.outcome.reason == "no_progress"
     grown = replace(all_gone(recalled(a_run("a b", max=2), Cause.GROW)), settings=given.settings, stale_rounds=9)
     assert released(grown) == ["a", "b"], "a resize is nobody's fault"
 
@@ -355,7 +355,7 @@ def test_without_a_spare_the_last_call_is_waited_out_and_then_the_world_shrinks(
 
 def test_those_that_come_back_above_min_get_a_last_call_of_their_own() -> None:
     given = all_gone(recalled(lost(a_run("a b c", min=2, max=3), "b"), at=NOW - 60.0))
-    assert isinstance(decide(replace(given, min_reached_at=NOW - 1.0), NOW).action, Wait)
+    assert isinstance(decide(replace(given, min_reached_at=NOW - 1.0), NOW).action, Stay)
     assert released(replace(given, min_reached_at=NOW - 2.0)) == ["a", "c"]
 
 
@@ -427,7 +427,7 @@ def restored_round() -> Round:
     ("here", "now", "action"),
     [
         ("a b", NOW, GiveUpOn(())),
-        ("a", NOW, Wait()),
+        ("a", NOW, Stay()),
         ("a", NOW + 5.0, GiveUpOn((restored_round().seats[1],))),
     ],
 )
@@ -456,19 +456,19 @@ def ended(*, acknowledged: bool) -> Run:
 def test_farewell_is_said_when_everyone_has_the_outcome() -> None:
     assert decide(ended(acknowledged=True), NOW).action == Farewell()
     waiting = decide(ended(acknowledged=False), NOW)
-    assert (waiting.action, waiting.reason) == (Wait(), "ended; a, b still stopping ranks")
+    assert (waiting.action, waiting.reason) == (Stay(), "ended; a, b still stopping ranks")
 
 
 def test_nothing_follows_a_farewell_but_leases_that_run_out() -> None:
     said = carry_out(ended(acknowledged=True), Farewell(), NOW)
-    assert decide(said, NOW).action == Wait()
+    assert decide(said, NOW).action == Stay()
     assert isinstance(decide(said, NOW + 2.0).action, Lose)
 
 
 def test_a_cancel_ends_the_run() -> None:
     order = RunOutcome(OutcomeState.CANCELLED, "cancelled", "enough")
     action = decide(replace(a_run("a b", max=2), ordered=order), NOW).action
-    assert isinstance(action, End)
+    assert isinstance(action, Finish)
     assert (action.outcome.state, action.outcome.message) == (OutcomeState.CANCELLED, "enough")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muster.core.world import gates, transitions
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.gates import healed, judge
-from muster.core.world.run import CallBack, Heal, Release, Run, TurnGate, Wait
+from muster.core.world.run import CallBack, Heal, Release, Run, Stay, TurnGate
 from muster.types import codec
 from muster.types.world import Gate, GateState, Member, MemberId, Pair, Reach
 from tests.core.builders import NOW, a_member, a_run, all_gone, an_id, members, recalled, with_members, without
@@ -45,7 +45,7 @@ def settled(run: Run, now: float = NOW) -> tuple[Run, object, str, float]:
     while True:
         decision = decide(run, now)
         run = carry_out(run, decision.action, now)
-        if isinstance(decision.action, Wait | Release | CallBack):
+        if isinstance(decision.action, Stay | Release | CallBack):
             return run, decision.action, decision.reason, decision.wake_at
 
 
@@ -161,7 +161,7 @@ def test_a_run_without_a_gate_never_waits_for_one() -> None:
 
 def test_ranks_are_held_until_everyone_of_the_coming_round_is_reached() -> None:
     run, action, reason, wake_at = settled(gated(waiting="a b", ways="a>b", target=2))
-    assert isinstance(action, Wait) and "b → a (no answer yet)" in reason
+    assert isinstance(action, Stay) and "b → a (no answer yet)" in reason
     assert wake_at == NOW + 2.0, "a lease runs out before the gate's patience does"
     run, action, _, _ = settled(replace(run, reach=reach("a>b b>a")), NOW + 1.0)
     assert isinstance(action, Release)
@@ -172,7 +172,7 @@ def test_after_the_timeout_ranks_start_and_the_pairs_are_named() -> None:
     start = gated(waiting="a b", ways="a>b b!a", target=2, lease_s=1000.0)
     start = with_members(start, *(replace(one, lease_until=NOW + 500.0) for one in start.members.values()))
     run, action, _, wake_at = settled(start)
-    assert isinstance(action, Wait) and wake_at == NOW + TIMEOUT_S
+    assert isinstance(action, Stay) and wake_at == NOW + TIMEOUT_S
     run, action, _, _ = settled(run, NOW + TIMEOUT_S)
     assert isinstance(action, Release)
     assert run.gate is not None and run.gate.state is GateState.DEGRADED and run.gate.named == "b → a (refused)"
@@ -193,13 +193,13 @@ def test_after_a_loss_known_pairs_form_the_next_round_at_once() -> None:
 def test_a_replacement_that_is_not_reached_yet_holds_only_the_coming_round() -> None:
     run = all_gone(recalled(without(gated("a b", "c", "a>b b>a", target=2, spares=1), "b")))
     _, action, reason, _ = settled(run)
-    assert isinstance(action, Wait) and "a ↔ c (no answer yet)" in reason
+    assert isinstance(action, Stay) and "a ↔ c (no answer yet)" in reason
 
 
 def test_a_newcomer_that_is_not_reached_does_not_disturb_the_world() -> None:
     run = gated("a b", "c", "a>b b>a a>c c>a b>c", target=3)
     run, action, reason, _ = settled(run)
-    assert isinstance(action, Wait) and "c → b (no answer yet)" in reason
+    assert isinstance(action, Stay) and "c → b (no answer yet)" in reason
     assert run.running is not None and run.coming is not None
     _, action, _, _ = settled(replace(run, reach=reach(all_ways("a b c"))), NOW + 1.0)
     assert isinstance(action, CallBack)
@@ -209,24 +209,24 @@ def test_a_newcomer_that_leaves_takes_its_gate_with_it() -> None:
     run, _, _, _ = settled(gated("a b", "c", "a>b b>a", target=3))
     assert run.coming is not None
     run, action, _, _ = settled(without(run, "c"))
-    assert isinstance(action, Wait) and run.coming is None and run.running is not None
+    assert isinstance(action, Stay) and run.coming is None and run.running is not None
 
 
 def test_too_few_to_train_wait_for_nobody() -> None:
     run, _, _, _ = settled(gated(waiting="a b", min=2, target=2))
     assert run.coming is not None
     run, action, _, _ = settled(without(run, "b"))
-    assert isinstance(action, Wait) and run.coming is None
+    assert isinstance(action, Stay) and run.coming is None
 
 
 def test_a_round_that_began_degraded_heals_while_it_trains() -> None:
     degraded = Gate(GateState.DEGRADED, 2, NOW, (Pair("a", "b", "refused"),))
     run = replace(gated("a b", ways="b>a a!b", target=2), gate=degraded)
-    assert isinstance(decide(run, NOW).action, Wait)
+    assert isinstance(decide(run, NOW).action, Stay)
     run = replace(run, reach=reach("a>b b>a"))
     assert isinstance(decide(run, NOW).action, Heal)
     run, action, _, _ = settled(run)
-    assert isinstance(action, Wait) and run.gate is not None and run.gate.state is GateState.READY
+    assert isinstance(action, Stay) and run.gate is not None and run.gate.state is GateState.READY
     assert not isinstance(decide(run, NOW).action, TurnGate)
 
 
@@ -245,12 +245,12 @@ LATE = NOW + TIMEOUT_S
 
 def test_a_world_that_is_ready_trains_on_without_a_newcomer_that_stays_unreached() -> None:
     run, action, _, wake_at = settled(trains("a b", "c", "a>b b>a a>c c>a b>c c!b", target=3))
-    assert isinstance(action, Wait) and wake_at == LATE
+    assert isinstance(action, Stay) and wake_at == LATE
     run, action, reason, _ = settled(run, LATE)
-    assert isinstance(action, Wait) and run.running is not None and run.coming is None
+    assert isinstance(action, Stay) and run.running is not None and run.coming is None
     assert reason == "round 0: 2 of 3 wanted workers train; c stays out: c → b (refused)"
     run, action, _, _ = settled(transitions.reached(run, an_id("c"), reach("c!b")[an_id("c")]), LATE + 1.0)
-    assert isinstance(action, Wait), "that is no news"
+    assert isinstance(action, Stay), "that is no news"
     run, action, _, _ = settled(transitions.reached(run, an_id("c"), reach("c>b")[an_id("c")]), LATE + 2.0)
     assert isinstance(action, CallBack) and not run.kept_out
     run, action, _, _ = settled(all_gone(run), LATE + 3.0)
@@ -275,7 +275,7 @@ def test_a_world_that_is_degraded_anyway_takes_a_newcomer_in_after_the_timeout()
 def test_a_world_whose_own_ways_have_shut_is_not_called_back_to_grow() -> None:
     run, _, _, _ = settled(trains("a b", "c", all_ways("a c") + " " + all_ways("b c") + " a!b b>a", target=3))
     run, action, reason, _ = settled(run, LATE)
-    assert isinstance(action, Wait) and "c stays out: a → b (refused)" in reason
+    assert isinstance(action, Stay) and "c stays out: a → b (refused)" in reason
     _, action, _, _ = settled(transitions.reached(run, an_id("a"), reach("a>b")[an_id("a")]), LATE + 1.0)
     assert isinstance(action, CallBack)
 
@@ -287,7 +287,7 @@ def test_who_is_kept_out_is_not_seated_after_a_failure_either_unless_there_are_t
     assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "b"]
     lost = all_gone(recalled(without(run, "b"), at=LATE))
     lost, action, reason, _ = settled(lost, LATE + 1.0)
-    assert isinstance(action, Wait) and "a ↔ c (no answer yet)" in reason
+    assert isinstance(action, Stay) and "a ↔ c (no answer yet)" in reason
     lost, action, _, _ = settled(lost, LATE + 1.0 + TIMEOUT_S)
     assert isinstance(action, Release) and [seat.name for seat in action.round.seats] == ["a", "c"]
     assert lost.gate is not None and lost.gate.state is GateState.DEGRADED and not lost.kept_out
@@ -309,7 +309,7 @@ def test_no_ready_world_is_called_back_for_a_degraded_one(
     known = all_ways("a b") + " " + " ".join(f"{source}>{to}" for source, to in ways if source != to)
     run = trains("a b", "c d e", known, state, min=least, target=target)
     run, action, _, _ = settled(run)
-    if isinstance(action, Wait):
+    if isinstance(action, Stay):
         run, action, _, _ = settled(run, LATE)
     began_ready = run.gate is not None and run.gate.state is GateState.READY  # a degraded one heals first
     assert began_ready, "a and b reach each other"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muster.core.world import transitions
 from muster.core.world.decisions import carry_out, decide
-from muster.core.world.run import Decision, Release, Run, Wait
+from muster.core.world.run import Decision, Release, Run, Stay
 from muster.core.world.transitions import Held, Refusal
 from muster.types.world import Cause, OutcomeState, Progress, RanksState, Role, Round, RunOutcome, Settings
 from tests.core.builders import NOW, a_member, a_round, a_run, an_exit, an_id, recalled, settle, with_members
@@ -302,7 +302,7 @@ def enter(given: Run, event: tuple[str, str, int], now: float) -> Run:
 
 def check_decision(before: Run, decision: Decision, now: float) -> None:
     assert decision.reason.strip()
-    if isinstance(decision.action, Wait):
+    if isinstance(decision.action, Stay):
         assert decision.wake_at > now
     if isinstance(decision.action, Release):
         formed = decision.action.round
@@ -354,7 +354,7 @@ def test_any_events_in_any_order_keep_the_roll_in_order(
             check_decision(before, decision, now)
             given = carry_out(before, decision.action, now)
             check_run(before, given)
-            if isinstance(decision.action, Wait):
+            if isinstance(decision.action, Stay):
                 break
 
 

@@ -14,7 +14,7 @@ from muster.types.world import MemberId, RunOutcome, Settings
 
 
 @dataclass
-class Lease:
+class MemberLease:
     """Until when may ranks run that nobody has confirmed?
 
     It counts from the moment at which the renewal was *sent* that has been answered, so it ends here no later than the
@@ -45,7 +45,7 @@ class Standing:
         self.member_id = member_id
         self.settings = settings
         self.now = now
-        self.lease = Lease(now)
+        self.lease = MemberLease(now)
         self.record: RunRecord | None = None
         self.outcome: RunOutcome | None = None
         self.joined = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from muster.core.world.run import Decision, End, Run, Wait, listed, next_expiry
+from muster.core.world.run import Decision, Finish, Run, Stay, listed, next_expiry
 from muster.types.world import Cause, OutcomeState, RankEnd, Round, RunOutcome, Seat
 
 
@@ -22,13 +22,13 @@ def decide(run: Run, now: float) -> Decision | None:
     verdict = judge(run, now)
     if verdict.until is not None:
         wake = min(verdict.until, next_expiry(run))
-        return Decision(Wait(), f"round {closed.number} ended ({closed.recall.reason}); {verdict.why}", wake)
+        return Decision(Stay(), f"round {closed.number} ended ({closed.recall.reason}); {verdict.why}", wake)
     limit = run.settings.no_progress_rounds
     if limit is not None and stale_after(run, closed) >= limit:
         step = "no step at all" if run.best_step is None else f"highest step {run.best_step}"
         message = f"{limit} rounds in a row made no progress ({step})"
         outcome = RunOutcome(OutcomeState.FAILED, "no_progress", message, closed.number, verdict.first)
-        return Decision(End(outcome), message)
+        return Decision(Finish(outcome), message)
     if verdict.charged and run.restarts_used >= run.settings.max_restarts:
         return _failed(run, closed, verdict.first)
     return None
@@ -39,18 +39,18 @@ def _failed(run: Run, closed: Round, first: RankEnd | None) -> Decision:
     spent = f"{run.restarts_used} of {run.settings.max_restarts} restarts used"
     if first is None:
         message = f"round {closed.number}: {closed.recall.reason}; {spent}"
-        return Decision(End(RunOutcome(OutcomeState.FAILED, "hang", message, closed.number)), message)
+        return Decision(Finish(RunOutcome(OutcomeState.FAILED, "hang", message, closed.number)), message)
     where = f" at {first.stack}" if first.stack else ""
     tail = "".join(f"\n  {line}" for line in first.stderr_tail) if not first.hung else ""
     message = f"rank {first.rank} on {first.worker}: {first.reason}{where} in round {closed.number}; {spent}"
     message += f"; its last stderr lines:{tail}" if tail else ""
     reason = "hang" if first.hung else "rank_failed"
     outcome = RunOutcome(OutcomeState.FAILED, reason, message, closed.number, first)
-    return Decision(End(outcome), message)
+    return Decision(Finish(outcome), message)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RoundCost:
     """What the end of a round cost. `until` is set while it is too early to say."""
 
     charged: bool = False
@@ -59,34 +59,34 @@ class Verdict:
     why: str = ""
 
 
-def judge(run: Run, now: float) -> Verdict:
+def judge(run: Run, now: float) -> RoundCost:
     """Was the recalled round ended by its own ranks (an incident) or by a change of members (free)?"""
     closed = run.round
     assert closed is not None and closed.recall is not None
     if closed.recall.cause is Cause.HANG:
         if still_there(closed, now):
             ahead = [fence for fence in closed.fences.values() if fence > now]
-            return Verdict(until=min(ahead, default=math.inf), why="collecting stacks")
+            return RoundCost(until=min(ahead, default=math.inf), why="collecting stacks")
         if any(loss.at <= closed.recall.at for loss in closed.losses):
-            return Verdict()  # the others waited for a member that was gone
-        return Verdict(charged=True, first=guilty_of_hang(closed))
+            return RoundCost()  # the others waited for a member that was gone
+        return RoundCost(charged=True, first=guilty_of_hang(closed))
     failed_at = closed.first_failed_at
     if failed_at is None or closed.first_failed_rank is None:
-        return Verdict()
+        return RoundCost()
     called_back_before = closed.recall.cause is not Cause.FAILURE and failed_at >= closed.recall.at
     if called_back_before or closed.first_stopped_at < failed_at:
-        return Verdict()  # members stop at different moments: the slower ones fail over the quicker ones
+        return RoundCost()  # members stop at different moments: the slower ones fail over the quicker ones
     window = failed_at + run.settings.blame_s
     if any(loss.at <= window for loss in closed.losses):
-        return Verdict()
+        return RoundCost()
     if now < window:
-        return Verdict(until=window, why="a failure may come from a member that is being lost")
-    return _silent_since(run, closed, failed_at, now) or Verdict(
+        return RoundCost(until=window, why="a failure may come from a member that is being lost")
+    return _silent_since(run, closed, failed_at, now) or RoundCost(
         charged=True, first=closed.exits[closed.first_failed_rank]
     )
 
 
-def _silent_since(run: Run, closed: Round, failed_at: float, now: float) -> Verdict | None:
+def _silent_since(run: Run, closed: Round, failed_at: float, now: float) -> RoundCost | None:
     """Too early to say while a member has not been heard since the failure: it may be the cause."""
     lease = run.settings.lease_s
     quiet = [
@@ -99,7 +99,7 @@ def _silent_since(run: Run, closed: Round, failed_at: float, now: float) -> Verd
     # One that is well renews by the middle of its lease, which nobody would wake us for.
     overdue = [member.lease_until - lease / 2 for member in quiet]
     until = min(at if at > now else member.lease_until for at, member in zip(overdue, quiet, strict=True))
-    return Verdict(until=until, why=f"{listed(member.name for member in quiet)} silent: lost, or slow?")
+    return RoundCost(until=until, why=f"{listed(member.name for member in quiet)} silent: lost, or slow?")
 
 
 def guilty_of_hang(closed: Round) -> RankEnd | None:

@@ -26,16 +26,16 @@ from muster.core.world.run import (
     CheckHealth,
     Decision,
     Dismiss,
-    End,
     Farewell,
+    Finish,
     GiveUpOn,
     Heal,
     KeepOut,
     Lose,
     Release,
     Run,
+    Stay,
     TurnGate,
-    Wait,
     listed,
     lose,
     next_expiry,
@@ -61,7 +61,7 @@ def decide(run: Run, now: float) -> Decision:
 
 def carry_out(run: Run, action: Action, now: float) -> Run:
     match action:
-        case Wait():
+        case Stay():
             return run
         case Lose(members=ids):
             for member_id in ids:
@@ -92,7 +92,7 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
             for seat in seats:
                 found = with_loss(found, Loss(seat.member_id, seat.name, UNSEEN, why))
             return replace(run, round=found, recovery_until=None)
-        case End(outcome=outcome):
+        case Finish(outcome=outcome):
             return replace(run, outcome=outcome, recovery_until=None)
         case Farewell():
             return replace(run, farewell_said=True)
@@ -102,11 +102,11 @@ def _ended(run: Run, now: float) -> Decision | None:
     if run.outcome is None:
         return None
     if run.farewell_said:
-        return Decision(Wait(), f"ended: {run.outcome.message}", next_expiry(run))
+        return Decision(Stay(), f"ended: {run.outcome.message}", next_expiry(run))
     if slow := unacknowledged(run):
-        return Decision(Wait(), f"ended; {listed(slow)} still stopping ranks", next_expiry(run))
+        return Decision(Stay(), f"ended; {listed(slow)} still stopping ranks", next_expiry(run))
     if run.holds_farewell:
-        return Decision(Wait(), "ended; no rank runs, the end is being recorded", next_expiry(run))
+        return Decision(Stay(), "ended; no rank runs, the end is being recorded", next_expiry(run))
     return Decision(Farewell(), "everyone has the outcome and no rank runs")
 
 
@@ -114,7 +114,7 @@ def _ordered(run: Run) -> Decision | None:
     if run.ordered is None:
         return None
     number = run.round.number if run.round else None
-    return Decision(End(replace(run.ordered, round=number)), run.ordered.message)
+    return Decision(Finish(replace(run.ordered, round=number)), run.ordered.message)
 
 
 def _expired(run: Run, now: float) -> Decision | None:
@@ -132,11 +132,11 @@ def _recovering(run: Run, now: float) -> Decision | None:
     awaited = [seat.name for seat in missing if seat.member_id not in run.round.gone]
     if awaited and now < run.recovery_until:
         reason = f"recovering round {run.round.number}: {listed(awaited)} not back yet"
-        return Decision(Wait(), reason, min(run.recovery_until, next_expiry(run)))
+        return Decision(Stay(), reason, min(run.recovery_until, next_expiry(run)))
     if missing:
         return Decision(GiveUpOn(missing), f"{listed(seat.name for seat in missing)} did not come back")
     idle = [seat.name for seat in run.round.seats if seat.member_id not in run.round.started | run.round.gone]
     if idle and now < run.not_before:
         reason = f"recovering round {run.round.number}: {listed(idle)} does not run it, a later one may be presented"
-        return Decision(Wait(), reason, min(run.not_before, next_expiry(run)))
+        return Decision(Stay(), reason, min(run.not_before, next_expiry(run)))
     return Decision(GiveUpOn(()), f"round {run.round.number} goes on: all its members are back")

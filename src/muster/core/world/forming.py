@@ -12,7 +12,18 @@ from dataclasses import replace
 
 from muster.core.world import gates, seating
 from muster.core.world.closing import judge, stale_after, still_there
-from muster.core.world.run import CheckHealth, Decision, End, KeepOut, Release, Run, TurnGate, Wait, listed, next_expiry
+from muster.core.world.run import (
+    CheckHealth,
+    Decision,
+    Finish,
+    KeepOut,
+    Release,
+    Run,
+    Stay,
+    TurnGate,
+    listed,
+    next_expiry,
+)
 from muster.types.world import (
     Gate,
     GateState,
@@ -33,13 +44,13 @@ def decide(run: Run, now: float) -> Decision:
     last = run.round
     if now < run.not_before:
         reason = "a member that has not come back yet may know of a later round"
-        return Decision(Wait(), reason, min(run.not_before, next_expiry(run)))
+        return Decision(Stay(), reason, min(run.not_before, next_expiry(run)))
     if last is not None and (held := still_there(last, now)):
         wake = min([fence for fence in last.fences.values() if fence > now] + [next_expiry(run)])
         reason = f"waiting until the ranks of round {last.number} on {listed(s.name for s in held)} are gone"
         if told := [last.saves[seat.member_id] for seat in held if seat.member_id in last.saves]:
             reason += f" ({'; '.join(told[:4])})"
-        return Decision(Wait(), reason, wake)
+        return Decision(Stay(), reason, wake)
     planned = plan(run, now)
     if planned.size < run.settings.min:
         if run.coming is not None:
@@ -62,10 +73,10 @@ def _below_min(run: Run, planned: seating.Seating, now: float) -> Decision:
     if parked:
         reason += "; parked: " + ", ".join(f"{member.name} ({member.note})" for member in parked)
     if now < until:
-        return Decision(Wait(), reason, min(until, next_expiry(run)))
+        return Decision(Stay(), reason, min(until, next_expiry(run)))
     message = f"below the minimum for {run.settings.below_min_timeout_s:g} s: {reason}"
     number = run.round.number if run.round else None
-    return Decision(End(RunOutcome(OutcomeState.FAILED, "below_minimum", message, number)), message)
+    return Decision(Finish(RunOutcome(OutcomeState.FAILED, "below_minimum", message, number)), message)
 
 
 def _last_call(run: Run, planned: seating.Seating, now: float) -> Decision | None:
@@ -84,7 +95,7 @@ def _last_call(run: Run, planned: seating.Seating, now: float) -> Decision | Non
     if full or now >= until:
         return None
     reason = f"{planned.size} workers are here; last call for {missing} more"
-    return Decision(Wait(), reason, min(until, next_expiry(run)))
+    return Decision(Stay(), reason, min(until, next_expiry(run)))
 
 
 def check_first(run: Run, planned: seating.Seating) -> Decision | None:
@@ -98,7 +109,7 @@ def check_first(run: Run, planned: seating.Seating) -> Decision | None:
         return None
     asked = tuple(i for i in untested if i not in run.checking)
     reason = f"{listed(run.members[i].name for i in untested)} checks its health before it gets a rank"
-    return Decision(CheckHealth(asked) if asked else Wait(), reason, next_expiry(run))
+    return Decision(CheckHealth(asked) if asked else Stay(), reason, next_expiry(run))
 
 
 def reach_first(run: Run, planned: seating.Seating, now: float) -> Decision | None:
@@ -114,7 +125,7 @@ def reach_first(run: Run, planned: seating.Seating, now: float) -> Decision | No
         return Decision(TurnGate(verdict.gate), verdict.reason)
     if verdict.look_at is None:
         return None
-    return Decision(Wait(), verdict.reason, min(verdict.look_at, next_expiry(run)))
+    return Decision(Stay(), verdict.reason, min(verdict.look_at, next_expiry(run)))
 
 
 def _worse_with(run: Run, planned: seating.Seating, gate: Gate) -> frozenset[MemberId]:

@@ -19,7 +19,7 @@ NOT_TRIED = "no answer yet"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """A gate, why it is as it is, and when to look again if nobody reports before."""
 
     gate: Gate
@@ -33,7 +33,7 @@ def judge(
     before: Gate | None,
     timeout_s: float,
     now: float,
-) -> Verdict:
+) -> GateVerdict:
     """The gate of a round with those members, given the one that was asked about before, if any.
 
     The patience counts from when ranks first had to wait: it does not begin anew when the members change.
@@ -44,14 +44,14 @@ def judge(
         # A slower answer alone is no news.
         if before is not None and replace(before, slowest_s=gate.slowest_s) == gate:
             gate = before
-        return Verdict(gate, f"all {len(people)} workers reach each other")
+        return GateVerdict(gate, f"all {len(people)} workers reach each other")
     since = now if before is None or before.state is GateState.READY else before.since
     until = since + timeout_s
     if now < until:
         gate = Gate(GateState.CONVERGING, len(people), since, pairs, more)
-        return Verdict(gate, f"the mesh converges: {gate.named}; ranks start anyway after {timeout_s:g} s", until)
+        return GateVerdict(gate, f"the mesh converges: {gate.named}; ranks start anyway after {timeout_s:g} s", until)
     gate = Gate(GateState.DEGRADED, len(people), since, pairs, more)
-    return Verdict(gate, f"the mesh is degraded after {timeout_s:g} s: {gate.named}")
+    return GateVerdict(gate, f"the mesh is degraded after {timeout_s:g} s: {gate.named}")
 
 
 def healed(gate: Gate, people: Sequence[Member | Seat], reach: Mapping[MemberId, Reach]) -> Gate | None:

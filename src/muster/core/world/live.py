@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from muster.core.world import gates, seating
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
-from muster.core.world.run import CallBack, Decision, Dismiss, End, Heal, Run, TurnGate, Wait, listed, next_expiry
+from muster.core.world.run import CallBack, Decision, Dismiss, Finish, Heal, Run, Stay, TurnGate, listed, next_expiry
 from muster.types.world import Cause, MemberId, OutcomeState, Recall, Round, RunOutcome, Seat
 
 
@@ -21,7 +21,7 @@ def succeeded(run: Run) -> Decision | None:
     if current is None or not all(seat.member_id in current.finished for seat in current.seats):
         return None
     message = f"all {current.rank_count} ranks of round {current.number} exited 0"
-    return Decision(End(RunOutcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
+    return Decision(Finish(RunOutcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
 
 
 def decide(run: Run, now: float) -> Decision | None:
@@ -97,7 +97,7 @@ def _resize(run: Run, current: Round, now: float) -> Decision | None:
     since = max(run.target_set_at, min(member.joined_at for member in spares))
     if planned.size < run.target and now < since + run.settings.scale_debounce_s:
         wake = min(since + run.settings.scale_debounce_s, next_expiry(run), _quiet_at(run, current))
-        return Decision(Wait(), f"{reason}: gathering more", wake)
+        return Decision(Stay(), f"{reason}: gathering more", wake)
     if held := check_first(run, planned) or reach_first(run, planned, now):
         return replace(held, wake_at=min(held.wake_at, _quiet_at(run, current)))
     return _call_back(Cause.GROW, reason, now, run.settings.restart_grace_s)
@@ -121,7 +121,7 @@ def _goes_on(run: Run, current: Round) -> Decision:
     reason = f"round {current.number}: {current.world_size}{short} workers train{done}"
     if run.kept_out:
         reason += f"; {'; '.join(sorted(set(run.kept_out.values())))}"
-    return Decision(Wait(), reason, min(next_expiry(run), _quiet_at(run, current)))
+    return Decision(Stay(), reason, min(next_expiry(run), _quiet_at(run, current)))
 
 
 def _call_back(

@@ -59,7 +59,7 @@ UNSEEN = -math.inf  # when a member was lost that nobody watched: failures of it
 
 
 @dataclass(frozen=True)
-class Wait:
+class Stay:
     pass
 
 
@@ -121,7 +121,7 @@ class GiveUpOn:
 
 
 @dataclass(frozen=True)
-class End:
+class Finish:
     outcome: RunOutcome
 
 
@@ -131,7 +131,7 @@ class Farewell:
 
 
 Action = (
-    Wait | Lose | CallBack | CheckHealth | TurnGate | KeepOut | Heal | Release | Dismiss | GiveUpOn | End | Farewell
+    Stay | Lose | CallBack | CheckHealth | TurnGate | KeepOut | Heal | Release | Dismiss | GiveUpOn | Finish | Farewell
 )
 
 
