@@ -19,9 +19,9 @@ from muster import errors
 from muster.cli.main import GROUPS, VERBS
 from muster.node.cli import build_parser
 from muster.server.app import build
-from muster.types import training
+from muster.types import frames, training
 from muster.types.codec import camel
-from tests.docs import cli_page
+from tests.docs import cli_page, protocol_page
 from tests.plane import Plane
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +138,13 @@ def test_a_command_or_option_that_does_not_exist_would_be_found() -> None:
 
 def test_the_page_of_commands_is_what_the_commands_say() -> None:
     assert text_of("docs/cli.md") == cli_page.page(), "python -m tests.docs.cli_page > docs/cli.md"
+
+
+def test_the_page_of_the_protocol_has_every_frame_and_field_of_the_code() -> None:
+    told = text_of("docs/protocol.md")
+    assert told == protocol_page.page(told), "python -m tests.docs.protocol_page"
+    for kind in frames.TYPES.keys() - {""}:
+        assert told.count(f"| `{kind}`") + told.count(f"| `{kind} {{") == 1, f"{kind} is in no table"
 
 
 @each_page
