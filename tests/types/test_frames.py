@@ -1,0 +1,47 @@
+"""A frame of a newer version is no trouble: what is not known in it is ignored, by agents and by coordinators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.core.member.state import MemberState
+from muster.types import frames
+from muster.types.frames import HelloFrame, Introduction, RunRecord, UnknownFrame
+from muster.types.world import MemberId, OutcomeState, RunId, RunOutcome, Settings
+from muster.world.protocol import RunProtocol
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "release": {"record": RunRecord(Settings(), 1, 0)},
+    "record": {"record": RunRecord(Settings(), 1, 0)},
+    "outcome": {"outcome": RunOutcome(OutcomeState.FAILED, "rank_failed", "rank 0 failed")},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(frames.TYPES.keys() - {""}))
+def test_a_frame_reads_as_it_was_written_and_without_what_it_does_not_know(kind: str) -> None:
+    frame = frames.TYPES[kind](epoch=2, round=3, **NEEDED.get(kind, {}))
+    told = frames.write(frame)
+    assert frames.read(told) == frame
+    assert frames.read({**told, "of_the_future": {"a": [1]}}) == frame
+
+
+def test_an_unknown_frame_is_read_and_nobody_does_anything_about_it() -> None:
+    unknown = frames.read({"type": "of-the-future", "round": 1, "anything": [1, 2]})
+    assert unknown == UnknownFrame(name="of-the-future")
+    member = MemberState(MemberId("m0"), RunId("run"), Settings(), 0.0)
+    assert member.heard(unknown, 0.1) == []
+
+    protocol, peer = RunProtocol(RunId("run")), _Peer()
+    protocol.greet(peer, HelloFrame(kind="agent", member=Introduction(MemberId("m0"), "a")), 0.0)
+    before, protocol.at.outbox = protocol.run, []
+    protocol.hear(peer, unknown, 0.1)
+    assert protocol.run == before and not protocol.at.outbox
+
+
+class _Peer:
+    def send_raw(self, data: bytes) -> None: ...
+
+    def refuse(self, code: str, message: str) -> None:
+        raise AssertionError(message)
