@@ -198,6 +198,7 @@ class MemberState:
                 self._welcomed(settings)
             case RenewedFrame(reason=reason):
                 at.lease.renewed()
+                self.held.beat()  # else the guard may end ranks that were given another lease just in time
                 self._reasoned(reason)
             case HoldFrame(reason=reason):
                 at.do(Say(f"waiting: {reason}"))
