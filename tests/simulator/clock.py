@@ -55,6 +55,7 @@ class Process:
         self.clock = clock
         self.alive = True
         self.stopped = False
+        self.was_stopped = False
         self._unread: list[tuple[Call, tuple[Any, ...]]] = []
         self._overdue: list[tuple[Call, tuple[Any, ...]]] = []
 
@@ -76,7 +77,7 @@ class Process:
             call(*args)
 
     def stop(self) -> None:
-        self.stopped = self.alive
+        self.stopped = self.was_stopped = self.alive
 
     def go_on(self) -> None:
         """As an event loop does it: first everything that can be read and what follows from it, then the timers."""

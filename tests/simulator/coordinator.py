@@ -76,6 +76,7 @@ class SimulatedCoordinator:
         self.saved: RunRecord | None = None
         self.wall = 1.7e9
         self.lives = 0
+        self.died_at = -math.inf
         self.on_event: Callable[[RunEvent], None] | None = None
         self.on_decision: Callable[[Run, Decision, Run], None] | None = None
         self.on_saved: Callable[[RunRecord], None] | None = None
@@ -109,6 +110,7 @@ class SimulatedCoordinator:
         if not keep_record:
             self.saved = None
         self.process.end()
+        self.died_at = self._clock.now
         for port in self._ports:
             port.vanish(lose_sent)
 

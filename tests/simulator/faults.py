@@ -94,8 +94,26 @@ def cut_off_and_stop(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
     fleet.cut(agent, fleet.lease_s * 2.5)
-    fleet.clock.after(fleet.lease_s * rng.uniform(0.2, 0.8), fleet.stop, agent, fleet.lease_s * 2)
+    for_s = fleet.lease_s * rng.uniform(0.5, 2.0)
+    fleet.clock.after(fleet.lease_s * rng.uniform(0.2, 0.8), fleet.stop, agent, for_s)
     return f"{agent.name} is cut off, then stopped"
+
+
+def mute_spare(fleet: SimulatedFleet, rng: Random) -> str | None:
+    """It is given a place while nobody hears it, and reads of it when its lease may be over."""
+    spares = [agent for agent in fleet.present if agent.round is None and not agent.process.stopped]
+    if not spares:
+        return None
+    spare = rng.choice(spares)
+    fleet.cut(spare, fleet.lease_s * 2.5, frozenset({UP}))
+    fleet.clock.after(fleet.lease_s * rng.uniform(0.2, 0.8), _stop_and_need, fleet, rng, spare)
+    return f"{spare.name} is not heard any more, and then needed"
+
+
+def _stop_and_need(fleet: SimulatedFleet, rng: Random, spare: SimulatedWorker) -> None:
+    fleet.stop(spare, fleet.lease_s * rng.uniform(0.3, 1.0))
+    if busy := [agent for agent in fleet.present if agent.round is not None and agent is not spare]:
+        rng.choice(busy).kill()
 
 
 def reset_and_cut_off(fleet: SimulatedFleet, rng: Random) -> str | None:
@@ -104,7 +122,7 @@ def reset_and_cut_off(fleet: SimulatedFleet, rng: Random) -> str | None:
     if agent is None or not fleet.network.reaches(agent.machine.name):
         return None
     agent.reset(guard=False, half=False)
-    fleet.clock.after(0.005, fleet.cut, agent, fleet.lease_s * 2)
+    fleet.clock.after(rng.choice((0.0, 0.002, 0.02)), fleet.cut, agent, fleet.lease_s * 2)
     return f"the connection of {agent.name} is reset, then it is cut off"
 
 
@@ -275,7 +293,8 @@ WEIGHTS: dict[Fault, int] = {
     cut_off: 12,
     cut_off_and_stop: 3,
     reset: 7,
-    reset_and_cut_off: 3,
+    reset_and_cut_off: 4,
+    mute_spare: 5,
     fail_rank: 12,
     fail_often: 4,
     hang: 2,

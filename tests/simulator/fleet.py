@@ -149,6 +149,7 @@ class SimulatedFleet:
             self.network,
             self.coordinator,
             self.rng,
+            self.checker,
             on_end=self._agent_ended,
         )
         made.healthy = healthy

@@ -15,6 +15,7 @@ from tests.simulator import faults
 from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.invariants import Broken
 from tests.simulator.processes import WorkerConfig
+from tests.simulator.worker import SimulatedWorker
 
 FAULTS_UNTIL_S = 3.5
 
@@ -47,7 +48,7 @@ def a_setting(rng: Random) -> Settings:
         below_min_timeout_s=8.0,
         recovery_s=rng.choice((1.0, 3.0)),
         stop_grace_s=rng.choice((0.5, 3.0)),
-        farewell_s=2.0,
+        farewell_s=6.0,
         hang_timeout_s=rng.choice((None, None, None, 4.0)),
         no_progress_rounds=rng.choice((None, None, None, None, 3)),
     )
@@ -63,6 +64,7 @@ def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object
         checks_health=settings.spares == 2,
         stubborn=rng.random() < 0.2,
         term_s=rng.uniform(0.002, 0.15),
+        restart_s=rng.choice((0.02, 0.02, 0.8)),
     )
 
 
@@ -74,6 +76,7 @@ class History:
         self.settings = replace(a_setting(self._rng), gate_timeout_s=self._mesh.choice((None, None, 0.5, 2.0)))
         self.fleet = SimulatedFleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
         self._calm = False
+        self._to_bid_farewell: list[SimulatedWorker] = []
         self._given: dict[str, object] = {
             name: value for name, value in vars(self.settings).items() if value is not None
         }
@@ -136,6 +139,7 @@ class History:
             fleet.heal(agent)
             agent.process.go_on()
             agent.healthy = True
+        self._to_bid_farewell = fleet.present if fleet.outcome is None else []
         short = self.settings.min - len(fleet.present)
         if short > 0 and self._rng.random() < 0.6:
             for _ in range(short):
@@ -182,6 +186,10 @@ class History:
             fine = agent.code == 0 or (outcome is not None and outcome.state is not OutcomeState.SUCCEEDED)
             if not fine:
                 raise Broken(f"{agent.name} ended with {agent.code}, the outcome is {outcome}")
+        for agent in self._to_bid_farewell:
+            killed = agent.code is None
+            if agent.outcome is not None and not (agent.state.farewell or agent.leaving or killed):
+                raise Broken(f"{agent.name} has the outcome, and nobody bade it farewell")
         if any(fleet.census.alive.values()):
             raise Broken("ranks outlive their agents")
         rounds = fleet.run.next_round if fleet.coordinator.protocol.run is not None else 0

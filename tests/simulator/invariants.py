@@ -6,10 +6,11 @@ was kept. A promise that is broken raises `Broken` at the event that broke it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from muster.core.world.run import CallBack, Decision, Finish, GiveUpOn, Release, Run, Stay
+from muster.core.world.run import CallBack, Decision, Farewell, Finish, GiveUpOn, Release, Run, Stay
 from muster.types.frames import RunRecord
 from muster.types.world import MemberId, OutcomeState, Role, Round, RunOutcome
 from tests.simulator.clock import VirtualClock
@@ -39,6 +40,7 @@ class Checker:
         self._told: RunOutcome | None = None
         self._moment = -1.0
         self._decisions = 0
+        self._fences: set[tuple[int, MemberId, float]] = set()
         self.chargeable: set[int] = set()  # rounds in which something happened that may cost a restart
 
     def _demand(self, kept: bool, what: str) -> None:
@@ -54,10 +56,40 @@ class Checker:
         self._seen = run
         if run.outcome is not None:
             self._same_outcome(run.outcome)
+        names = [member.name for member in run.members.values()]
+        self._demand(len(set(names)) == len(names), f"two members bear one name: {sorted(names)}")
         self._demand(run.restarts_used <= run.settings.max_restarts, "more restarts than allowed")
         if run.round is not None and run.round is not self._round and run.round.recall is None:
             self._well_seated(run, run.round)
+        if run.round is not None and run.round is not self._round:
+            self._kept_before_told(run.round.number)
+            self._look_behind_fences(run.round)
         self._round = run.round
+
+    def _kept_before_told(self, number: int) -> None:
+        """What is still to be kept has been told to nobody."""
+        if self._coordinator.alive and not self._coordinator.protocol.at.unsaved:
+            kept = self._coordinator.saved
+            self._demand(kept is not None and kept.round >= number, f"round {number} is told before it is kept")
+
+    def _look_behind_fences(self, current: Round) -> None:
+        for member_id, until in current.fences.items():
+            fence = (current.number, member_id, until)
+            if fence not in self._fences:
+                self._fences.add(fence)
+                self._clock.at(until, self._fenced_off, current.number, member_id)
+
+    def _fenced_off(self, number: int, member_id: MemberId) -> None:
+        """The coordinator may have died meanwhile and know nothing of the fence, or have been told to wait longer."""
+        run = self._coordinator.protocol.run
+        if run is not None and run.round is not None and run.round.number == number:
+            self._demand(
+                run.round.fences.get(member_id, math.inf) > self._clock.now or not self._ranks_of(member_id),
+                f"ranks of round {number} on {member_id} are behind their fence and still run",
+            )
+
+    def _ranks_of(self, member_id: MemberId) -> list[SimulatedRank]:
+        return [rank for ranks in self._census.alive.values() for rank in ranks if rank.member_id == member_id]
 
     def _well_seated(self, run: Run, current: Round) -> None:
         for seat in current.seats:
@@ -87,6 +119,18 @@ class Checker:
         self._demand(before == rank.member_id, f"rank {rank.rank} of round {rank.round} started on two members")
         twins = [one for one in self._census.alive.get(rank.round, ()) if one.rank == rank.rank]
         self._demand(not twins, f"rank {rank.rank} of round {rank.round} runs twice")
+        self._demand(not self._counts_as_gone(rank), f"rank {rank.rank} of round {rank.round} starts when it is over")
+
+    def _counts_as_gone(self, rank: SimulatedRank) -> bool:
+        """Whether the coordinator believes that no rank of that round is left there, and none will start."""
+        run = self._coordinator.protocol.run
+        if not self._coordinator.alive or run is None or run.round is None or run.recovery_until is not None:
+            return False
+        last = run.round
+        if last.number == rank.round:
+            fenced = last.fences.get(rank.member_id, math.inf) <= self._clock.now
+            return fenced or rank.member_id in last.gone
+        return last.number > rank.round
 
     # Decisions
 
@@ -102,6 +146,9 @@ class Checker:
                 self._ended(before, outcome)
             case CallBack(recall=recall):
                 self._demand(bool(recall.reason.strip()), "a round is called back without a reason")
+            case Farewell():
+                busy = [rank for member_id in before.members for rank in self._ranks_of(member_id)]
+                self._demand(not busy, "farewell while ranks of members run")
             case GiveUpOn(members=seats):
                 waited = before.recovery_until is not None and self._clock.now >= before.recovery_until
                 confirmed = before.round is not None and {seat.member_id for seat in seats} <= before.round.gone
@@ -180,6 +227,28 @@ class Checker:
             self._same_outcome(agent.outcome)
             if agent.code is not None and agent.outcome.state is OutcomeState.SUCCEEDED and not agent.leaving:
                 self._demand(agent.code == 0, f"{agent.name} ends with {agent.code} though the run succeeded")
+
+    def lease_renewed(self, agent: SimulatedWorker) -> None:
+        """A lease must be over for the member no later than for the coordinator."""
+        protocol, me = self._coordinator.protocol, agent.member_id
+        if not self._coordinator.alive or protocol.run is None or (member := protocol.run.members.get(me)) is None:
+            return
+        heard = max(protocol.at.heard.get(me, 0.0), member.lease_until - protocol.run.settings.lease_s)
+        since = agent.state.at.lease.since
+        self._demand(since <= heard + 1e-9, f"{agent.name} counts its lease from {since:.4f}, heard at {heard:.4f}")
+
+    def ranks_stopped(self, agent: SimulatedWorker) -> None:
+        """Only silence ends ranks, not the death of the coordinator where anybody can see it."""
+        silent = agent.round is not None and "silent" in agent.round.why_stopped
+        unhurt = agent.machine.name not in agent.network.was_cut and not agent.process.was_stopped
+        seen = not self._coordinator.alive and self._clock.now > self._coordinator.died_at + 0.5
+        self._demand(not (silent and unhurt and seen), f"{agent.name} ends ranks though the coordinator is dead")
+
+    def guard_acts(self, agent: SimulatedWorker) -> None:
+        """A guard is for agents that cannot end their ranks themselves."""
+        kept = [rank for rank in agent.machine.ranks if not rank.killed]
+        able = agent.alive and not agent.process.stopped and agent.outcome is None
+        self._demand(not (kept and able), f"the guard of {agent.name} had to end ranks that its agent kept")
 
     def forget(self, highest: int) -> None:
         """The record was lost with the coordinator: rounds that nobody can present were never known."""

@@ -40,6 +40,7 @@ class SimulatedRank:
     term_s: float = 0.01  # how long it takes to end after SIGTERM
     hung_at: float | None = None
     waiting: bool = False  # it hangs because it waits for others
+    killed: bool = False  # SIGKILL was sent
     called_off: bool = False  # told to end: peers that fail now fail because of it
     alive: bool = True
 
@@ -92,6 +93,7 @@ class Machine:
         for rank in self.ranks:
             rank.called_off = True
             if number == signal.SIGKILL:
+                rank.killed = True
                 self.clock.after(KILL_S, self.end, rank, -number)
             elif not rank.stubborn or number == signal.SIGABRT:
                 self.clock.after(rank.term_s, self.end, rank, -number)
@@ -114,12 +116,14 @@ class SimulatedGuard:
         *,
         name: str,
         lease_s: float,
+        on_due: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
         self.process = Process(machine.clock)
         self.lost = False  # the agent has seen that it is gone
         self.standing_down = False
         self._machine = machine
+        self._on_due = on_due
         self._on_end = on_end
         self._state = GuardState(lease_s, machine.clock.now)
         self._timer = math.inf
@@ -169,6 +173,7 @@ class SimulatedGuard:
             return
         self._timer = math.inf
         if self._machine.clock.now >= self._state.due_at:
+            self._on_due()
             self._stand_down()
         else:
             self._set_timer()

@@ -41,6 +41,7 @@ class Network:
         self._cuts: dict[str, frozenset[str]] = {}
         self._ways: dict[str, list[Way]] = {}
         self._dead: set[str] = set()
+        self.was_cut: set[str] = set()
         self._apart: set[tuple[str, str]] = set()
 
     def delay(self) -> float:
@@ -64,6 +65,7 @@ class Network:
 
     def cut(self, machine: str, directions: frozenset[str] = BOTH) -> None:
         self._cuts[machine] = directions
+        self.was_cut.add(machine)
 
     def power_off(self, machine: str) -> None:
         self._dead.add(machine)

@@ -32,6 +32,7 @@ class WorkerConfig:
     checks_health: bool = False
     stubborn: bool = False  # its ranks ignore SIGTERM
     term_s: float = 0.01  # how long they take to end after it
+    restart_s: float = 0.02  # how long it takes until another parent of ranks is there
     save_s: float = 0.0  # how long one of them still saves when the round is called back
 
 
@@ -47,6 +48,7 @@ class SimulatedProcesses:
         rng: Random,
         *,
         handle: Callable[[Iterable[Order]], None],
+        on_guard_due: Callable[[], None],
     ) -> None:
         self._config = config
         self._state = state
@@ -56,6 +58,7 @@ class SimulatedProcesses:
         self._coordinator = coordinator
         self._rng = rng
         self._handle = handle
+        self._on_guard_due = on_guard_due
         self._kill_at = math.inf
         self._clearing = False
         self._told_steps: dict[int, int] = {}
@@ -160,6 +163,7 @@ class SimulatedProcesses:
             self._rng,
             name=self._config.name,
             lease_s=self._state.at.settings.lease_s,
+            on_due=self._on_guard_due,
             on_end=lambda: self._process.read(self._guard_ended, guard),
         )
         return guard

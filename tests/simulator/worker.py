@@ -33,24 +33,27 @@ from muster.core.member.orders import (
 )
 from muster.core.member.state import MemberState
 from muster.types.frames import (
+    Frame,
     HelloFrame,
     Introduction,
     ListensFrame,
+    RenewedFrame,
     RenewFrame,
     RunRecord,
     StoppedFrame,
+    WelcomeFrame,
 )
 from muster.types.world import MemberId, Place, RunOutcome, Settings
 from tests.simulator.clock import Process
 from tests.simulator.connection import SimulatedConnection
 from tests.simulator.coordinator import RUN, SimulatedCoordinator
+from tests.simulator.invariants import Checker
 from tests.simulator.machine import Machine, SimulatedRank
 from tests.simulator.network import Network
 from tests.simulator.peers import SimulatedProbe
 from tests.simulator.processes import SimulatedProcesses, WorkerConfig
 
 DUMP_WAIT_S = 3.0
-RESTART_S = 0.02
 HEALTH_S = 0.05
 
 
@@ -69,6 +72,7 @@ class SimulatedWorker:
         network: Network,
         coordinator: SimulatedCoordinator,
         rng: Random,
+        checker: Checker,
         *,
         on_end: Callable[[SimulatedWorker], None],
     ) -> None:
@@ -80,15 +84,24 @@ class SimulatedWorker:
         self.code: int | None = None
         self.refusal = ""
         self.state = MemberState(member_id, RUN, parsed(tuple(config.settings.items())), self.now)
-        self._network = network
+        self.network = network
         self._on_end = on_end
+        self._checker = checker
         self._orders: deque[Order] = deque()
         self._busy = False
         self._timer = math.inf
         self._ports = 0
         self._listening = False
         self.processes = SimulatedProcesses(
-            config, self.state, self.process, machine, network, coordinator, rng, handle=self._handle
+            config,
+            self.state,
+            self.process,
+            machine,
+            network,
+            coordinator,
+            rng,
+            handle=self._handle,
+            on_guard_due=lambda: checker.guard_acts(self),
         )
         self.connection = SimulatedConnection(
             self.process,
@@ -98,7 +111,7 @@ class SimulatedWorker:
             rng,
             kind="agent",
             hello=self._hello,
-            on_frame=lambda frame: self._handle(self.state.heard(frame, self.now)),
+            on_frame=self._heard,
             on_refused=self._refused,
             on_down=lambda why: self._handle(self.state.down(why, self.now)),
             on_dead=lambda: self.state.found_dead(self.now),
@@ -167,7 +180,7 @@ class SimulatedWorker:
 
     def power_off(self) -> None:
         """The machine: everything on it ends, and nobody says so."""
-        self._network.power_off(self.machine.name)
+        self.network.power_off(self.machine.name)
         self.connection.vanish()
         self.process.end()
         self.processes.guard.vanish()
@@ -220,6 +233,7 @@ class SimulatedWorker:
                 self._take_listener(place)
                 self.processes.start(place)
             case StopRanks(grace_s=grace_s, dump=dump):
+                self._checker.ranks_stopped(self)
                 self.processes.stop(DUMP_WAIT_S if dump else grace_s, signal.SIGABRT if dump else signal.SIGTERM)
             case Hasten(grace_s=grace_s):
                 self.processes.kill_after(grace_s)
@@ -228,7 +242,7 @@ class SimulatedWorker:
             case AwaitSaves(round=number, saving_s=most_s):
                 self.process.after(min(self.config.save_s, most_s), self.processes.saved, number)
             case RestartProcesses():
-                self.process.after(RESTART_S, self.processes.restart)
+                self.process.after(self.config.restart_s, self.processes.restart)
             case CheckOwnHealth(after_s=after_s):
                 self.process.after(after_s + HEALTH_S, self._check_health)
             case Listen():
@@ -247,6 +261,12 @@ class SimulatedWorker:
         self._handle(self.state.checked(unfit, self.now))
 
     # The connection
+
+    def _heard(self, frame: Frame) -> None:
+        orders = self.state.heard(frame, self.now)
+        if isinstance(frame, RenewedFrame | WelcomeFrame):
+            self._checker.lease_renewed(self)
+        self._handle(orders)
 
     def _hello(self) -> HelloFrame:
         one = self.config

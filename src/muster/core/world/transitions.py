@@ -1,6 +1,6 @@
 """What a report does to the run: one function per kind of event, each returning the run after it.
 
-Nothing is decided here; `core.world.decide.decide` looks at the result. An event that may not be entered gives
+Nothing is decided here; `core.world.decisions.decide` looks at the result. An event that may not be entered gives
 `Refusal` (with the reason to send back) or `Held` (ask again at that time) instead of a run.
 """
 

@@ -1,0 +1,118 @@
+"""Would the random histories notice? A fault is planted in the code that ships, and they have to find it.
+
+Each row replaces a piece of one function, so that it does what a plausible mistake would make it do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from muster.core.member.guard import GuardState
+from muster.core.member.held_round import HeldRound
+from muster.core.member.standing import MemberLease, Standing
+from muster.core.member.state import MemberState
+from muster.core.world import decisions, forming
+from muster.world.protocol import RunProtocol
+from tests.simulator import histories
+
+HISTORIES = 1_000
+
+FAULTS = {
+    "ranks are kept when the lease is over": (
+        *(MemberState, "_silence", "current.running and self.at.outcome is None", "False"),
+        "the guard of .* had to end ranks that its agent kept",
+    ),
+    "a lease counts from the answer": (
+        *(MemberState, "heard", "at.lease.renewed()", "at.lease.since = now"),
+        "counts its lease from",
+    ),
+    "a lease is never over": (
+        *(MemberLease, "over_at", "max(self.since, self.dead_at) + lease_s", "math.inf"),
+        "are behind their fence and still run|starts while round",
+    ),
+    "a dead coordinator is taken for a silent one": (
+        *(MemberLease, "over_at", "max(self.since, self.dead_at)", "self.since"),
+        "ends ranks though the coordinator is dead",
+    ),
+    "a release that is read too late starts ranks": (
+        *(HeldRound, "_start_next", "at.now >= at.lease.since + at.settings.lease_s", "False"),
+        "starts when it is over|starts while round",
+    ),
+    "a release of a connection that has ended starts ranks": (
+        *(HeldRound, "_start_next", "session != at.session or", ""),
+        "starts when it is over|starts while round",
+    ),
+    "a stop is confirmed before ranks are gone": (
+        HeldRound,
+        "recalled",
+        "self.stop_after_saves(current, frame.grace_s, lambda: self._confirm_stop(current))",
+        "self._confirm_stop(current); self.stop_after_saves(current, frame.grace_s, lambda: None)",
+        "starts while round",
+    ),
+    "a guard does not know of the lease": (
+        *(
+            GuardState,
+            "due_at",
+            "min(self._beat_at + self._lease_s, self._until + SLACK_S)",
+            "self._beat_at + self._lease_s",
+        ),
+        "are behind their fence and still run",
+    ),
+    "a guard is not told that the lease was renewed": (
+        *(MemberState, "heard", "self.held.beat()", "pass"),
+        "the guard of .* had to end ranks that its agent kept",
+    ),
+    "a guard reports before everything has ended": (
+        *(GuardState, "report", "self.cleared and", ""),
+        "starts while round",
+    ),
+    "the outcome is not acknowledged": (
+        *(MemberState, "_acknowledge", "current = self.held.current", "return"),
+        "nobody bade it farewell",
+    ),
+    "ends of ranks are not presented again": (
+        *(MemberState, "hello", "exits=current.reported(now),", ""),
+        "not in .* s: an outcome|ended with",
+    ),
+    "what happens between hello and welcome is not told": (
+        *(Standing, "send", "self.unsaid is not None", "False"),
+        "not in .* s: an outcome",
+    ),
+    "a round is released before everyone is out of the last": (
+        *(forming, "decide", "(held := still_there(last, now))", "(held := [])"),
+        "starts while round",
+    ),
+    "a round is told before it is kept": (
+        *(RunProtocol, "_release", "at.unsaved = at.led", "at.led"),
+        "is told before it is kept",
+    ),
+    "members may leave while ranks run": (
+        *(decisions, "_ended", "slow := unacknowledged(run)", "slow := []"),
+        "farewell while ranks of members run",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, text, instead, found = FAULTS[fault]
+    monkeypatch.setattr(owner, name, _planted(owner, name, text, instead))
+    with pytest.raises(AssertionError, match=found):
+        for seed in range(HISTORIES):
+            histories.play(seed)
+
+
+def _planted(owner: Any, name: str, text: str, instead: str) -> Any:
+    original: Any = inspect.getattr_static(owner, name)
+    original = getattr(original, "fget", original)  # of a property
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(text) == 1, f"{name} does not say {text!r}"
+    module = sys.modules[owner.__name__ if inspect.ismodule(owner) else owner.__module__]
+    made: dict[str, Any] = {}
+    exec(f"from __future__ import annotations\n{source.replace(text, instead)}", vars(module), made)
+    return made[name]
