@@ -231,7 +231,9 @@ class Checker:
     def lease_renewed(self, agent: SimulatedWorker) -> None:
         """A lease must be over for the member no later than for the coordinator."""
         protocol, me = self._coordinator.protocol, agent.member_id
-        if not self._coordinator.alive or protocol.run is None or (member := protocol.run.members.get(me)) is None:
+        if not self._coordinator.alive or protocol.run is None or protocol.run.outcome is not None:
+            return  # once it has ended, nobody is let in as a member who has no ranks
+        if (member := protocol.run.members.get(me)) is None:
             return
         heard = max(protocol.at.heard.get(me, 0.0), member.lease_until - protocol.run.settings.lease_s)
         since = agent.state.at.lease.since

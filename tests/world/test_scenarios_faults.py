@@ -311,3 +311,28 @@ def test_a_stubborn_leaver_gets_its_long_grace() -> None:
     fleet.until("round 0", lambda: fleet.trains(0, 2))
     fleet.set_target(1)
     assert fleet.until("round 1", lambda: fleet.trains(1, 1)) == pytest.approx(15.0, abs=0.1)
+
+
+def test_a_closed_connection_gives_back_no_lease_that_was_over() -> None:
+    """Stopped while its lease ends, it reads next that the coordinator, which has given it up, hung up on it."""
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1, lease_s=1.5)
+    victim = fleet.agent("a")
+    fleet.cut(victim, directions=frozenset({UP}))
+    fleet.advance(1.0)
+    fleet.stop(victim, victim.state.at.lease.over_at(1.5) + 0.15 - fleet.clock.now)
+    fleet.until("round 1 trains", lambda: fleet.trains(1))
+    assert not victim.machine.ranks
+
+
+def test_an_outcome_that_is_told_again_is_acknowledged_when_ranks_are_gone() -> None:
+    settings: dict[str, object] = {"min": 2, "max": 2, "stop_grace_s": 2.0}
+    fleet = SimulatedFleet(1)
+    fleet.join("a", settings=settings)
+    slow = fleet.join("b", settings=settings, stubborn=True)
+    fleet.until("round 0 trains", lambda: fleet.trains(0, 2))
+    fleet.cancel()
+    fleet.advance(0.3)
+    slow.reset(guard=False, half=True)
+    fleet.advance(0.5)
+    assert slow.machine.ranks and not fleet.run.farewell_said
+    everyone_leaves(fleet)

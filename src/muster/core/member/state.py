@@ -168,8 +168,14 @@ class MemberState:
         )
 
     def found_dead(self, now: float) -> None:
-        """Somebody answered, and it was not a coordinator."""
-        self.at.lease.dead_at = max(self.at.lease.dead_at, now)
+        """Somebody answered, and it was not a coordinator.
+
+        A lease that was over before is not given back: it may have been a coordinator that has given us up. And it
+        counts from when we last ran, for if we stood still, the answer may be as old as that.
+        """
+        lease = self.at.lease
+        if now < lease.over_at(self.at.settings.lease_s):
+            lease.dead_at = max(lease.dead_at, self.at.now)
 
     def down(self, why: str, now: float) -> list[Order]:
         """The connection ended, or could not be made."""
@@ -183,6 +189,7 @@ class MemberState:
         self._why_down = why
         if self._down_since is None:
             self._down_since = now
+        self.held.beat()  # the coordinator may just have been found dead, which gives ranks more time
         return at.taken()
 
     def refused(self, message: str, now: float) -> list[Order]:
@@ -251,7 +258,8 @@ class MemberState:
         """Stop what runs, say so, and stay until everyone knows."""
         at = self.at
         if at.outcome is not None:
-            self._acknowledge()
+            if not self.held.runs:  # else it is acknowledged when ranks are gone
+                self._acknowledge()
             return
         at.outcome = frame.outcome
         farewell_s = at.settings.farewell_s if frame.farewell_s is None else frame.farewell_s
