@@ -6,7 +6,7 @@ Orders gather here until the driver takes them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from muster.core.member.orders import Beat, Order, Send
 from muster.types.frames import Frame, RunRecord
@@ -23,17 +23,16 @@ class MemberLease:
 
     since: float
     hello_sent: float = -math.inf
-    renew_sent: float | None = None
+    renews_sent: list[float] = field(default_factory=list)  # each is answered once, in this order
     dead_at: float = -math.inf  # when the coordinator was last found dead: the connection was closed or refused
 
     def welcomed(self) -> None:
         self.since = max(self.since, self.hello_sent)
-        self.renew_sent = None
+        self.renews_sent.clear()
 
     def renewed(self) -> None:
-        if self.renew_sent is not None:
-            self.since = max(self.since, self.renew_sent)
-            self.renew_sent = None
+        if self.renews_sent:
+            self.since = max(self.since, self.renews_sent.pop(0))
 
     def over_at(self, lease_s: float) -> float:
         """When ranks have to end. A coordinator that is dead gives nothing away; only silence is dangerous."""

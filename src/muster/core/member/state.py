@@ -116,8 +116,7 @@ class MemberState:
         self._renew_at = at.now + min(RENEW_S, at.settings.lease_s / 3)
         self.held.beat()
         if at.connected:
-            if at.lease.renew_sent is None:
-                at.lease.renew_sent = at.now
+            at.lease.renews_sent.append(at.now)
             at.do(Renew(at.record.round if at.record is not None and at.record.round >= 0 else None))
 
     def _silence(self) -> None:
