@@ -20,7 +20,7 @@ from muster.node.guard import Posting, Word, line, word
 from muster.node.torchrun_guard import MARK
 from muster.types.frames import FailedFrame
 from muster.types.world import Place, RunOutcome, Settings
-from muster.world.membership import Membership, MemberIdentity
+from muster.world.membership import MemberIdentity, Membership
 
 
 class TorchrunMember:
