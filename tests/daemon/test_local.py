@@ -18,8 +18,8 @@ from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.ports import Record, Write
 from muster.store.ledger import WallClock
-from muster.store.memory import MemoryStore
 from muster.world.service import Coordinator
+from tests.memory_store import MemoryStore
 from tests.training_builders import a_training
 
 BOUND_S = 20.0
