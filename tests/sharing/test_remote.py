@@ -30,8 +30,8 @@ from muster.sharing import (
     Priority,
     ProgressReport,
 )
-from muster.sharing.messages import Action, ActionAnswer
 from muster.sharing.remote import RemoteScheduler, connect
+from muster.types.pools import Action, ActionAnswer
 from tests.fleet import PROGRAMS, Fleet, eventually
 from tests.plane import Plane
 from tests.sharing.room import ALL, BOUND_S, INFER, TRAIN, Engine, Room, clusters, in_room

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from muster.core.world import records
 from muster.core.world.run import Decision, Run
 from muster.types.frames import AskFrame, ChallengeFrame, ErrorFrame, Frame, HelloFrame, RenewFrame, RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.world import RunId, Settings
-from muster.world import records
 from muster.world.protocol import RunProtocol
 from muster.world.wire import encode
 from tests.simulator.clock import Process, VirtualClock

@@ -10,10 +10,10 @@ import pytest
 
 from muster.core.member.orders import AwaitSaves, Exit, Order, Send, StartRanks, StopRanks
 from muster.core.member.state import MemberState
+from muster.core.world import records
 from muster.types import frames
 from muster.types.frames import ExitsFrame, Frame, HelloFrame, RenewFrame, RunRecord
 from muster.types.world import MemberId, RunId, Settings
-from muster.world import records
 from muster.world.protocol import RunProtocol
 from tests.data.old import Line, missing, transcript
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from muster.core.world import records
 from muster.types.frames import AskFrame
 from muster.types.world import OutcomeState, RunId
-from muster.world import records, wire
+from muster.world import wire
 from muster.world.connection import ask
 from muster.world.service import Coordinator
 from muster.world.statefile import StateFile, StateFileBusy

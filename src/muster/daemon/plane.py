@@ -28,6 +28,7 @@ from muster.control.publish import Publisher
 from muster.core.training.metering import Rates, read_rates
 from muster.core.training.reconcile import settings_of
 from muster.core.training.status import in_effect
+from muster.core.world import records
 from muster.daemon import options as told
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
@@ -40,7 +41,7 @@ from muster.types.frames import RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.training import TERMINAL, Uid
 from muster.types.world import RunId
-from muster.world import records, wire
+from muster.world import wire
 from muster.world.direct import DirectedWorlds
 from muster.world.service import Coordinator
 

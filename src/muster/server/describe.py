@@ -14,7 +14,7 @@ from muster.core.training.edits import FIXED, SERVER_METADATA
 from muster.core.training.explain import Explanation
 from muster.server.auth import Identity
 from muster.server.calls import JSON, Call
-from muster.sharing import messages
+from muster.types import pools
 from muster.types.codec import camel, schema_of
 from muster.types.event import Event
 from muster.types.sharing import Holder, Priority, ProgressReport
@@ -75,7 +75,7 @@ _PATH_PARTS = {
     "namespace": (DNS_LABEL, 63),
     "name": (DNS_LABEL, 52),
     "pool": (DNS_LABEL, 63),
-    **{part: (messages.NAME, 128) for part in ("pipeline", "key", "action")},
+    **{part: (pools.NAME, 128) for part in ("pipeline", "key", "action")},
     "node": ("[0-9]+", 9),
 }
 _PROGRAMS = ("command", "script", "module")
@@ -191,31 +191,31 @@ def _schemas(backends: Collection[str]) -> Schema:
 
 def _pool_schemas() -> Schema:
     """What is said about pools of shared GPUs."""
-    asked = _closed(schema_of(messages.GpuRequest))
+    asked = _closed(schema_of(pools.GpuRequest))
     names = [one.name for one in Priority]
     either = [{"type": "string", "enum": names}, {"type": "integer", "minimum": 0, "maximum": len(names) - 1}]
     asked["properties"]["priority"] = {"oneOf": either}
     asked["required"] = ["cluster", "priority"]
-    registration = _closed(schema_of(messages.Registration))
-    cluster = _closed(schema_of(messages.ClusterForm))
+    registration = _closed(schema_of(pools.Registration))
+    cluster = _closed(schema_of(pools.ClusterForm))
     registration["properties"]["clusters"]["additionalProperties"] = cluster
     text, gpus = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}
     done: Schema = {"state": text, "gpus": gpus, "text": text}
     return {
         "Pool": _pool(text, gpus),
         "PoolList": _list_of("PoolList", "Pool"),
-        "PoolEvent": schema_of(messages.PoolEvent),
+        "PoolEvent": schema_of(pools.PoolEvent),
         "PoolEventList": _list_of("PoolEventList", "PoolEvent"),
         "PoolState": {"type": "object", "required": ["state"], "properties": {"state": text, "reason": text}},
         "PoolGpus": {"type": "object", "required": list(done), "properties": done},
         "PipelineRegistration": registration,
         "GpuRequest": asked,
-        "GpuRelease": _closed(schema_of(messages.ReleaseOrder)),
-        "RolloutProgress": _closed(schema_of(messages.ProgressForm)),
-        "PipelineAction": schema_of(messages.Action),
-        "ActionAnswer": _closed(schema_of(messages.ActionAnswer)),
-        "NodeState": _closed(schema_of(messages.NodeState)),
-        "Why": _closed(schema_of(messages.Why)),
+        "GpuRelease": _closed(schema_of(pools.ReleaseOrder)),
+        "RolloutProgress": _closed(schema_of(pools.ProgressForm)),
+        "PipelineAction": schema_of(pools.Action),
+        "ActionAnswer": _closed(schema_of(pools.ActionAnswer)),
+        "NodeState": _closed(schema_of(pools.NodeState)),
+        "Why": _closed(schema_of(pools.Why)),
         "ProgressReport": schema_of(ProgressReport),
         "ProgressReportList": _list_of("ProgressReportList", "ProgressReport"),
     }
@@ -229,7 +229,7 @@ def _pool(text: Schema, gpus: Schema) -> Schema:
         "gpus": count,
         "gpusPerNode": count,
         "devices": {"type": "array", "items": text},
-        "pipelines": {"type": "array", "items": schema_of(messages.PipelineView)},
+        "pipelines": {"type": "array", "items": schema_of(pools.PipelineView)},
         "leases": {"type": "object", "additionalProperties": schema_of(Holder)},
         "idle": gpus,
         "pending": {"type": "array", "items": {"type": "object", "required": list(waiting), "properties": waiting}},

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from muster.errors import Conflict, NotFound, SharingError
 from muster.sharing.hooks import PipelineHooks
-from muster.sharing.messages import Action, ActionAnswer
+from muster.types.pools import Action, ActionAnswer
 from muster.types.sharing import ClusterSpec, Gpu
 
 MOST_REMEMBERED = 256  # answered or given up; a repeated answer to one of them is told what became of it

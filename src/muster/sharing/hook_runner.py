@@ -23,7 +23,7 @@ from muster.errors import (
     Unavailable,
 )
 from muster.sharing.hooks import PipelineHooks
-from muster.sharing.messages import Action, ActionAnswer
+from muster.types.pools import Action, ActionAnswer
 
 log = logging.getLogger("muster.sharing")
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from muster.core.sharing import records, records_of_0_1
+from muster.core.sharing.records import Changes, KeptShares
 from muster.errors import JournalUnusable
-from muster.sharing import records, records_of_0_1
-from muster.sharing.records import Changes, KeptShares
 from muster.types.sharing import Pool, Shares
 
 log = logging.getLogger("muster.sharing")

@@ -36,7 +36,8 @@ from muster.sdk.find import Search
 from muster.sharing import hooks as pipeline_hooks
 from muster.sharing.hook_runner import AWAY, HookRunner
 from muster.sharing.hooks import PipelineHooks
-from muster.sharing.messages import (
+from muster.types.codec import Problem, from_wire, to_wire
+from muster.types.pools import (
     NAME,
     Action,
     ActionAnswer,
@@ -52,7 +53,6 @@ from muster.sharing.messages import (
     read_priority,
     read_snapshot,
 )
-from muster.types.codec import Problem, from_wire, to_wire
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     ClusterSpec,

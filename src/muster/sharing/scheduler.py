@@ -9,15 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from muster.core.sharing import demand, leases
 from muster.errors import (
-    AlreadyExists,
     GrantTimeout,
     InvalidRequest,
-    JournalUnusable,
-    PipelineQuarantined,
     RequestRefused,
 )
 from muster.sharing import execution
@@ -26,6 +22,8 @@ from muster.sharing.hooks import PipelineHooks
 from muster.sharing.journal import FileJournal, Journal
 from muster.sharing.planning import Planner, Planning
 from muster.sharing.pool_state import OnEvent, PoolState, ranks_of
+from muster.sharing.proving import Proofs
+from muster.sharing.requests import Requests
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
@@ -69,7 +67,8 @@ class Scheduler:
         kept = FileJournal(journal) if isinstance(journal, Path | str) else journal
         self._state = PoolState(empty, kept, execution.HookLimits(hook_timeout_s, vacated_poll_s), on_event)
         self._planning = Planning(self._state, planner, reattach_timeout_s)
-        self._proving: dict[PipelineId, asyncio.Task[str]] = {}  # quarantined, and new hooks are being tried
+        self._requests = Requests(self._state)
+        self._proofs = Proofs(self._state)
 
     # Life
 
@@ -84,9 +83,7 @@ class Scheduler:
         if not self._state.running:
             return
         self._planning.stop()
-        for proof in self._proving.values():
-            proof.cancel()
-        await self._state.stop(self._proving.values())
+        await self._state.stop(self._proofs.cancel())
 
     # What is
 
@@ -131,52 +128,16 @@ class Scheduler:
         if tenant is None or tenant.process is None:
             tenant = shares.pipelines[name].tenant  # who does not say who he is changes nothing about that
         if name in self._state.shares.pipelines and tenant.is_another_than(shares.pipelines[name].tenant):
-            self._supersede(name)
+            self._proofs.supersede(name)
             shares = self._state.shares
         if shares.pipelines[name].quarantined or shares.pipelines[name].unsure:
-            await self._prove(name, hooks, tenant)
+            await self._proofs.prove(name, hooks, tenant)
             return
         new = name not in self._state.shares.pipelines
         self._state.attach(name, hooks)
         self._state.commit(leases.attached(leases.occupied(shares, name, tenant), name, now))
         self._state.note("registered" if new else "attached", name, "")
         self._state.kick(name)
-        await self._state.written()
-
-    def _supersede(self, name: PipelineId) -> None:
-        """Another process comes for it. The one before must be gone: its hooks were lost, or do not count any more."""
-        if self._state.shares.pipelines[name].movable:
-            raise AlreadyExists(
-                f"{name} is registered by another process, whose hooks are attached",
-                hint="end that process, or unregister the pipeline first",
-            )
-        self._state.quarantine(name, "another process has taken its place")
-
-    async def _prove(self, name: PipelineId, hooks: PipelineHooks, tenant: Tenant) -> None:
-        """New hooks for a pipeline of which nobody knows what is awake count once they have shrunk all its ranks."""
-        if name in self._proving:
-            raise RequestRefused(f"{name} is being registered by somebody else", retryable=True)
-        there = self._state.shares.pipelines[name]
-        ranks = {rank: list(bundle) for rank, bundle in enumerate(there.infer.bundles)}
-        proof = asyncio.create_task(execution.shrink_all(hooks, ranks, self._state.limits))
-        self._proving[name] = proof
-        try:
-            await asyncio.wait({proof})
-        finally:
-            proof.cancel()
-            self._proving.pop(name, None)
-        now = self._state.begin()
-        failure = proof.result()
-        after = self._state.shares.pipelines.get(name)
-        if after is None or not (after.quarantined or after.unsure) or after.clusters != there.clusters:
-            raise RequestRefused(f"{name} was changed by somebody else meanwhile", retryable=True)
-        if failure:
-            self._state.quarantine(name, f"shrink {failure}")
-            raise PipelineQuarantined(f"{name} stays quarantined: shrink {failure}")
-        self._state.drop_hooks(name)
-        self._state.attach(name, hooks)
-        self._state.commit(leases.reinstated(leases.occupied(self._state.shares, name, tenant), name, now))
-        self._state.note("attached", name, "its new hooks have shrunk all its ranks")
         await self._state.written()
 
     async def admit_pipeline(self, pipeline: str) -> None:
@@ -203,7 +164,7 @@ class Scheduler:
         await self._state.written()
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
-        """For those who see that a pipeline is dead or silent: a remote desk, a Ray cluster."""
+        """For those who see that a pipeline is dead or silent."""
         self._state.begin()
         demand.known(self._state.shares, PipelineId(pipeline))
         self._state.quarantine(PipelineId(pipeline), why)
@@ -240,7 +201,7 @@ class Scheduler:
         now = self._state.begin()
         _check_timeout(timeout)
         wish = demand.Wish(PipelineId(pipeline), cluster, _priority(priority), step_target_estimate, named(rollout_id))
-        return await self._granted(self._ask(self._state.shares, wish, now), wish, timeout)
+        return await self._requests.granted(self._requests.ask(self._state.shares, wish, now), wish, timeout)
 
     async def notify_release_then_request_gpus(
         self,
@@ -257,66 +218,12 @@ class Scheduler:
         name = PipelineId(pipeline)
         wish = demand.Wish(name, request, _priority(priority), step_target_estimate)
         shares, going, text, freed = self._without(name, release, now)
-        asked = self._ask(shares, wish, now)
+        asked = self._requests.ask(shares, wish, now)
         self._state.refuse_lost(name, "its rollout was closed while it waited")
         self._state.note("released", name, text, cluster=release, gpus=freed)
         gone = self._state.waiters.for_departure(name, going)
         self._state.kick(name)
-        return await self._granted(asked, wish, timeout, gone)
-
-    def _ask(self, shares: Shares, wish: demand.Wish, now: float) -> demand.Asked:
-        orphans = {one.seq for one in shares.requests if one.seq not in self._state.waiters}
-        asked = demand.requested(shares, wish, now, orphans=orphans)
-        self._state.commit(asked.shares)
-        told = "" if wish.estimate is None else f"estimate {wish.estimate}"
-        self._state.note("requested", wish.pipeline, f"{wish.priority.name} {told}".strip(), cluster=wish.cluster)
-        return asked
-
-    async def _granted(
-        self,
-        asked: demand.Asked,
-        wish: demand.Wish,
-        timeout: float | None,
-        gone: asyncio.Future[None] | None = None,
-    ) -> list[Gpu]:
-        """The answer, once what was to be `gone` before is gone too."""
-        if asked.request is None:
-            if gone is not None:
-                await gone
-            await self._state.written()
-            return list(asked.gpus)
-        seq = asked.request.seq
-        answer = self._state.waiters.for_grant(seq, wish.pipeline)
-        awaited: set[asyncio.Future[Any]] = {answer} if gone is None else {answer, gone}
-        try:
-            await self._state.written()  # a wish that cannot be kept is not waited for
-            _, missing = await asyncio.wait(awaited, timeout=timeout)
-            await self._state.written()
-        except (asyncio.CancelledError, JournalUnusable):
-            self._gone(wish, seq, answer)
-            raise
-        if not missing:
-            if gone is not None:
-                gone.result()
-            return answer.result()
-        why = "what was released is still being vacated" if answer.done() else self._state.reasons.get(seq, "")
-        self._gone(wish, seq, answer)
-        told = f": {why}" if why else ""
-        raise GrantTimeout(f"{wish.pipeline}/{wish.cluster} was not granted within {timeout:g} s{told}")
-
-    def _gone(self, wish: demand.Wish, seq: int, answer: asyncio.Future[list[Gpu]]) -> None:
-        """Nobody hears the answer any more. A fixed grant that came in the same moment is given back."""
-        self._state.waiters.leave(seq)
-        if not self._state.running:
-            return
-        now = asyncio.get_running_loop().time()
-        unheard = answer.done() and answer.exception() is None and wish.priority is not Priority.GENERATION
-        answer.cancel()
-        if unheard and wish.pipeline in self._state.shares.pipelines:
-            self._state.commit(leases.released(self._state.shares, wish.pipeline, wish.cluster, now))
-        elif leases.request_of(self._state.shares, seq) is not None:
-            self._state.commit(demand.withdrawn(self._state.shares, seq))
-        self._state.note("withdrawn", wish.pipeline, f"request #{seq}", cluster=wish.cluster)
+        return await self._requests.granted(asked, wish, timeout, gone)
 
     # Releases
 

@@ -19,7 +19,10 @@ from typing import Any
 from muster.core.sharing import demand, planner
 from muster.errors import Conflict, InvalidRequest
 from muster.sharing.journal import Journal
-from muster.sharing.messages import (
+from muster.sharing.scheduler import Scheduler
+from muster.sharing.tenants import Granted, Remote, Rounds, StillWaiting, Tenants, is_quarantined
+from muster.types.codec import Problem, show_time, to_wire
+from muster.types.pools import (
     Action,
     ActionAnswer,
     GpuRequest,
@@ -32,9 +35,6 @@ from muster.sharing.messages import (
     read_priority,
     show_snapshot,
 )
-from muster.sharing.scheduler import Scheduler
-from muster.sharing.tenants import Granted, Remote, Rounds, StillWaiting, Tenants, is_quarantined
-from muster.types.codec import Problem, show_time, to_wire
 from muster.types.sharing import (
     LeaseState,
     Pipeline,

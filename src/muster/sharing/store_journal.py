@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from muster.core.keeping import POOL
+from muster.core.sharing import records
+from muster.core.sharing.records import Changes, KeptShares
 from muster.errors import JournalUnusable, MusterError
 from muster.ports import Record, Store, Write, insist
-from muster.sharing import records
 from muster.sharing.journal import FileJournal
-from muster.sharing.records import Changes, KeptShares
 from muster.types.sharing import Shares
 
 log = logging.getLogger("muster.sharing")

@@ -30,9 +30,9 @@ from muster.errors import (
     SchedulerStopped,
 )
 from muster.sharing.actions import Actions, hooks_for
-from muster.sharing.messages import Registration
 from muster.sharing.pending_calls import PendingCalls
 from muster.sharing.scheduler import Scheduler
+from muster.types.pools import Registration
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Pipeline, PipelineId, Tenant
 
 log = logging.getLogger("muster.sharing")

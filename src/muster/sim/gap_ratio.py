@@ -12,11 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from muster.sim.pipelines import Hooks
-from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Pool, Priority, ProgressReport, SharingEvent
+from muster.sharing.hooks import PipelineHooks
+from muster.types.sharing import (
+    GENERATION_CLUSTER,
+    ClusterSpec,
+    Pool,
+    Priority,
+    ProgressReport,
+    Released,
+    SharingEvent,
+    gpus_of,
+)
 
 POLL_S = 1.0
 
@@ -24,7 +33,7 @@ POLL_S = 1.0
 @dataclass
 class _Registered:
     clusters: Mapping[str, ClusterSpec]
-    hooks: Hooks
+    hooks: PipelineHooks
     progress: tuple[int, int] | None = None  # completed, target
 
     @property
@@ -89,16 +98,28 @@ class GapRatioScheduler:
                 await self._task
 
     async def register_pipeline(
-        self, pipeline: str, clusters: Mapping[str, ClusterSpec], hooks: Hooks, weight: float = 1.0
+        self,
+        pipeline: str,
+        clusters: Mapping[str, ClusterSpec],
+        hooks: PipelineHooks | None = None,
+        weight: float = 1.0,
     ) -> None:
+        assert hooks is not None
         self._members[pipeline] = _Registered(clusters, hooks)
 
     async def admit_pipeline(self, pipeline: str) -> None:
         """Every registered pipeline is admitted."""
 
     async def request_gpus(
-        self, pipeline: str, cluster: str, priority: Priority, *, step_target_estimate: int | None = None
-    ) -> Sequence[int]:
+        self,
+        pipeline: str,
+        cluster: str,
+        priority: Priority,
+        step_target_estimate: int | None = None,
+        timeout: float | None = None,
+        *,
+        rollout_id: str | None = None,
+    ) -> list[int]:
         self._seq += 1
         granted: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._waiters.append(_Waiter(self._seq, pipeline, cluster, priority, step_target_estimate or 0, granted))
@@ -112,20 +133,30 @@ class GapRatioScheduler:
     async def clear_progress(self, pipeline: str) -> None:
         self._members[pipeline].progress = None
 
-    async def await_release_gpus(self, pipeline: str, cluster: str) -> None:
+    async def await_release_gpus(
+        self, pipeline: str, cluster: str = GENERATION_CLUSTER, timeout: float | None = None
+    ) -> Released:
         self._releasing[pipeline] = asyncio.get_running_loop().create_future()
         self._changed.set()
         await self._releasing[pipeline]
+        return Released((), "all of it is vacated")
 
-    async def notify_release_gpus(self, pipeline: str, cluster: str) -> None:
-        self._fixed.pop((pipeline, cluster), None)
+    async def notify_release_gpus(self, pipeline: str, cluster: str) -> Released:
+        gpus = gpus_of(self._fixed.pop((pipeline, cluster), 0))
         self._changed.set()
+        return Released(tuple(gpus), f"{len(gpus)} GPUs freed")
 
     async def notify_release_then_request_gpus(
-        self, pipeline: str, *, release: str, request: str, priority: Priority
-    ) -> Sequence[int]:
+        self,
+        pipeline: str,
+        release: str,
+        request: str,
+        priority: Priority,
+        step_target_estimate: int | None = None,
+        timeout: float | None = None,
+    ) -> list[int]:
         self._fixed.pop((pipeline, release), None)
-        return await self.request_gpus(pipeline, request, priority)
+        return await self.request_gpus(pipeline, request, priority, step_target_estimate)
 
     # The cycle ----------------------------------------------------------------------------------
 

@@ -10,50 +10,14 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from muster.sharing.api import PipelineApi
 from muster.sim.recording import Recorder, Use
 from muster.sim.scenarios import Scenario, Steps, Trajectory, Workload
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Priority, ProgressReport
 
 TRAIN = "actor_train"
 REPORTS = 50  # one for every 2 %
-
-
-class Hooks(Protocol):
-    async def shrink(self, ranks: Collection[int]) -> None: ...
-
-    async def expand(self, ranks: Mapping[int, Sequence[int]]) -> None: ...
-
-
-class Scheduler(Protocol):
-    """What a pipeline needs of a scheduler."""
-
-    async def start(self) -> object: ...
-
-    async def stop(self) -> object: ...
-
-    async def register_pipeline(
-        self, pipeline: str, clusters: Mapping[str, ClusterSpec], hooks: Hooks, weight: float = 1.0
-    ) -> object: ...
-
-    async def admit_pipeline(self, pipeline: str) -> object: ...
-
-    async def request_gpus(
-        self, pipeline: str, cluster: str, priority: Priority, *, step_target_estimate: int | None = None
-    ) -> Sequence[int]: ...
-
-    async def report_progress(self, report: ProgressReport) -> object: ...
-
-    async def clear_progress(self, pipeline: str) -> object: ...
-
-    async def await_release_gpus(self, pipeline: str, cluster: str) -> object: ...
-
-    async def notify_release_gpus(self, pipeline: str, cluster: str) -> object: ...
-
-    async def notify_release_then_request_gpus(
-        self, pipeline: str, *, release: str, request: str, priority: Priority
-    ) -> Sequence[int]: ...
 
 
 @dataclass(eq=False)
@@ -161,16 +125,16 @@ class SimulatedPipeline:
         for rank in sorted(ranks):
             self._engine.serve(rank)
 
-    async def enter(self, scheduler: Scheduler) -> None:
+    async def enter(self, scheduler: PipelineApi) -> None:
         await scheduler.register_pipeline(self.name, clusters=self.clusters, hooks=self, weight=self._workload.weight)
         await scheduler.admit_pipeline(self.name)
 
-    async def live(self, scheduler: Scheduler) -> None:
+    async def live(self, scheduler: PipelineApi) -> None:
         for trajectories in self._steps:
             await self._generate(scheduler, trajectories)
             await self._train(scheduler)
 
-    async def _generate(self, scheduler: Scheduler, trajectories: Sequence[Trajectory]) -> None:
+    async def _generate(self, scheduler: PipelineApi, trajectories: Sequence[Trajectory]) -> None:
         batch = len(trajectories)
         start = self._now()
         self._demand(batch)
@@ -190,7 +154,7 @@ class SimulatedPipeline:
         self._demand(0)
         await scheduler.clear_progress(self.name)
 
-    async def _train(self, scheduler: Scheduler) -> None:
+    async def _train(self, scheduler: PipelineApi) -> None:
         gpus = self._workload.train
         start = self._now()
         self._recorder.reserve(gpus)
@@ -214,7 +178,7 @@ class SimulatedPipeline:
         self._recorder.free(gpus)
         await scheduler.notify_release_gpus(self.name, TRAIN)
 
-    async def _leave(self, scheduler: Scheduler) -> None:
+    async def _leave(self, scheduler: PipelineApi) -> None:
         self._leaving = True
         await scheduler.await_release_gpus(self.name, GENERATION_CLUSTER)
         self._leaving = False

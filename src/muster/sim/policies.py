@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from muster.sharing.scheduler import Scheduler as RealScheduler
+from muster.sharing.api import PipelineApi
+from muster.sharing.scheduler import Scheduler
 from muster.sim import events, virtual
 from muster.sim.gap_ratio import GapRatioScheduler
-from muster.sim.pipelines import Scheduler, SimulatedPipeline
+from muster.sim.pipelines import SimulatedPipeline
 from muster.sim.recording import Recorder, Recording
 from muster.sim.scenarios import Scenario
 from muster.types.sharing import Pool, SharingEvent
@@ -69,7 +70,7 @@ async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> Simulation
     return SimulationResult(scenario.name, policy, seed, makespan, scenario.lower_bound(seed), recorder.finish())
 
 
-def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder) -> Scheduler:
+def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder) -> PipelineApi:
     def heard(event: SharingEvent) -> None:
         if event.kind not in events.SILENT:
             recorder.decided(events.decision(event, event.at))
@@ -77,10 +78,10 @@ def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder) -> Schedu
     pool = Pool(gpus=scenario.gpus, gpus_per_node=scenario.gpus_per_node)
     if policy is Policy.GAP_RATIO:
         return GapRatioScheduler(pool, heard)
-    return RealScheduler(pool, on_event=heard)
+    return Scheduler(pool, on_event=heard)
 
 
-async def _together(pipelines: Iterable[SimulatedPipeline], scheduler: Scheduler) -> None:
+async def _together(pipelines: Iterable[SimulatedPipeline], scheduler: PipelineApi) -> None:
     async with asyncio.TaskGroup() as group:
         for pipeline in pipelines:
             group.create_task(pipeline.live(scheduler), name=pipeline.name)

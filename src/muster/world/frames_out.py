@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from muster.core.world import records
 from muster.core.world.run import Run
 from muster.types.frames import (
     Frame,
@@ -21,7 +22,6 @@ from muster.types.frames import (
     RunRecord,
 )
 from muster.types.world import Cause, MemberId, OutcomeState, Path, Role, Round, RunId
-from muster.world import records
 from muster.world.wire import encode
 
 

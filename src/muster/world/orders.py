@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.core.world import transitions
+from muster.core.world import transitions, views
 from muster.core.world.transitions import Refusal
 from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, RunRecord
 from muster.types.run_event import Kind
 from muster.types.world import RunOutcome, Settings
-from muster.world import views
 from muster.world.conversation import Conversation
 from muster.world.frames_out import Peer
 

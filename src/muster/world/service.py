@@ -21,11 +21,12 @@ from typing import Any, NamedTuple, Protocol
 from muster import descriptors, listening
 from muster.background import Tasks
 from muster.core import crowding
+from muster.core.world import records
 from muster.listening import Door
 from muster.types.frames import ChallengeFrame, Frame, HelloFrame, RenewFrame, RunRecord, UnknownFrame
 from muster.types.run_event import RunEvent
 from muster.types.world import RunId, Settings
-from muster.world import records, wire
+from muster.world import wire
 from muster.world.protocol import RunProtocol
 from muster.world.wire import Channel
 

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any, TypedDict
 
+from muster.core.world import records
 from muster.files import write_private
 from muster.types.frames import RunRecord
 from muster.types.world import RunId
-from muster.world import records
 
 log = logging.getLogger("muster.coordinator")
 

@@ -15,7 +15,10 @@ from muster.errors import Forbidden, NotFound
 from muster.server.answers import as_json
 from muster.server.calls import MOST, Call
 from muster.server.describe import Answer, Body, Header, Operation
-from muster.sharing.messages import (
+from muster.sharing.service import PoolService
+from muster.sharing.tenants import Granted, StillWaiting
+from muster.types.codec import Problem, limited, to_wire
+from muster.types.pools import (
     LONGEST_WAIT_S,
     NAME,
     ActionAnswer,
@@ -26,9 +29,6 @@ from muster.sharing.messages import (
     ReleaseOrder,
     Why,
 )
-from muster.sharing.service import PoolService
-from muster.sharing.tenants import Granted, StillWaiting
-from muster.types.codec import Problem, limited, to_wire
 from muster.types.sharing import Tenant
 from muster.types.training import API_VERSION
 
