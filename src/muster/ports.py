@@ -136,6 +136,13 @@ class Store(Protocol):
     ) -> list[Event]:
         """Entries of the journal with a higher id, oldest first. They outlive the training that they are about."""
 
+    @property
+    def last_event(self) -> int:
+        """The id of the newest entry."""
+
+    async def more_events(self, after: int) -> list[Event]:
+        """Entries with a higher id, as soon as there are some; none when the store is closed."""
+
     def record(self, kind: str, key: str) -> Mapping[str, Any] | None: ...
 
     def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]: ...

@@ -13,7 +13,7 @@ import pytest
 from muster import errors
 from muster.ports import Filter, Record, Store, Write
 from muster.types.event import Event
-from tests.contract.stores import ALL, Run, fill, version_of
+from tests.contract.stores import ALL, Run, fill, settle, version_of
 from tests.training_builders import BIRTH, a_rank_exit, a_status, a_training, key_of
 
 # Objects -----------------------------------------------------------------------------------------
@@ -196,6 +196,26 @@ def test_events_get_ids_in_order_and_what_they_lack_from_their_object(run: Run) 
         assert (first.namespace, first.training, first.uid) == ("default", "demo", written.uid)
         assert (first.at, second.at) == (BIRTH, earlier)
         assert (first.reason, first.actor, first.data) == ("Created", "ann", {"n": [1]})
+
+    run(story)
+
+
+def test_who_waits_for_more_events_gets_them_when_they_are_written(run: Run) -> None:
+    async def story(store: Store) -> None:
+        await store.write(Write(events=[Event("First", training="a")]))
+        assert [event.reason for event in await store.more_events(store.last_event - 1)] == ["First"]
+        waiting = asyncio.ensure_future(store.more_events(store.last_event))
+        await settle()
+        await store.write(Write(records=[Record("runs", "a", {"n": 1})]))
+        await settle()
+        assert not waiting.done(), "nothing was written into the journal"
+        await store.write(Write(events=[Event("Second", training="a"), Event("Third", training="b")]))
+        found = await waiting
+        assert [event.reason for event in found] == ["Second", "Third"] and found[-1].id == store.last_event
+        left = asyncio.ensure_future(store.more_events(store.last_event))
+        await settle()
+        await store.close()
+        assert await left == []
 
     run(story)
 

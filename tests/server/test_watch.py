@@ -13,6 +13,7 @@ import pytest
 from muster.ports import Write
 from muster.server import answers
 from muster.server.routes import watch
+from muster.types.event import Event
 from muster.types.training import Key
 from tests.server.house import BOUND_S, SECRET, TRAININGS, Frames, House, a_body, error_of, in_house
 
@@ -50,6 +51,34 @@ def test_a_reader_that_comes_back_misses_nothing(tmp_path: Path) -> None:
         again = {"Last-Event-ID": "3"}
         async with house.client.stream("GET", "/v1/watch?resourceVersion=1", headers=again) as answer:
             assert (await Frames(answer).change())[0] == "4"
+        await _until_watchers(house, 0)
+
+    in_house(tmp_path, test)
+
+
+def test_a_watch_tells_new_entries_of_the_journal_to_those_who_ask_and_may_see_them(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        await house.submit("early")
+        viewer = house.as_role("viewer", "other")
+        async with (
+            house.client.stream("GET", "/v1/watch?events=true") as all_of_it,
+            viewer.stream("GET", "/v1/watch?events=true") as some_of_it,
+            house.client.stream("GET", "/v1/watch") as changes_alone,
+        ):
+            await _until_watchers(house, 3)
+            for space in ("default", "other"):
+                event = Event("RoundReleased", f"in {space}", namespace=space, training="x", uid=f"uid-{space}")
+                await house.store.write(Write(events=(event,)))
+            frames = Frames(all_of_it)
+            assert await frames.next() == {"": "watching"}
+            told = [await frames.next() for _ in range(2)]
+            assert [one["event"] for one in told] == ["EVENT", "EVENT"] and not any("id" in one for one in told)
+            assert [json.loads(one["data"])["object"]["message"] for one in told] == ["in default", "in other"]
+            seen = Frames(some_of_it)
+            await seen.next()
+            assert json.loads((await seen.next())["data"])["object"]["message"] == "in other"
+            await house.submit("late")
+            assert (await Frames(changes_alone).change())[2]["metadata"]["name"] == "late"
         await _until_watchers(house, 0)
 
     in_house(tmp_path, test)

@@ -90,7 +90,7 @@ class Ledger:
         self._sorted: list[Stored] = []  # by namespace and name
         self._records: dict[str, dict[str, Mapping[str, Any]]] = {}
         self.version: Version = 0
-        self._last_event = 0
+        self.last_event = 0
         self._head: dict[Key, Stored | None] = {}  # only where it differs from the committed view
         self._head_version: Version = 0
         self._head_event = 0
@@ -113,11 +113,11 @@ class Ledger:
         self._sorted = sorted(self._objects.values(), key=_place)
         self._records = {kind: dict(values) for kind, values in records.items()}
         self.version = self._head_version = self._reach = version
-        self._last_event = self._head_event = last_event
+        self.last_event = self._head_event = last_event
 
     def load_objects(self, objects: Iterable[Stored], version: Version) -> None:
         """Start from what there is, where objects are kept apart from the rest."""
-        self.load(objects, self._records, version, self._last_event)
+        self.load(objects, self._records, version, self.last_event)
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -221,14 +221,14 @@ class Ledger:
 
     def skip_events(self, last: int) -> None:
         """Somebody else has written to the journal up to that id: ours come after."""
-        self._last_event = max(self._last_event, last)
+        self.last_event = max(self.last_event, last)
         self._head_event = max(self._head_event, last)
 
     def rollback(self) -> None:
         """Forget every write that was decided and not committed."""
         self._head.clear()
         self._head_version = self.version
-        self._head_event = self._last_event
+        self._head_event = self.last_event
 
     # Committing ----------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Ledger:
         """
         loop = asyncio.get_running_loop() if self._subscribers else None
         for entry in entries:
-            self._last_event += len(entry.events)
+            self.last_event += len(entry.events)
             for kept in entry.records:
                 self._apply_record(kept)
             if entry.change is None:
@@ -302,6 +302,10 @@ class Ledger:
                     waiter.set_result(None)
         self._waiting.clear()
         self._wake()
+
+    async def moved(self) -> None:
+        """Until the next commit, or the end."""
+        await self._moved.wait()
 
     def _wake(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
@@ -397,6 +401,15 @@ class LedgerStore(Store):
 
     def subscribe(self, hear: Callable[[StoreChange], None]) -> None:
         self._ledger.subscribe(hear)
+
+    @property
+    def last_event(self) -> int:
+        return self._ledger.last_event
+
+    async def more_events(self, after: int) -> list[Event]:
+        while self.last_event <= after and not self._ledger.closed:
+            await self._ledger.moved()
+        return [] if self._ledger.closed else await self.events(after=after)
 
 
 def closed() -> errors.Unavailable:

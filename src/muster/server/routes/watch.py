@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ from muster.server.answers import StreamedAnswer
 from muster.server.calls import MOST, Call, read_selector
 from muster.server.describe import Answer, Header, Operation
 from muster.server.routes.objects import ABOUT_SELECTOR, SELECTOR
+from muster.types import codec
 from muster.types.codec import Problem, limited
+from muster.types.event import Event
 from muster.types.training import DNS_LABEL
 
 HEARTBEAT_S = 10.0
@@ -38,6 +40,7 @@ class WatchQuery:
     resource_version: int | None = limited(None, ge=0, le=MOST)
     namespace: str | None = limited(None, pattern=DNS_LABEL, max_length=63, about="is not a namespace")
     label_selector: str = limited("", pattern=SELECTOR, max_length=2048, about=ABOUT_SELECTOR)
+    events: bool = False  # entries of the journal too, from now on
 
 
 async def watch_trainings(call: Call) -> Response:
@@ -61,7 +64,7 @@ async def watch_trainings(call: Call) -> Response:
         await asyncio.wait({first}, timeout=_FIRST_LOOK_S)
     if first.done() and isinstance(error := first.exception(), MusterError):
         raise error
-    return StreamedAnswer(_frames(call, changes, first), EVENT_STREAM, headers)
+    return StreamedAnswer(_frames(call, _merged(call, changes, first, query)), EVENT_STREAM, headers)
 
 
 def _last_seen(call: Call) -> int | None:
@@ -74,38 +77,58 @@ def _last_seen(call: Call) -> int | None:
     return int(given)
 
 
-async def _frames(
-    call: Call, changes: AsyncIterator[StoreChange], first: asyncio.Future[StoreChange]
-) -> AsyncIterator[bytes]:
-    meter, identity, tokens = call.services.meter, call.identity, call.services.tokens
+async def _merged(
+    call: Call, changes: AsyncIterator[StoreChange], first: asyncio.Future[StoreChange], query: WatchQuery
+) -> AsyncGenerator[bytes, None]:
+    """A frame for each change and each entry that the caller may see, and an empty one when there was none for long."""
+    store, seen = call.services.store, call.services.store.last_event
     waiting = first
-    meter.watchers += 1
+    entries = asyncio.ensure_future(store.more_events(seen)) if query.events else None
     try:
-        yield b": watching\n\n"
         while True:
-            done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT_S)
-            if not tokens.knows(identity):
-                raise Unauthenticated("the token was revoked")
+            awaited: set[asyncio.Future[Any]] = {waiting} if entries is None else {waiting, entries}
+            done, _ = await asyncio.wait(awaited, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                yield b": heartbeat\n\n"
-                continue
-            if isinstance(waiting.exception(), StopAsyncIteration):  # the store closes: there will be no more
-                return
-            change = waiting.result()
-            waiting = asyncio.ensure_future(anext(changes))
-            if identity.sees(change.stored.key.namespace):
-                yield frame(change)
-    except MusterError as error:
-        # The answer has begun, so the error comes as an event: the reader lists again, or signs in again.
-        yield b"event: error\ndata: " + json.dumps(to_wire(error, "")).encode() + b"\n\n"
+                yield b""
+            if waiting in done:
+                if isinstance(waiting.exception(), StopAsyncIteration):  # the store closes: there will be no more
+                    return
+                change = waiting.result()
+                waiting = asyncio.ensure_future(anext(changes))
+                if call.identity.sees(change.stored.key.namespace):
+                    yield frame(change)
+            if entries is not None and entries in done:
+                found = entries.result()
+                seen = found[-1].id if found else seen
+                entries = asyncio.ensure_future(store.more_events(seen)) if found else None
+                for entry in found:
+                    if query.namespace in (None, entry.namespace) and call.identity.sees(entry.namespace):
+                        yield _entry_frame(entry)
     finally:
-        meter.watchers -= 1
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        ending: list[asyncio.Future[Any]] = [waiting] if entries is None else [waiting, entries]
+        for one in ending:
+            one.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         close: Any = getattr(changes, "aclose", None)
         if close is not None:
             with contextlib.suppress(RuntimeError):
                 await close()
+
+
+async def _frames(call: Call, found: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    call.services.meter.watchers += 1
+    try:
+        yield b": watching\n\n"
+        async for told in found:
+            if not call.services.tokens.knows(call.identity):
+                raise Unauthenticated("the token was revoked")
+            yield told or b": heartbeat\n\n"
+    except MusterError as error:
+        # The answer has begun, so the error comes as an event: the reader lists again, or signs in again.
+        yield b"event: error\ndata: " + json.dumps(to_wire(error, "")).encode() + b"\n\n"
+    finally:
+        call.services.meter.watchers -= 1
+        await found.aclose()
 
 
 @functools.lru_cache(maxsize=256)
@@ -115,13 +138,18 @@ def frame(change: StoreChange) -> bytes:
     return head.encode() + change.stored.shown + b"}\n\n"
 
 
+def _entry_frame(entry: Event) -> bytes:
+    """It has no id: a reader that comes back asks for the entries that it missed."""
+    return b"event: EVENT\ndata: " + json.dumps({"type": "EVENT", "object": codec.to_wire(entry)}).encode() + b"\n\n"
+
+
 OPERATIONS = (
     Operation(
         "GET",
         "/v1/watch",
         watch_trainings,
         "Follow changes",
-        {200: Answer("Server-sent events: ADDED, MODIFIED, DELETED; comments as heartbeats.", media_type=EVENT_STREAM)},
+        {200: Answer("ADDED, MODIFIED, DELETED, EVENT as server-sent events; heartbeats.", media_type=EVENT_STREAM)},
         (403, 410, 422),
         WatchQuery,
         headers=(Header("Last-Event-ID", "Go on after this version.", "[0-9]{1,15}"),),

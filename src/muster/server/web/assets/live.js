@@ -18,6 +18,7 @@ export const live = {
 };
 
 const listeners = new Set();
+const readers = new Map(); // uid → who reads its journal
 const samples = new Map(); // uid → [{ at, step, round }]
 let drawing = 0;
 let hurry = () => {};
@@ -78,7 +79,7 @@ export async function follow(signal, signedOut) {
     const current = AbortSignal.any([signal, seen.signal]);
     try {
       version ??= await list(current);
-      for await (const event of sentEvents("/v1/watch", { signal: current, headers: { "Last-Event-ID": version } })) {
+      for await (const event of sentEvents("/v1/watch?events=true", { signal: current, headers: { "Last-Event-ID": version } })) {
         connect();
         retry = FIRST_RETRY_MS;
         if (event.kind === "error") break;
@@ -127,7 +128,15 @@ async function list(signal) {
   return version;
 }
 
+/** Be told of each new entry of a training's journal; returns how to stop that. */
+export function onEntry(uid, hear) {
+  const mine = readers.get(uid) ?? new Set();
+  readers.set(uid, mine.add(hear));
+  return () => mine.delete(hear);
+}
+
 function take({ type, object }) {
+  if (type === "EVENT") return readers.get(object.uid)?.forEach((hear) => hear(object));
   const uid = object.metadata.uid;
   if (type === "DELETED") {
     live.trainings.delete(uid);

@@ -1,7 +1,7 @@
 // How is one training? Its ranks, what happened to it and why, what it writes, and what may be done about it.
 
 import { ask, now, trainingPath } from "./api.js";
-import { rateOf, useLive, useRepeated } from "./live.js";
+import { onEntry, rateOf, useLive, useRepeated } from "./live.js";
 import { Log } from "./logs.js";
 import { Card, Dialog, Empty, Fact, Icon, Phase, World } from "./parts.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
@@ -30,7 +30,7 @@ function One({ training, who }) {
   const news = JSON.stringify([metadata.generation, status.phase, status.round, status.conditions, status.spares,
     status.worldSize, status.ranks.map((one) => [one.worker, one.phase])]); // all but steps
   const explanation = useExplanation(metadata, news);
-  const events = useEvents(metadata, news);
+  const events = useEvents(metadata);
   const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, rank]);
   return html`
     <div class="heading">
@@ -87,16 +87,27 @@ function useExplanation(metadata, news) {
   return found;
 }
 
-/** The journal: all of it once, then what is new. What follows a change by a moment is found by looking again. */
-function useEvents(metadata, news) {
+/** The journal: all of it once, and after each reconnection what was missed; then each entry as it is written. */
+function useEvents(metadata) {
   const [events, set] = useState([]);
   const last = useRef(0);
+  const early = useRef(null); // what came while the rest is on its way
+  const add = (items) => {
+    const fresh = items.filter((one) => one.id > last.current);
+    if (fresh.length === 0) return;
+    last.current = fresh.at(-1).id;
+    set((before) => [...before, ...fresh]);
+  };
+  useEffect(() => onEntry(metadata.uid, (entry) => (early.current ? early.current.push(entry) : add([entry]))), []);
   useRepeated(async (signal) => {
-    const { items } = await ask(trainingPath(metadata, `/events?after=${last.current}`), { signal });
-    if (items.length === 0) return;
-    last.current = items.at(-1).id;
-    set((before) => [...before, ...items]);
-  }, 2000, news);
+    early.current = [];
+    try {
+      add((await ask(trainingPath(metadata, `/events?after=${last.current}`), { signal })).items);
+    } finally {
+      add(early.current);
+      early.current = null;
+    }
+  }, 0);
   return events;
 }
 
