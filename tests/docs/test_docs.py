@@ -49,6 +49,15 @@ def headings(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
+def test_the_tree_on_the_page_about_the_architecture_is_the_tree_that_there_is() -> None:
+    [tree] = [body for _, body in _FENCE.findall(text_of("docs/architecture.md")) if body.startswith("src/muster/")]
+    told = set(re.findall(r"\w+\.py", tree.partition("\ntests/ ")[0]))
+    there = {path.name for path in (ROOT / "src/muster").rglob("*.py")}
+    assert told - there == set()
+    parts = {path.name for path in (ROOT / "src/muster").iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert {part for part in parts if f"─ {part}/" not in tree} == set()
+
+
 @each_page
 def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     lost = []
