@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from muster.core.member.orders import AwaitSaves, Drop, Hasten, Order, RestartProcesses, Say, StartRanks, StopRanks
+from muster.core.member.orders import AwaitSaves, Hasten, Order, RestartProcesses, Say, StartRanks, StopRanks
 from muster.core.member.standing import Standing
 from muster.types.frames import (
     ExitsFrame,
@@ -62,6 +62,7 @@ class HeldRound:
         self._seq = 0
         self._processes_lost = False
         self._next: tuple[Place, int] | None = None  # a release that waits, and the session that brought it
+        self._late = False  # it waits because it was read when the lease was over
         self.current: InRound | None = None
 
     @property
@@ -98,11 +99,12 @@ class HeldRound:
         if self._processes_lost:
             at.do(RestartProcesses())
             return
+        if at.now >= at.lease.since + at.settings.lease_s and at.connected and session == at.session:
+            self._late = True  # the world may have gone on; what is answered next tells
+            at.renew()
+            return
         self._next = None
         if session != at.session or at.leaving or at.outcome is not None:
-            return
-        if at.now >= at.lease.since + at.settings.lease_s:
-            at.do(Drop("a release was read too late"))  # the world may have gone on; the next hello tells
             return
         self.current = InRound(place)
         ranks = place.ranks
@@ -112,6 +114,12 @@ class HeldRound:
         self.beat()
         at.do(StartRanks(place))
         at.send(StartedFrame(round=place.number))
+
+    def renewed(self) -> None:
+        """A release that was read too late may start: if the round had been called back, that had come before."""
+        if self._late:
+            self._late = False
+            self._start_next()
 
     def up(self, number: int, now: float) -> list[Order]:
         """All ranks of a round run."""

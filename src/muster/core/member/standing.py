@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from muster.core.member.orders import Beat, Order, Send
+from muster.core.member.orders import Beat, Order, Renew, Send
 from muster.types.frames import Frame, RunRecord
 from muster.types.world import MemberId, RunOutcome, Settings
 
@@ -71,6 +71,11 @@ class Standing:
     def taken(self) -> list[Order]:
         orders, self._orders = self._orders, []
         return orders
+
+    def renew(self) -> None:
+        """Ask for another lease."""
+        self.lease.renews_sent.append(self.now)
+        self.do(Renew(self.record.round if self.record is not None and self.record.round >= 0 else None))
 
     def beat(self, number: int | None, *, runs: bool) -> None:
         """Tell the guard that we live, and until when ranks may run."""

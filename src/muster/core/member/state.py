@@ -19,7 +19,6 @@ from muster.core.member.orders import (
     Listen,
     Order,
     ReachPeers,
-    Renew,
     Say,
 )
 from muster.core.member.standing import Standing
@@ -87,6 +86,10 @@ class MemberState:
         return min(self._renew_at, self._silent_at, self._patience_ends, self._leave_at)
 
     @property
+    def _renew_every(self) -> float:
+        return min(RENEW_S, self.at.settings.lease_s / 3)
+
+    @property
     def _silent_at(self) -> float:
         return max(self.at.lease.over_at(self.at.settings.lease_s), self._look_at)
 
@@ -113,11 +116,10 @@ class MemberState:
 
     def _renew(self) -> None:
         at = self.at
-        self._renew_at = at.now + min(RENEW_S, at.settings.lease_s / 3)
+        self._renew_at = at.now + self._renew_every
         self.held.beat()
         if at.connected:
-            at.lease.renews_sent.append(at.now)
-            at.do(Renew(at.record.round if at.record is not None and at.record.round >= 0 else None))
+            at.renew()
 
     def _silence(self) -> None:
         """Nothing from the coordinator for a lease: on the other side of a partition our ranks may be given away."""
@@ -205,12 +207,14 @@ class MemberState:
             case RenewedFrame(reason=reason):
                 at.lease.renewed()
                 self.held.beat()  # else the guard may end ranks that were given another lease just in time
+                self.held.renewed()
                 self._reasoned(reason)
             case HoldFrame(reason=reason):
                 at.do(Say(f"waiting: {reason}"))
             case ReleaseFrame(record=record):
                 at.record = record
                 self.held.released(record)
+                self._spare_the_slow()
             case RecordFrame(record=record):
                 at.record = record
                 at.do(Hurry(False))
@@ -239,11 +243,19 @@ class MemberState:
         at.joined = at.connected = True
         self._down_since, self._look_at = None, -math.inf
         unsaid, at.unsaid = at.unsaid or [], None
+        if at.now - at.lease.since > self._renew_every:
+            self._renew()
+        self._spare_the_slow()
         self.held.beat()
         if at.settings.gate_timeout_s is not None:
             at.do(Listen())
         for one in unsaid:
             at.send(one)
+
+    def _spare_the_slow(self) -> None:
+        """On a busy machine a lease can be over when its welcome is read. Without ranks there is nothing to end."""
+        if not self.held.runs and self.at.now >= self.at.lease.over_at(self.at.settings.lease_s):
+            self._look_at = self.at.now + self.at.settings.lease_s / 3
 
     def _reasoned(self, reason: str | None) -> None:
         if reason and reason != self._reason:

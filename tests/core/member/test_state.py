@@ -1,0 +1,90 @@
+"""What does a member do when its lease is old? Frame by frame; what many of them do together is told by histories."""
+
+from __future__ import annotations
+
+from muster.core.member.orders import Drop, Order, Renew, StartRanks, StopRanks
+from muster.core.member.state import MemberState
+from muster.types.frames import RecallFrame, ReleaseFrame, RenewedFrame, RunRecord, WelcomeFrame
+from muster.types.world import RunId, Settings
+from tests.core.builders import a_seat, an_id
+
+LEASE_S = 2.0
+SETTINGS = Settings(lease_s=LEASE_S)
+SLOW_S = LEASE_S + 0.5  # how long a welcome takes on a machine that is very busy
+
+
+def a_member() -> MemberState:
+    return MemberState(an_id("a"), RunId("run"), SETTINGS, 0.0)
+
+
+def a_release(number: int = 0) -> ReleaseFrame:
+    seat = a_seat(0, "a")
+    return ReleaseFrame(record=RunRecord(SETTINGS, 1, 0, round=number, seats=(seat,), store=("127.0.0.1", 1)))
+
+
+def kinds(orders: list[Order]) -> list[type]:
+    return [type(one) for one in orders if isinstance(one, Drop | Renew | StartRanks | StopRanks)]
+
+
+def welcomed(member: MemberState, after_s: float) -> list[Order]:
+    member.hello(0.0)
+    return [*member.heard(WelcomeFrame(), after_s), *member.tick(after_s)]
+
+
+def test_a_fresh_lease_starts_ranks_at_once() -> None:
+    member = a_member()
+    welcomed(member, 0.1)
+    assert kinds(member.heard(a_release(), 0.2)) == [StartRanks]
+
+
+def test_who_was_let_in_late_renews_and_is_not_given_up_by_himself() -> None:
+    member = a_member()
+    assert kinds(welcomed(member, SLOW_S)) == [Renew]
+    assert kinds(member.tick(SLOW_S + 0.1)) == []
+
+
+def test_a_release_that_is_read_late_starts_when_the_lease_is_renewed() -> None:
+    member = a_member()
+    welcomed(member, SLOW_S)
+    assert kinds([*member.heard(a_release(), SLOW_S), *member.tick(SLOW_S)]) == [Renew]
+    assert kinds(member.heard(RenewedFrame(), SLOW_S + 0.1)) == [StartRanks]
+    assert kinds(member.heard(RenewedFrame(), SLOW_S + 0.2)) == []
+
+
+def test_a_release_that_is_read_late_and_was_called_back_starts_nothing() -> None:
+    member = a_member()
+    welcomed(member, SLOW_S)
+    member.heard(a_release(), SLOW_S)
+    member.heard(RecallFrame(round=0), SLOW_S)
+    assert kinds(member.heard(RenewedFrame(), SLOW_S + 0.1)) == []
+    assert kinds(member.heard(a_release(1), SLOW_S + 0.2)) == [StartRanks]
+
+
+def test_a_release_of_a_connection_that_has_ended_starts_nothing() -> None:
+    member = a_member()
+    welcomed(member, SLOW_S)
+    member.heard(a_release(), SLOW_S)
+    member.down("cut", SLOW_S + 0.1)
+    member.hello(SLOW_S + 0.2)
+    member.heard(WelcomeFrame(), SLOW_S + 0.3)
+    assert kinds(member.heard(RenewedFrame(), SLOW_S + 0.4)) == []
+
+
+def test_ranks_end_when_the_lease_is_over_whoever_answers_then() -> None:
+    member = a_member()
+    welcomed(member, 0.1)
+    member.heard(a_release(), 0.2)
+    member.down("cut", 0.3)
+    member.hello(0.4)
+    assert StopRanks in kinds([*member.heard(WelcomeFrame(), 0.4 + SLOW_S), *member.tick(0.4 + SLOW_S)])
+
+
+def test_a_coordinator_that_never_answers_is_dropped() -> None:
+    member = a_member()
+    welcomed(member, 0.1)
+    at = 0.1
+    dropped: list[type] = []
+    while not dropped and at < 2 * LEASE_S:
+        at += 0.1
+        dropped = [kind for kind in kinds(member.tick(at)) if kind is Drop]
+    assert dropped and LEASE_S <= at < LEASE_S + 0.5
