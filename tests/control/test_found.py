@@ -176,7 +176,7 @@ def test_the_end_of_a_worker_is_told_later_when_the_store_could_not_be_written(p
         plane.kill_worker("demo-0")
         assert plane.daemon is not None
         eventually(lambda: "demo-0" not in plane.worker_pids(), "it is gone")
-        plane.daemon.expect("cannot be written, trying again")
+        plane.daemon.expect("to be written down: trying again: .* cannot be written")
         plane.daemon.expect(r"default/demo: .* cannot be written")  # for its end has woken the loop
         assert "demo-0" not in exited(training)
     training.wait_until_target_world(timeout=40)
