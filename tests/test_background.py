@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from muster import background
-from muster.background import Tasks, until_answered
+from muster import ports
+from muster.background import Tasks
 from muster.errors import InvalidRequest, MusterError, Unavailable
+from muster.ports import until_answered
 
 
 def test_a_task_is_held_until_it_ends_and_its_failure_is_heard() -> None:
@@ -36,7 +37,7 @@ def test_a_task_is_held_until_it_ends_and_its_failure_is_heard() -> None:
 
 
 def test_it_is_asked_until_there_is_an_answer_or_one_that_will_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "AGAIN_S", 0.0)
+    monkeypatch.setattr(ports, "AGAIN_S", 0.0)
     answers: list[MusterError | str] = [Unavailable("away"), Unavailable("away"), "here", InvalidRequest("never")]
 
     async def ask() -> str:

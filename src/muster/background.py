@@ -1,21 +1,12 @@
-"""What goes on beside: tasks that somebody has to hold, and questions that are asked until there is an answer.
-
-Standard library only.
-"""
+"""What goes on beside: tasks that somebody has to hold. Standard library only."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from muster.errors import MusterError
-
-log = logging.getLogger("muster")
 T = TypeVar("T")
-
-AGAIN_S = 1.0
 
 
 class Tasks:
@@ -48,17 +39,3 @@ class Tasks:
         self._held.discard(task)
         if self._failed is not None and not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
-
-
-async def until_answered(
-    what: str, ask: Callable[[], Awaitable[T]], passes: Callable[[MusterError], bool] = lambda error: error.retryable
-) -> T:
-    """Ask for what nobody would ask for again, however long it takes. What does not pass is raised."""
-    while True:
-        try:
-            return await ask()
-        except MusterError as error:
-            if not passes(error):
-                raise
-            log.warning("%s: trying again: %s", what, error)
-        await asyncio.sleep(AGAIN_S)

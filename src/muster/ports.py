@@ -5,19 +5,26 @@ Each port has one contract suite in tests/contract that every adapter passes.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
-from muster.background import until_answered
+from muster import errors
 from muster.core.world.run import Run
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
 from muster.types.world import OutcomeState, RunOutcome, Settings
+
+log = logging.getLogger("muster")
+T = TypeVar("T")
+
+AGAIN_S = 1.0  # before what could not be done is tried again
 
 # Store -------------------------------------------------------------------------------------------
 
@@ -151,6 +158,22 @@ class Store(Protocol):
         """Call on every committed change, in order."""
 
     async def close(self) -> None: ...
+
+
+async def until_answered(
+    what: str,
+    ask: Callable[[], Awaitable[T]],
+    passes: Callable[[errors.MusterError], bool] = lambda error: error.retryable,
+) -> T:
+    """Ask for what nobody would ask for again, however long it takes. What does not pass is raised."""
+    while True:
+        try:
+            return await ask()
+        except errors.MusterError as error:
+            if not passes(error):
+                raise
+            log.warning("%s: trying again: %s", what, error)
+        await asyncio.sleep(AGAIN_S)
 
 
 async def insist(store: Store, write: Write) -> None:

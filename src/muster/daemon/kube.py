@@ -15,13 +15,12 @@ import ssl
 from typing import TYPE_CHECKING
 
 from muster import errors
-from muster.background import until_answered
 from muster.daemon.options import API_PORT, Options, etcd_address, identity_of
 from muster.files import write_private
 from muster.kube.client import KubeApi
 from muster.kube.lease import Leadership
 from muster.mesh.serving import KeyServer
-from muster.ports import Clock, Keys
+from muster.ports import Clock, Keys, until_answered
 from muster.server.auth import TOKENS_FILE
 from muster.store.kube import KubeStore
 from muster.world import wire

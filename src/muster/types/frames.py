@@ -8,11 +8,12 @@ against this. Unknown types and fields come from a newer version and are ignored
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, ClassVar, Literal
 
 from muster.types import codec
 from muster.types.codec import limited
+from muster.types.records import record
 from muster.types.world import (
     Gate,
     Member,
@@ -33,7 +34,7 @@ Sender = Literal["coordinator", "agent", "guard", "control", "member"]
 TYPES: dict[str, type[Frame]] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Frame:
     """What every message carries: from the coordinator the current round, unless the message is about another one."""
 
@@ -48,7 +49,7 @@ class Frame:
         TYPES[type] = cls
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class UnknownFrame(Frame, type="", sender="member"):
     """A type that this version does not know."""
 
@@ -71,7 +72,7 @@ def write(frame: Frame) -> dict[str, Any]:
 # What messages are made of ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record()
 class RunRecord:
     """All that another coordinator needs to go on with a run. It is kept before it is told, and every agent has it."""
 
@@ -107,7 +108,7 @@ class RunRecord:
         return Place(formed, seat, self.restarts_used, self.settings.max_restarts)
 
 
-@dataclass(frozen=True)
+@record()
 class ReportedEnd(RankEnd):
     """How a rank ended, as it travels: with its age, for clocks differ."""
 
@@ -125,21 +126,21 @@ def reported(ends: tuple[ReportedEnd, ...], now: float) -> list[tuple[RankEnd, f
     return [(RankEnd(**{name: getattr(end, name) for name in names}), now - end.age_s) for end in ends]
 
 
-@dataclass(frozen=True)
+@record()
 class Introduction:
     """Who says hello. A guard tells the first two."""
 
     member_id: MemberId = limited(max_length=MAX_TEXT)
     name: str = limited(max_length=MAX_TEXT)
-    addr: str = limited("127.0.0.1", max_length=MAX_TEXT)
-    procs: int = limited(1, ge=1)
+    addr: str = limited(default="127.0.0.1", max_length=MAX_TEXT)
+    procs: int = limited(default=1, ge=1)
     infra_rank: int | None = None
-    domain: str | None = limited(None, max_length=MAX_TEXT)
-    version: str = limited("1.0", max_length=MAX_TEXT)
+    domain: str | None = limited(default=None, max_length=MAX_TEXT)
+    version: str = limited(default="1.0", max_length=MAX_TEXT)
     store_port: int = 0
-    host: str = limited("", max_length=MAX_TEXT)
+    host: str = limited(default="", max_length=MAX_TEXT)
     pid: int = 0
-    launcher: str = limited("node", max_length=MAX_TEXT)
+    launcher: str = limited(default="node", max_length=MAX_TEXT)
     checks_health: bool = False
     unfit: str = ""
     paths: tuple[Path, ...] = ()
@@ -148,7 +149,7 @@ class Introduction:
         return Member(**{**vars(self), "unfit": self.unfit[:MAX_TEXT]}, joined_at=joined_at)
 
 
-@dataclass(frozen=True)
+@record()
 class Presented:
     """Everything that a coordinator which knows nothing of a member needs to know."""
 
@@ -167,7 +168,7 @@ class Presented:
 # Opening ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ChallengeFrame(Frame, type="challenge"):
     """The first word: the versions that the coordinator speaks, and a number to prove the token with"""
 
@@ -176,7 +177,7 @@ class ChallengeFrame(Frame, type="challenge"):
     high: object | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class HelloFrame(Frame, type="hello", sender="member"):
     """Who is there (`kind`: `agent`, `guard` or `control`), for which run, with what proof"""
 
@@ -191,21 +192,21 @@ class HelloFrame(Frame, type="hello", sender="member"):
     present: Presented = Presented()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class WelcomeFrame(Frame, type="welcome"):
     """The hello is accepted, and these are the run's settings"""
 
     settings: Settings | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class HoldFrame(Frame, type="hold"):
     """The name's old bearer has a lease left: wait"""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ErrorFrame(Frame, type="error"):
     """Refused; the connection ends, unless this answers an `ask`"""
 
@@ -217,21 +218,21 @@ class ErrorFrame(Frame, type="error"):
 # From the coordinator -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ReleaseFrame(Frame, type="release"):
     """This round is out; the receiver finds its seat in the record. Repeated after a reconnect; harmless"""
 
     record: RunRecord
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class RecordFrame(Frame, type="record"):
     """The same for those without a seat, so that they can bring it back"""
 
     record: RunRecord
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class RecallFrame(Frame, type="recall"):
     """End the ranks of that round and confirm; with `dump`, leave their stacks in the log"""
 
@@ -241,14 +242,14 @@ class RecallFrame(Frame, type="recall"):
     dump: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class RenewedFrame(Frame, type="renewed"):
     """The lease is renewed; the reason when it has changed"""
 
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ReachFrame(Frame, type="reach"):
     """Probe these until told otherwise: `[member, [[host, port], …]]` each. Without `gone` these and nobody else, after
     each hello; with it these too, and no longer those that are gone. Only in a run with a gate"""
@@ -257,19 +258,19 @@ class ReachFrame(Frame, type="reach"):
     gone: tuple[MemberId, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class CheckFrame(Frame, type="check"):
     """Run the health check and answer `fit` or `unfit`"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class DismissFrame(Frame, type="dismiss"):
     """Leave with exit code 0"""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class OutcomeFrame(Frame, type="outcome"):
     """The run has ended: stop, `ack`, wait for `farewell`"""
 
@@ -278,31 +279,31 @@ class OutcomeFrame(Frame, type="outcome"):
     farewell_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class FarewellFrame(Frame, type="farewell"):
     """Everyone knows; exit"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ProbeFrame(Frame, type="probe"):
     """To a guard: are you there?"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class StaleFrame(Frame, type="stale"):
     """The message spoke of an old round; this is the current one"""
 
     seq: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class GotFrame(Frame, type="got"):
     """An `exits` message was entered"""
 
     seq: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class AnswerFrame(Frame, type="answer"):
     """What `ask` wanted to see"""
 
@@ -313,24 +314,24 @@ class AnswerFrame(Frame, type="answer"):
 # From an agent ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class RenewFrame(Frame, type="renew", sender="agent"):
     """Every third of a lease, with `[rank, step, age]` of each rank that has got on"""
 
     steps: tuple[tuple[int, int, float], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class StartedFrame(Frame, type="started", sender="agent"):
     """The place in that round is taken"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class UpFrame(Frame, type="up", sender="agent"):
     """All its ranks run"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ExitsFrame(Frame, type="exits", sender="agent"):
     """Ranks have ended"""
 
@@ -338,19 +339,19 @@ class ExitsFrame(Frame, type="exits", sender="agent"):
     exits: tuple[ReportedEnd, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class FinishedFrame(Frame, type="finished", sender="agent"):
     """All its ranks have exited 0"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class SavingFrame(Frame, type="saving", sender="agent"):
     """Called back, it lets a save end first"""
 
     what: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class StoppedFrame(Frame, type="stopped", sender="agent"):
     """Nothing of that round is left; it listens on `store_port` for the next round's store"""
 
@@ -359,14 +360,14 @@ class StoppedFrame(Frame, type="stopped", sender="agent"):
     exits: tuple[ReportedEnd, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class LeavingFrame(Frame, type="leaving", sender="agent"):
     """It is about to go"""
 
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class FailedFrame(Frame, type="failed", sender="agent"):
     """A launcher with a budget of its own gave up"""
 
@@ -374,26 +375,26 @@ class FailedFrame(Frame, type="failed", sender="agent"):
     exits: tuple[ReportedEnd, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class FitFrame(Frame, type="fit", sender="agent"):
     """Its health check passed"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class UnfitFrame(Frame, type="unfit", sender="agent"):
     """Its health check failed"""
 
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ListensFrame(Frame, type="listens", sender="agent"):
     """Where it can be probed: the way of its ranks first, then the relay (a later `hello` has them, too)"""
 
     paths: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ReachedFrame(Frame, type="reached", sender="agent"):
     """What it found: `[member, seconds or null, why not]` each; all that it knows after a `reach`, then what has
     changed"""
@@ -401,7 +402,7 @@ class ReachedFrame(Frame, type="reached", sender="agent"):
     peers: tuple[tuple[MemberId, float | None, str], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class AckFrame(Frame, type="ack", sender="agent"):
     """It has the outcome, and its ranks are gone"""
 
@@ -411,17 +412,17 @@ class AckFrame(Frame, type="ack", sender="agent"):
 # From a guard, and from a control connection ------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class GoneFrame(Frame, type="gone", sender="guard"):
     """No process of that round is left here"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class AliveFrame(Frame, type="alive", sender="guard"):
     """The answer to a probe while it is still at work"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class AskFrame(Frame, type="ask", sender="control"):
     """`show`, `set-target` or `cancel`; answered with `answer` or `error`"""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from muster.types.event import Event, EventType
+from muster.types.records import record
 
 
 class Kind(StrEnum):
@@ -62,7 +62,7 @@ JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
 }
 
 
-@dataclass(frozen=True)
+@record()
 class RunEvent:
     """One thing that happened. `at` is on the coordinator's clock."""
 

@@ -11,11 +11,12 @@ import functools
 import math
 import signal as signals
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, NewType, Self
 
 from muster.types.codec import as_list
+from muster.types.records import record
 
 MemberId = NewType("MemberId", str)
 RunId = NewType("RunId", str)
@@ -54,7 +55,7 @@ class Cause(StrEnum):
     SHRINK = "shrink"
 
 
-@dataclass(frozen=True)
+@record()
 class Settings:
     """What the first member of a run (or a Training's spec) fixes for all of them."""
 
@@ -135,7 +136,7 @@ class Settings:
         return cls(**values)
 
 
-@dataclass(frozen=True)
+@record()
 class Member:
     """One worker's agent, as the coordinator knows it. `member_id` is new per process."""
 
@@ -163,7 +164,7 @@ class Member:
     paths: tuple[Path, ...] = ()  # where peers can probe it: the way that ranks will use first, then the relay
 
 
-@dataclass(frozen=True)
+@record()
 class Reach:
     """What one member found when it tried to reach the others."""
 
@@ -178,7 +179,7 @@ class GateState(StrEnum):
 
 
 @as_list
-@dataclass(frozen=True)
+@record()
 class Pair:
     """Two workers, at least one of which does not reach the other."""
 
@@ -191,7 +192,7 @@ class Pair:
         return f"{self.source} {'↔' if self.both else '→'} {self.target} ({self.why})"
 
 
-@dataclass(frozen=True)
+@record()
 class Gate:
     """What is known of the network between the members of one round."""
 
@@ -213,7 +214,7 @@ class Gate:
 
 
 @as_list
-@dataclass(frozen=True)
+@record()
 class Seat:
     """A place in a round: which member holds which worker rank."""
 
@@ -225,7 +226,7 @@ class Seat:
     domain: str | None = None
 
 
-@dataclass(frozen=True)
+@record()
 class RankEnd:
     """How one rank ended. `signal` is the name of a signal, `exit_code` is then 128 + its number."""
 
@@ -270,7 +271,7 @@ class RankEnd:
         return cls(rank=rank, exit_code=status, **known)
 
 
-@dataclass(frozen=True)
+@record()
 class RunOutcome:
     """The one terminal record of a run."""
 
@@ -282,7 +283,7 @@ class RunOutcome:
     finished_at: float = 0.0  # wall-clock, stamped where it is stored
 
 
-@dataclass(frozen=True)
+@record()
 class Loss:
     """A member that left its round before the round ended, and why."""
 
@@ -292,7 +293,7 @@ class Loss:
     why: str
 
 
-@dataclass(frozen=True)
+@record()
 class Recall:
     """The order to end a round's ranks so that another can form."""
 
@@ -304,13 +305,13 @@ class Recall:
     leaver_grace_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@record()
 class Progress:
     step: int
     at: float
 
 
-@dataclass(frozen=True)
+@record()
 class Round:
     """One forming of the world. The first line of fields never changes; the rest is its story."""
 
@@ -360,7 +361,7 @@ class Round:
         return None
 
 
-@dataclass(frozen=True)
+@record()
 class Place:
     """One worker's part in a round."""
 

@@ -13,8 +13,9 @@ from muster import errors
 from muster.backends.kube import render
 from muster.backends.kube.pod_cache import PodCache
 from muster.backends.kube.pods import Pod
-from muster.background import Tasks, until_answered
+from muster.background import Tasks
 from muster.kube.client import MERGE_PATCH, KubeApi, passes
+from muster.ports import until_answered
 from muster.types.training import Uid
 
 log = logging.getLogger("muster.kube")

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from muster.types.frames import Frame
+from muster.types.records import record
 from muster.types.world import MemberId, Path, Place
 
 
-@dataclass(frozen=True)
+@record()
 class Send:
     """Say this to the coordinator. A `StoppedFrame` is completed with the port on which the driver listens."""
 
     frame: Frame
 
 
-@dataclass(frozen=True)
+@record()
 class Renew:
     """Ask for another lease, and tell the steps that ranks have made since the last time."""
 
     round: int | None
 
 
-@dataclass(frozen=True)
+@record()
 class Drop:
     """Give up on a connection that is open but silent, and make another."""
 
     why: str
 
 
-@dataclass(frozen=True)
+@record()
 class Listen:
     """Say where peers can probe us, once."""
 
 
-@dataclass(frozen=True)
+@record()
 class ReachPeers:
     """Probe these peers from now on: only these, or with `gone` these too and no longer those."""
 
@@ -42,7 +41,7 @@ class ReachPeers:
     gone: tuple[MemberId, ...] | None
 
 
-@dataclass(frozen=True)
+@record()
 class Beat:
     """Tell the guard that we live, and until when ranks may run."""
 
@@ -51,14 +50,14 @@ class Beat:
     round: int | None
 
 
-@dataclass(frozen=True)
+@record()
 class StartRanks:
     """Answered with `up` when all of them run, or with `cannot_start`."""
 
     place: Place
 
 
-@dataclass(frozen=True)
+@record()
 class AwaitSaves:
     """Answered with `saves_over`, when no rank saves any more or the time for it is up."""
 
@@ -67,7 +66,7 @@ class AwaitSaves:
     saving_s: float  # for ranks inside `muster.saving()`
 
 
-@dataclass(frozen=True)
+@record()
 class StopRanks:
     """Answered with `cleared`, when nothing is left of them."""
 
@@ -76,45 +75,45 @@ class StopRanks:
     dump: bool = False  # hung: leave their stacks in the log
 
 
-@dataclass(frozen=True)
+@record()
 class Hasten:
     """A stop that is under way gets no more than this much time."""
 
     grace_s: float
 
 
-@dataclass(frozen=True)
+@record()
 class KillRanks:
     """At once."""
 
 
-@dataclass(frozen=True)
+@record()
 class RestartProcesses:
     """Start again what runs ranks, and end what is left of the old. Answered with `restarted`."""
 
 
-@dataclass(frozen=True)
+@record()
 class Hurry:
     """Whether ranks are waited for: a spare warms up behind everyone else."""
 
     now: bool
 
 
-@dataclass(frozen=True)
+@record()
 class CheckOwnHealth:
     """Answered with `checked`."""
 
     after_s: float
 
 
-@dataclass(frozen=True)
+@record()
 class Say:
     """To whoever watches this worker."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@record()
 class Exit:
     """This member is done: exit like that."""
 

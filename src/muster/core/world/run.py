@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from muster.core.world import seating
+from muster.types.records import record
 from muster.types.world import Gate, Loss, Member, MemberId, Reach, Recall, Round, RunOutcome, Seat, Settings
 
 
-@dataclass(frozen=True)
+@record()
 class Run:
     """The coordinator's record of one run: who is present, in which round and role."""
 
@@ -58,34 +59,34 @@ UNSEEN = -math.inf  # when a member was lost that nobody watched: failures of it
 # What can be done about a run -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record()
 class Stay:
     pass
 
 
-@dataclass(frozen=True)
+@record()
 class Lose:
     members: tuple[MemberId, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class CallBack:
     recall: Recall
 
 
-@dataclass(frozen=True)
+@record()
 class CheckHealth:
     members: tuple[MemberId, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class TurnGate:
     """What is known of the next round's mesh; None: nobody waits for it any more."""
 
     gate: Gate | None
 
 
-@dataclass(frozen=True)
+@record()
 class KeepOut:
     """These have had time enough to reach the others: the world that reaches each other does without them."""
 
@@ -93,14 +94,14 @@ class KeepOut:
     why: str
 
 
-@dataclass(frozen=True)
+@record()
 class Heal:
     """The round that is out began degraded, and its members reach each other now."""
 
     gate: Gate
 
 
-@dataclass(frozen=True)
+@record()
 class Release:
     round: Round
     charged: bool = False  # it costs one of the run's restarts
@@ -108,24 +109,24 @@ class Release:
     parked: tuple[tuple[MemberId, str], ...] = ()
 
 
-@dataclass(frozen=True)
+@record()
 class Dismiss:
     members: tuple[MemberId, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class GiveUpOn:
     """Recovery is over: these members of the round did not come back."""
 
     members: tuple[Seat, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class Finish:
     outcome: RunOutcome
 
 
-@dataclass(frozen=True)
+@record()
 class Farewell:
     pass
 
@@ -135,7 +136,7 @@ Action = (
 )
 
 
-@dataclass(frozen=True)
+@record()
 class Decision:
     action: Action
     reason: str
