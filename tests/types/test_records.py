@@ -46,7 +46,8 @@ def test_it_is_made_compared_shown_and_hashed_as_a_frozen_dataclass() -> None:
     assert (Point(1).x, Point(1).y, Point(1).names) == (1, 0, [])
     assert Point(1).names is not Point(1).names
     assert Point(1, 2) == Point(y=2, x=1) != Point(1, 3)
-    assert Point(1) != (1, 0, []) and Point(1) != Named()
+    others: list[Any] = [(1, 0, []), Named()]
+    assert all(Point(1) != other for other in others)
     assert repr(Point(1)) == "Point(x=1, y=0, names=[])"
     assert hash(Named(label="a")) == hash(Named(label="a"))
     assert repr(Spot(at=Point(1))) == "Spot(label='', at=Point(x=1, y=0, names=[]))"

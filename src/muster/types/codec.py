@@ -81,6 +81,13 @@ def from_wire(cls: type[T], data: object, *, strict: bool = True, at: str = "", 
     return typing.cast(T, value)
 
 
+def prepare(kinds: Iterable[type], *, names: Names = camel) -> None:
+    """Find out now how these travel, and not when the first one does."""
+    for kind in kinds:
+        _encoder(kind, names)
+        _decoder(kind, names)
+
+
 def schema_of(cls: type) -> dict[str, Any]:
     """The JSON schema of a record."""
     return _schema(cls, {})

@@ -69,6 +69,11 @@ def write(frame: Frame) -> dict[str, Any]:
     return {"type": frame.type, **codec.to_wire(frame, names=codec.plain)}
 
 
+def prepare() -> None:
+    """For those who must be quick when the first of its type comes."""
+    codec.prepare(TYPES.values(), names=codec.plain)
+
+
 # What messages are made of ------------------------------------------------------------------------
 
 

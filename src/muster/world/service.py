@@ -23,6 +23,7 @@ from muster.background import Tasks
 from muster.core import crowding
 from muster.core.world import records
 from muster.listening import Door
+from muster.types import frames
 from muster.types.frames import ChallengeFrame, Frame, HelloFrame, RenewFrame, RunRecord, UnknownFrame
 from muster.types.run_event import RunEvent
 from muster.types.world import RunId, Settings
@@ -116,6 +117,7 @@ class Coordinator:
             host = str((await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4][0])
         sockets = await listening.bound(host, port)
         self._doors += [Door(one, self._admit, name="the coordinator") for one in sockets]
+        frames.prepare()
         self._beat = loop.create_task(self._keep_time())
         for protocol in self._protocols.values():
             self.touch(protocol)
