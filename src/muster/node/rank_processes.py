@@ -1,6 +1,6 @@
 """The agent's handle on what runs below it: the guard, the warm parent, the ranks of a round and its store.
 
-A crew lives until its guard or its warm parent dies; then every rank is reported dead and the agent hires another.
+They live until their guard or warm parent dies; then every rank is reported dead and the agent starts others.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class RankProcesses:
         self.dismiss()
 
     def dismiss(self) -> None:
-        """Make sure that nothing of this crew is left, whatever state it is in."""
+        """Make sure that nothing of them is left, whatever state it is in."""
         self._forget_sockets()
         if self._guard.poll() is None:
             self._guard.kill()
