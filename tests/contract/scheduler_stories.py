@@ -9,7 +9,16 @@ from typing import Any, Protocol
 import pytest
 
 from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, PipelineQuarantined
-from muster.sharing import ClusterSpec, GrantTimeout, PipelineClient, Pool, Priority, ProgressReport, RequestRefused
+from muster.sharing import (
+    ClusterSpec,
+    GrantTimeout,
+    PipelineClient,
+    Pool,
+    Priority,
+    ProgressReport,
+    RequestRefused,
+    SharingEvent,
+)
 from muster.sharing.api import SchedulerApi
 
 POOL = Pool(gpus=4, gpus_per_node=2)
@@ -19,9 +28,10 @@ BOUND_S = 20.0
 
 
 class Stage(Protocol):
-    """A fresh pool with a scheduler."""
+    """A scheduler of which nobody has anything."""
 
     scheduler: SchedulerApi
+    before: int  # how many events it had when the story began
 
     async def hooks(self) -> Any:
         """Hooks of another pipeline."""
@@ -50,6 +60,10 @@ async def generating(stage: Stage, name: str, estimate: int = 100) -> list[int]:
 
 async def training(stage: Stage, name: str, timeout: float = BOUND_S) -> list[int]:
     return await stage.scheduler.request_gpus(name, TRAIN, Priority.ACTOR_TRAINING, timeout=timeout)
+
+
+async def events(stage: Stage) -> list[SharingEvent]:
+    return (await stage.scheduler.events())[stage.before :]
 
 
 async def waits(stage: Stage, name: str) -> None:
@@ -214,7 +228,7 @@ async def unregistering_frees_everything_and_tells_who_waits(stage: Stage) -> No
         await waiting
     await stage.scheduler.unregister_pipeline("p1")
     assert (await stage.scheduler.snapshot()).idle == (0, 1, 2, 3)
-    told = [one.text for one in await stage.scheduler.events() if one.kind == "unregistered"]
+    told = [one.text for one in await events(stage) if one.kind == "unregistered"]
     assert told == ["its owner went home", ""]
 
 
@@ -240,8 +254,8 @@ async def a_lost_nodes_gpus_are_out_of_use_until_it_is_back(stage: Stage) -> Non
     assert 2 not in (await stage.scheduler.snapshot()).leases
     await stage.scheduler.restore_node(1)
     assert await training(stage, "p1") == [2, 3]
-    events = [(one.kind, one.text) for one in await stage.scheduler.events() if one.kind.startswith("node")]
-    assert events[:2] == [("node-lost", "node 1: its rack is dark"), ("node-back", "node 1")]
+    told = [(one.kind, one.text) for one in await events(stage) if one.kind.startswith("node")]
+    assert told[:2] == [("node-lost", "node 1: its rack is dark"), ("node-back", "node 1")]
 
 
 async def events_come_in_order_and_a_snapshot_does_not_change(stage: Stage) -> None:
@@ -252,11 +266,11 @@ async def events_come_in_order_and_a_snapshot_does_not_change(stage: Stage) -> N
     with pytest.raises(TypeError, match="does not change"):
         changed[0] = None
     assert not before.leases and (await stage.scheduler.snapshot()).leases
-    events = await stage.scheduler.events()
-    kinds = [one.kind for one in events if one.kind in ("registered", "admitted", "requested", "granted")]
+    told = await events(stage)
+    kinds = [one.kind for one in told if one.kind in ("registered", "admitted", "requested", "granted")]
     assert kinds == ["registered", "admitted", "requested", "granted"]
-    assert [one.at for one in events] == sorted(one.at for one in events)
-    assert events[-1].gpus == (0, 1) and events[-1].pipeline == "p1" and events[-1].cluster == TRAIN
+    assert [one.at for one in told] == sorted(one.at for one in told)
+    assert told[-1].gpus == (0, 1) and told[-1].pipeline == "p1" and told[-1].cluster == TRAIN
 
 
 STORIES: tuple[Story, ...] = (

@@ -24,6 +24,7 @@ class InThisProcess:
     """And over HTTP: hooks live here either way."""
 
     scheduler: SchedulerApi
+    before: int = 0
 
     async def hooks(self) -> Engine:
         return Engine()

@@ -94,6 +94,9 @@ class _Workers:
     async def seen(self) -> tuple[dict[int, list[int]], list[str]]:
         return self.awake, self.asked
 
+    async def forget(self) -> None:
+        self.awake, self.asked = {}, []
+
     async def rollouts(self, handle: on_ray.SchedulerHandle, pipeline: str, count: int) -> list[list[int]]:
         """The pipeline's own loop, beside its hooks: generate and train, a few times; the GPUs of each training."""
         client = PipelineClient(handle, pipeline)
@@ -136,6 +139,7 @@ class World:
         self.home = home
         self.cluster: Any = Cluster(initialize_head=True, head_node_args=HEAD)
         self.nodes = {name: self.add_node(name) for name in ("left", "right")}
+        self.idle: list[Any] = []  # hooks of the contract's stories
         ray.init(address=self.cluster.address, log_to_driver=False)
 
     def add_node(self, name: str) -> Any:
@@ -235,15 +239,23 @@ async def died(actor: Any) -> None:
 
 
 class OnRay:
-    """A scheduler for one story of the contract: hooks are actors."""
+    """One scheduler for all stories of the contract, and the same actors as hooks: a process takes seconds to start."""
 
-    def __init__(self, scheduler: SchedulerApi) -> None:
+    def __init__(self, scheduler: SchedulerApi, before: int, idle: list[Any]) -> None:
         self.scheduler = scheduler
+        self.before = before
+        self._idle, self._used = idle, list[Any]()
 
     async def hooks(self) -> Any:
-        made = workers()
-        await made.seen.remote()
+        made = self._idle.pop() if self._idle else workers()
+        await made.forget.remote()
+        self._used.append(made)
         return made
+
+    async def close(self) -> None:
+        for name in ("p1", "p2"):
+            await self.scheduler.unregister_pipeline(name)
+        self._idle.extend(self._used)
 
     async def asked(self, hooks: Any) -> list[str]:
         return list((await hooks.seen.remote())[1])
@@ -252,10 +264,13 @@ class OnRay:
 @pytest.mark.parametrize("story", STORIES, ids=[story.__name__ for story in STORIES])
 def test_contract(world: World, story: Story) -> None:
     async def tell() -> None:
-        handle = await asyncio.to_thread(world.connect, story.__name__)
-        async with asyncio.timeout(BOUND_S):
-            await story(OnRay(handle))
-        await handle.stop()
+        handle = await asyncio.to_thread(world.connect, "contract")
+        stage = OnRay(handle, len(await handle.events()), world.idle)
+        try:
+            async with asyncio.timeout(BOUND_S):
+                await story(stage)
+        finally:
+            await stage.close()
 
     asyncio.run(tell())
 
