@@ -88,3 +88,27 @@ def test_a_coordinator_that_never_answers_is_dropped() -> None:
         at += 0.1
         dropped = [kind for kind in kinds(member.tick(at)) if kind is Drop]
     assert dropped and LEASE_S <= at < LEASE_S + 0.5
+
+
+def test_a_release_that_waited_is_forgotten_with_its_connection() -> None:
+    member = a_member()
+    welcomed(member, SLOW_S)
+    member.heard(a_release(), SLOW_S)
+    member.down("cut", SLOW_S + 0.1)
+    member.hello(SLOW_S + 0.2)
+    member.heard(WelcomeFrame(), SLOW_S + 0.3)
+    assert kinds(member.heard(a_release(), SLOW_S + 0.31)) == [StartRanks]
+    assert kinds(member.heard(a_release(1), SLOW_S + 0.32)) == [StopRanks]
+    assert kinds(member.heard(RenewedFrame(), SLOW_S + 0.4)) == [], "round 0 is still being ended"
+
+
+def test_a_coordinator_that_is_found_dead_after_a_standstill_was_dead_before_it_at_the_earliest() -> None:
+    member = a_member()
+    welcomed(member, 0.1)
+    member.heard(a_release(), 0.2)
+    member.tick(1.9)  # the timer comes first, then what lay in the socket
+    member.found_dead(1.9)
+    assert member.at.lease.over_at(LEASE_S) <= 0.2 + LEASE_S
+    member.tick(2.0)
+    member.found_dead(2.05)
+    assert member.at.lease.over_at(LEASE_S) > 0.2 + LEASE_S

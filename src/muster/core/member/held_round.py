@@ -84,7 +84,7 @@ class HeldRound:
             if place.number == current.number and not current.running:
                 self._confirm_stop(current)
             return
-        self._next = (place, self._at.session)
+        self._next, self._late = (place, self._at.session), False
         if current is not None and current.running:
             self.stop(current, 0.0, self._start_next, why="a newer round was released")
         else:
@@ -117,7 +117,7 @@ class HeldRound:
 
     def renewed(self) -> None:
         """A release that was read too late may start: if the round had been called back, that had come before."""
-        if self._late:
+        if self._late and not self.runs:
             self._late = False
             self._start_next()
 

@@ -12,6 +12,9 @@ from muster.core.member.orders import Beat, Order, Renew, Send
 from muster.types.frames import Frame, RunRecord
 from muster.types.world import MemberId, RunOutcome, Settings
 
+STANDSTILL_S = 1.0  # between two looks at the clock: longer than any load explains, shorter than a lease
+JUST_NOW_S = 0.1  # after it, what is heard may be as old as its beginning
+
 
 @dataclass
 class MemberLease:
@@ -52,11 +55,19 @@ class Standing:
         self.leaving = False
         self.session = 0  # grows with every connection that ends
         self.unsaid: list[Frame] | None = None  # since a hello that has no welcome yet
+        self.stood_still = (-math.inf, -math.inf)  # from when to when, last
         self._orders: list[Order] = []
 
     def reach(self, now: float) -> None:
         """Time never goes back, also if two that bring something have looked at the clock at once."""
+        if now > self.now + STANDSTILL_S:
+            self.stood_still = (self.now, now)
         self.now = max(self.now, now)
+
+    def last_ran(self) -> float:
+        """Now; or, when we have just stood still, before that."""
+        began, ended = self.stood_still
+        return began if self.now - ended < JUST_NOW_S else self.now
 
     def do(self, *orders: Order) -> None:
         self._orders += orders

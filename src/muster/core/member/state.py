@@ -176,7 +176,7 @@ class MemberState:
         """
         lease = self.at.lease
         if now < lease.over_at(self.at.settings.lease_s):
-            lease.dead_at = max(lease.dead_at, self.at.now)
+            lease.dead_at = max(lease.dead_at, self.at.last_ran())
 
     def down(self, why: str, now: float) -> list[Order]:
         """The connection ended, or could not be made."""
