@@ -218,3 +218,35 @@ def test_a_reader_that_stops_reading_is_dropped_and_disturbs_nobody(
         deaf.close()
 
     in_house(tmp_path, test)
+
+
+def test_a_reader_that_goes_at_once_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        before = len(asyncio.all_tasks())
+        for _ in range(5):
+            async with house.client.stream("GET", "/v1/watch?events=true"):
+                pass
+        await _until_watchers(house, 0)
+        async with asyncio.timeout(BOUND_S):
+            while len(asyncio.all_tasks()) > before + 1:  # the client's own connection
+                await asyncio.sleep(0.01)
+
+    in_house(tmp_path, test)
+
+
+def test_a_revoked_token_ends_a_watch_though_only_others_are_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "HEARTBEAT_S", 60.0)
+
+    async def test(house: House) -> None:
+        viewer = house.as_role("viewer", "other")
+        async with viewer.stream("GET", "/v1/watch?namespace=other&events=true") as answer:
+            frames = Frames(answer)
+            await frames.next()
+            house.services.tokens.revoke("viewer-0")
+            event = Event("RoundReleased", "not for you", namespace="default", training="x", uid="u")
+            await house.store.write(Write(events=(event,)))
+            assert (await frames.next())["event"] == "error"
+
+    in_house(tmp_path, test)

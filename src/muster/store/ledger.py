@@ -241,7 +241,8 @@ class Ledger:
         """
         loop = asyncio.get_running_loop() if self._subscribers else None
         for entry in entries:
-            self.last_event += len(entry.events)
+            if entry.events:
+                self.last_event = max(self.last_event, entry.events[-1].event.id)
             for kept in entry.records:
                 self._apply_record(kept)
             if entry.change is None:

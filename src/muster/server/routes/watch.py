@@ -64,7 +64,7 @@ async def watch_trainings(call: Call) -> Response:
         await asyncio.wait({first}, timeout=_FIRST_LOOK_S)
     if first.done() and isinstance(error := first.exception(), MusterError):
         raise error
-    return StreamedAnswer(_frames(call, _merged(call, changes, first, query)), EVENT_STREAM, headers)
+    return StreamedAnswer(_frames(call, _merged(call, changes, first, query), first), EVENT_STREAM, headers)
 
 
 def _last_seen(call: Call) -> int | None:
@@ -84,11 +84,16 @@ async def _merged(
     store, seen = call.services.store, call.services.store.last_event
     waiting = first
     entries = asyncio.ensure_future(store.more_events(seen)) if query.events else None
+    clock = asyncio.get_running_loop().time
+    said_at = clock()
     try:
         while True:
             awaited: set[asyncio.Future[Any]] = {waiting} if entries is None else {waiting, entries}
             done, _ = await asyncio.wait(awaited, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
+            if not call.services.tokens.knows(call.identity):
+                raise Unauthenticated("the token was revoked")
+            if not done or clock() > said_at + HEARTBEAT_S:  # what others do is no word for this one
+                said_at = clock()
                 yield b""
             if waiting in done:
                 if isinstance(waiting.exception(), StopAsyncIteration):  # the store closes: there will be no more
@@ -115,19 +120,18 @@ async def _merged(
                 await close()
 
 
-async def _frames(call: Call, found: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+async def _frames(call: Call, found: AsyncGenerator[bytes, None], first: asyncio.Future[Any]) -> AsyncIterator[bytes]:
     call.services.meter.watchers += 1
     try:
         yield b": watching\n\n"
         async for told in found:
-            if not call.services.tokens.knows(call.identity):
-                raise Unauthenticated("the token was revoked")
             yield told or b": heartbeat\n\n"
     except MusterError as error:
         # The answer has begun, so the error comes as an event: the reader lists again, or signs in again.
         yield b"event: error\ndata: " + json.dumps(to_wire(error, "")).encode() + b"\n\n"
     finally:
         call.services.meter.watchers -= 1
+        first.cancel()  # if `found` was never begun, nobody else ends it
         await found.aclose()
 
 
