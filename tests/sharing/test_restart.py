@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from muster.errors import JournalUnusable, PipelineQuarantined
-from muster.sharing import ClusterSpec, Priority, ProgressReport, execution, journal, planning
+from muster.errors import InvalidRequest, JournalUnusable, PipelineQuarantined
+from muster.sharing import ClusterSpec, Priority, ProgressReport, Scheduler, Tenant, execution, journal, planning
 from muster.sim import virtual
 from tests.sharing.scripted import (
     FOUR,
@@ -290,5 +292,68 @@ def test_a_place_whose_caller_is_away_is_kept_and_moves_nothing(tmp_path: Path) 
             assert "asked again" in again.snapshot().pending[0].reason
             assert hooks.calls == [("expand", [3])], "nothing is taken away for it, and generation uses what is free"
             assert await training(again, "p2") == [2, 3]
+
+    virtual.run(story())
+
+
+# What was taken must be readable ------------------------------------------------------------------
+
+HALF = "/data/\udcff"  # half of a character, as file names may have
+TOO_MANY = 1 << 53
+
+
+def with_infer(**spec: Any) -> dict[str, ClusterSpec]:
+    return {**FOUR, "actor_infer": ClusterSpec([0, 1, 2, 3], **spec)}
+
+
+REFUSED: dict[str, Callable[[Scheduler], Awaitable[object]]] = {
+    "slots": lambda sched: sched.register_pipeline("p1", with_infer(slots_per_bundle=TOO_MANY), Hooks()),
+    "slots of reward": lambda sched: sched.register_pipeline(
+        "p1", {**FOUR, "reward": ClusterSpec((), 1, cast(int, 1.5))}, Hooks()
+    ),
+    "size of reward": lambda sched: sched.register_pipeline("p1", {**FOUR, "reward": ClusterSpec((), 0)}, Hooks()),
+    "weight": lambda sched: sched.register_pipeline("p1", FOUR, Hooks(), 10**400),
+    "name of a process": lambda sched: sched.register_pipeline("p1", FOUR, Hooks(), tenant=Tenant(HALF)),
+    "round": lambda sched: sched.register_pipeline("p1", FOUR, Hooks(), tenant=Tenant("a", "t", TOO_MANY)),
+    "no round": lambda sched: sched.register_pipeline("p1", FOUR, Hooks(), tenant=Tenant("a", "t", True)),
+    "estimate": lambda sched: generating(sched, "there", TOO_MANY),
+    "name of a rollout": lambda sched: generating(sched, "there", rollout_id=HALF),
+    "target": lambda sched: sched.report_progress(ProgressReport("there", 0, TOO_MANY)),
+    "name of a stream": lambda sched: sched.report_progress(ProgressReport("there", 0, 5, HALF)),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_could_not_be_read_again_is_refused(tmp_path: Path, what: str) -> None:
+    async def story() -> None:
+        async with a_scheduler(journal=tmp_path / "j") as sched:
+            await joined(sched, "there")
+            with pytest.raises(InvalidRequest):
+                await REFUSED[what](sched)
+        async with a_scheduler(journal=tmp_path / "j") as again:
+            assert sorted(again.shares.pipelines) == ["there"]
+
+    virtual.run(story())
+
+
+def test_reasons_that_others_give_are_kept_as_far_as_they_can_be_written(tmp_path: Path) -> None:
+    class Bad(Hooks):
+        async def expand(self, ranks: Mapping[int, Sequence[int]]) -> None:
+            raise OSError(f"cannot open {HALF}")
+
+    async def story() -> None:
+        async with a_scheduler(journal=tmp_path / "j") as sched:
+            await joined(sched, "p1", hooks=Bad())
+            with pytest.raises(PipelineQuarantined):
+                await generating(sched, "p1")
+            await joined(sched, "p2")
+            await sched.quarantine_pipeline("p2", HALF)
+            await joined(sched, "p3")
+            await sched.quarantine_pipeline("p3", "")
+            await sched.lose_node(0, HALF)
+            before = sched.snapshot()
+            assert before.quarantined["p2"] == "/data/?" and before.quarantined["p3"] == "no reason was given"
+        async with a_scheduler(journal=tmp_path / "j") as again:
+            assert again.snapshot() == before
 
     virtual.run(story())

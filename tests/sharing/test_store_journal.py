@@ -12,7 +12,7 @@ from muster import errors
 from muster.core.keeping import POOL as KIND
 from muster.errors import JournalUnusable
 from muster.ports import Stored, Write
-from muster.sharing import Pool, Priority, Scheduler
+from muster.sharing import Pool, Priority, Scheduler, Tenant, pool_state
 from muster.sharing.journal import FileJournal
 from muster.sharing.store_journal import MIGRATED, StoreJournal
 from muster.store.sqlite import SqliteStore
@@ -163,6 +163,101 @@ def test_a_store_that_takes_nothing_any_more_ends_every_change(tmp_path: Path) -
     asyncio.run(story())
 
 
+class Failing(SqliteStore):
+    """A store whose next write of a pool fails like that."""
+
+    error: Exception | None = None
+
+    async def write(self, write: Write) -> Stored | None:
+        if self.error is not None and any(one.kind == KIND for one in write.records):
+            raise self.error
+        return await super().write(write)
+
+
+@pytest.mark.parametrize("how", ["raises", "cancelled"])
+def test_a_writer_that_ends_otherwise_leaves_nobody_waiting_and_is_written_past_by_nobody(
+    tmp_path: Path, how: str
+) -> None:
+    async def story() -> None:
+        store = Failing.open(tmp_path / "muster.db", synchronous="NORMAL")
+        scheduler = a_scheduler(store)
+        await scheduler.start()
+        store.error = RuntimeError("something else") if how == "raises" else errors.Unavailable("it is full")
+        asking = asyncio.ensure_future(joined(scheduler, "p1"))
+        await turns()
+        writers = [one for one in asyncio.all_tasks() if one.get_name().startswith("journal of")]
+        for writer in writers:
+            if how == "cancelled":
+                writer.cancel()
+        async with asyncio.timeout(BOUND_S):
+            with pytest.raises(JournalUnusable):
+                await asking
+        store.error = None
+        with pytest.raises(JournalUnusable):
+            await joined(scheduler, "p2", OTHER)
+        assert not any("p2" in key for key in store.records(KIND))
+        await asyncio.gather(*writers, return_exceptions=True)
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_stop_ends_though_the_store_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_state, "LAST_WRITE_S", 0.05)
+
+    async def story() -> None:
+        store = Failing.open(tmp_path / "muster.db", synchronous="NORMAL")
+        scheduler = a_scheduler(store)
+        await scheduler.start()
+        await joined(scheduler, "p1")
+        store.error = errors.Unavailable("it is full")
+        async with asyncio.timeout(BOUND_S):
+            await scheduler.stop()
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_new_hooks_are_not_tried_before_it_is_written_that_the_process_before_is_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = Slow.open(tmp_path / "muster.db", synchronous="NORMAL")
+        store.back = asyncio.Event()
+        store.back.set()
+        first = a_scheduler(store)
+        await first.start()
+        await first.register_pipeline("p1", FOUR, Hooks(), tenant=Tenant("one"))
+        await first.stop()
+        second, hooks = a_scheduler(store), Hooks()
+        await second.start()
+        store.back.clear()
+        coming = asyncio.ensure_future(second.register_pipeline("p1", FOUR, hooks, tenant=Tenant("two")))
+        await turns(100)
+        assert not hooks.calls and not coming.done()
+        store.back.set()
+        async with asyncio.timeout(BOUND_S):
+            await coming
+        assert hooks.of("shrink") == [[0, 1, 2, 3]]
+        await second.stop()
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_who_is_told_that_time_is_over_is_out_of_the_queue_for_good(tmp_path: Path) -> None:
+    async def story(store: SqliteStore) -> None:
+        scheduler = a_scheduler(store)
+        await scheduler.start()
+        await joined(scheduler, "p1")
+        await joined(scheduler, "p2")
+        await training(scheduler, "p1")
+        with pytest.raises(errors.GrantTimeout):
+            await training(scheduler, "p2", timeout=0.05)
+        assert not any(key.startswith("default/request/") for key in store.records(KIND))
+        await scheduler.stop()
+
+    on_a_store(tmp_path, story)
+
+
 def test_after_a_crash_of_the_machine_pipelines_are_unsure(tmp_path: Path) -> None:
     async def story(store: SqliteStore) -> None:
         for boot, unsure in (("first", False), ("first", False), ("second", True)):
@@ -244,13 +339,23 @@ def test_a_damaged_file_of_0_1_is_left_alone(tmp_path: Path) -> None:
     on_a_store(tmp_path, story)
 
 
-def test_records_of_another_pool_are_refused(tmp_path: Path) -> None:
+def test_records_of_another_pool_are_refused_unless_nobody_has_anything_of_it(tmp_path: Path) -> None:
     async def story(store: SqliteStore) -> None:
         scheduler = a_scheduler(store)
         await scheduler.start()
+        await joined(scheduler, "p1")
         await scheduler.stop()
-        with pytest.raises(JournalUnusable, match="is about Pool"):
+        with pytest.raises(JournalUnusable, match="is about Pool") as refused:
             await Scheduler(Pool(8, 4), StoreJournal(store, "default")).start()
+        assert "unregister p1 first" in refused.value.hint
+        again = a_scheduler(store)
+        await again.start()
+        await again.unregister_pipeline("p1")
+        await again.stop()
+        larger = Scheduler(Pool(8, 4), StoreJournal(store, "default"))
+        await larger.start()
+        assert larger.snapshot().idle == tuple(range(8))
+        await larger.stop()
 
     on_a_store(tmp_path, story)
 

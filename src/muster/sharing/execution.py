@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from muster.core.sharing import demand, leases
 from muster.errors import JournalUnusable
 from muster.sharing.hooks import PipelineHooks
+from muster.types.codec import readable
 from muster.types.sharing import GENERATION_CLUSTER, Bundle, LeaseState, PipelineId, Priority, Shares
 
 log = logging.getLogger("muster.sharing")
@@ -227,7 +228,7 @@ async def within(timeout_s: float, task: asyncio.Task[None]) -> None:
         raise HookFailed("cancelled itself")
     error = task.exception()
     if error is not None:
-        raise HookFailed(f"raised {type(error).__name__}: {error}"[:500])
+        raise HookFailed(readable(f"raised {type(error).__name__}: {error}"[:500]))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

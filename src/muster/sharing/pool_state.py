@@ -8,6 +8,7 @@ are called and callers answered once it is written. Between two awaits nothing e
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from muster.sharing import execution
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.journal import Journal
 from muster.sharing.waiters import Waiters
+from muster.types.codec import readable
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
@@ -37,6 +39,9 @@ from muster.types.sharing import (
 OnEvent = Callable[[SharingEvent], None]
 
 EVENTS_KEPT = 10_000
+LAST_WRITE_S = 5.0  # how long a stop waits for a store that is full or away
+
+log = logging.getLogger("muster.sharing")
 
 
 class PoolState:
@@ -93,7 +98,10 @@ class PoolState:
             try:
                 now = asyncio.get_running_loop().time()
                 self._journal.append(self.shares, self.shares, now, self.reasons)
-                await self._journal.written()
+                async with asyncio.timeout(LAST_WRITE_S):
+                    await self._journal.written()
+            except TimeoutError:
+                log.error("the store takes nothing: what was decided last may be lost, and nobody was told of it")
             finally:
                 self._journal.close()
 
@@ -122,6 +130,7 @@ class PoolState:
             await self._journal.written()
 
     def quarantine(self, name: PipelineId, why: str) -> None:
+        why = readable(why) or "no reason was given"
         if self.shares.pipelines[name].quarantined:
             return
         self.commit(leases.quarantined(self.shares, name, why))

@@ -33,13 +33,17 @@ class Proofs:
             )
         self._state.quarantine(name, "another process has taken its place")
 
+    async def _shrunk(self, hooks: PipelineHooks, ranks: dict[int, list[int]]) -> str:
+        await self._state.written()
+        return await execution.shrink_all(hooks, ranks, self._state.limits)
+
     async def prove(self, name: PipelineId, hooks: PipelineHooks, tenant: Tenant) -> None:
         """New hooks for a pipeline of which nobody knows what is awake count once they have shrunk all its ranks."""
         if name in self._proving:
             raise RequestRefused(f"{name} is being registered by somebody else", retryable=True)
         there = self._state.shares.pipelines[name]
         ranks = {rank: list(bundle) for rank, bundle in enumerate(there.infer.bundles)}
-        proof = asyncio.create_task(execution.shrink_all(hooks, ranks, self._state.limits))
+        proof = asyncio.create_task(self._shrunk(hooks, ranks))
         self._proving[name] = proof
         try:
             await asyncio.wait({proof})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from muster.core.sharing import demand, leases
@@ -44,7 +45,8 @@ class Requests:
             _, missing = await asyncio.wait(awaited, timeout=timeout)
             await self._state.written()
         except (asyncio.CancelledError, JournalUnusable):
-            self._gone(wish, seq, answer)
+            with contextlib.suppress(JournalUnusable):
+                self._gone(wish, seq, answer)
             raise
         if not missing:
             if gone is not None:
@@ -52,6 +54,7 @@ class Requests:
             return answer.result()
         why = "what was released is still being vacated" if answer.done() else self._state.reasons.get(seq, "")
         self._gone(wish, seq, answer)
+        await self._state.written()
         told = f": {why}" if why else ""
         raise GrantTimeout(f"{wish.pipeline}/{wish.cluster} was not granted within {timeout:g} s{told}")
 

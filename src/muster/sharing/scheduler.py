@@ -24,6 +24,7 @@ from muster.sharing.planning import Planner, Planning
 from muster.sharing.pool_state import OnEvent, PoolState, ranks_of
 from muster.sharing.proving import Proofs
 from muster.sharing.requests import Requests
+from muster.types.codec import MOST, is_text, readable
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
@@ -172,7 +173,7 @@ class Scheduler:
 
     async def lose_node(self, node: int, why: str = "node-lost") -> None:
         """A node's GPUs are out of use; bundles on them are dropped without hooks."""
-        now = self._state.begin()
+        now, why = self._state.begin(), readable(why)
         self._state.commit(leases.node_lost(self._state.shares, node, why, now))
         for runner in self._state.runners.values():
             runner.interrupt()
@@ -330,7 +331,8 @@ def _check_tenant(value: object) -> None:
     if not isinstance(value, Tenant):
         raise InvalidRequest(f"a tenant is a Tenant or None, not {value!r}")
     names = [name for name in (value.process, value.training) if name is not None]
-    if not all(isinstance(name, str) and name for name in names) or not isinstance(value.round, int | None):
+    known = isinstance(value.round, int) and not isinstance(value.round, bool) and 0 <= value.round < MOST
+    if not all(is_text(name) and name for name in names) or not (value.round is None or known):
         raise InvalidRequest(f"a tenant has texts for names and a number for its round, not {value!r}")
 
 

@@ -83,6 +83,9 @@ class StoreJournal:
             except (MusterError, OSError) as error:
                 self._fail(JournalUnusable(f"{self._name} cannot be kept: {error}"))
                 return
+            except BaseException as error:  # whatever it was: nobody waits for ever, nothing is written on top of it
+                self._fail(JournalUnusable(f"{self._name} cannot be kept: {error!r}"))
+                raise
             self._under_way.set_result(None)
         self._under_way = None
 

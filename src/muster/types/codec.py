@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Names = Callable[[str], str]  # how a field's name is spelled on the wire
 
+MOST = 1 << 53  # beyond it a number is not the same number for everybody who reads JSON
 _MOST_GUESSES = 20
 
 
@@ -91,6 +92,16 @@ def prepare(kinds: Iterable[type], *, names: Names = camel) -> None:
 def schema_of(cls: type) -> dict[str, Any]:
     """The JSON schema of a record."""
     return _schema(cls, {})
+
+
+def is_text(value: object) -> bool:
+    """Whether it can be written for everybody: half of a character cannot."""
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value))
+
+
+def readable(text: str) -> str:
+    """The same with marks for what cannot be written."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def show_time(at: datetime) -> str:
@@ -294,15 +305,15 @@ def _choice_decoder(choices: tuple[Any, ...]) -> _Read:
 
 def _scalar_decoder(kind: type) -> _Read:
     def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
-        if kind is float and isinstance(data, int) and not isinstance(data, bool) and abs(data) < 1 << 53:
+        if kind is float and isinstance(data, int) and not isinstance(data, bool) and abs(data) < MOST:
             return float(data)
         if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
             problems.append(Problem(at, f"must be {_KINDS.get(kind, kind.__name__)}, not {_kind_of(data)}"))
         elif isinstance(data, float) and not math.isfinite(data):
             problems.append(Problem(at, "must be a finite number"))
-        elif isinstance(data, int) and not isinstance(data, bool) and abs(data) >= 1 << 53:
+        elif isinstance(data, int) and not isinstance(data, bool) and abs(data) >= MOST:
             problems.append(Problem(at, "is too large a number"))
-        elif isinstance(data, str) and not data.isascii() and any("\ud800" <= char <= "\udfff" for char in data):
+        elif isinstance(data, str) and not is_text(data):
             problems.append(Problem(at, "is not valid text"))
         return data
 

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from muster.errors import InvalidRequest, NotFound, PipelineQuarantined, RequestRefused, WouldDeadlock
+from muster.types.codec import MOST, is_text
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
@@ -333,8 +334,8 @@ def _remember_id(shares: Shares, pipeline: PipelineId, rollout: Rollout) -> Shar
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    return is_text(value) and bool(value)
 
 
 def _counts(value: object, *, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < MOST

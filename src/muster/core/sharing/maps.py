@@ -6,11 +6,10 @@ A bundle is moved as one piece, so its shape is checked once, at registration, a
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping
 
-from muster.types.codec import Problem
+from muster.types.codec import MOST, Problem
 from muster.types.sharing import CLUSTERS, GENERATION_CLUSTER, ClusterSpec, Gpu, Pool
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -23,7 +22,7 @@ def problems(pool: Pool, pipeline: str, clusters: Mapping[str, ClusterSpec], wei
     found = []
     if not isinstance(pipeline, str) or not NAME.fullmatch(pipeline):
         found.append(Problem("pipeline", f"{pipeline!r} is no name: letters, digits and . _ : - are, up to 128"))
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < MOST:
         found.append(Problem("weight", f"must be a number greater than 0, not {weight!r}"))
     if not isinstance(clusters, Mapping):
         return (*found, Problem("clusters", "must map names to specs"))
@@ -43,14 +42,14 @@ def problems(pool: Pool, pipeline: str, clusters: Mapping[str, ClusterSpec], wei
 def map_problems(pool: Pool, name: str, spec: ClusterSpec) -> list[str]:
     """The rules that one cluster's map breaks. Shape is judged only once the plain facts are right."""
     gpus, size, slots = spec.gpus, spec.tp_size, spec.slots_per_bundle
-    if name == WITHOUT_GPUS:
-        return [f"{WITHOUT_GPUS} has no GPUs: give it none"] if gpus else []
+    if name == WITHOUT_GPUS and gpus:
+        return [f"{WITHOUT_GPUS} has no GPUs: give it none"]
     found = []
     if any(isinstance(gpu, bool) or not isinstance(gpu, int) for gpu in gpus):
         return ["GPUs are whole numbers"]
-    if not gpus:
+    if not gpus and name != WITHOUT_GPUS:
         found.append(f"needs GPUs: only {WITHOUT_GPUS} has none")
-    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
+    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or not 0 < slots < MOST):
         found.append(f"slots_per_bundle is at least 1, not {slots!r}")
     twice = sorted({one for one, other in itertools.pairwise(gpus) if one == other})
     if twice:

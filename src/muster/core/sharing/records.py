@@ -81,8 +81,13 @@ def read(entries: Mapping[str, Value], empty: Shares, where: str, *, boot: str =
         )
     except (Invalid, KeyError, IndexError, ValueError) as error:
         raise JournalUnusable(f"{where} holds what no scheduler has written: {error!r}") from error
+    if head.pool != empty.pool and not pipelines:
+        return KeptShares(empty)  # nobody has anything of the other one
     if head.pool != empty.pool:
-        raise JournalUnusable(f"{where} is about {head.pool}, not about {empty.pool}")
+        raise JournalUnusable(
+            f"{where} is about {head.pool}, not about {empty.pool}",
+            hint=f"start it as it was, and unregister {', '.join(sorted(pipelines))} first",
+        )
     return KeptShares(shares, head.at, head.reasons, head.boot != boot)
 
 
