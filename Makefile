@@ -41,8 +41,10 @@ $(VENV)/.debian: | $(STAMP)
 	fi
 	@! { command -v etcd && command -v chromium; } >/dev/null || touch $@
 
+# Tests start thousands of processes: none of them should have to compile what it imports.
 test: venv $(VENV)/.debian
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q src
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 # A real API server; its programs are built once where there are none, which takes about ten minutes.
 test-kube: venv
