@@ -37,11 +37,15 @@ class _Clock:
         return 0.0
 
 
-async def _kube(cluster: Cluster, keep_changes: int) -> Store:
-    """All trainings are one collection, so each story begins with none; its log is in a namespace of its own."""
+def _api_of(cluster: Cluster) -> KubeApi:
     config = KubeConfig.from_file(cluster.kubeconfig()).get()
     assert config is not None
-    api = KubeApi(config)
+    return KubeApi(config)
+
+
+async def _kube(cluster: Cluster, keep_changes: int) -> Store:
+    """All trainings are one collection, so each story begins with none; its log is in a namespace of its own."""
+    api = _api_of(cluster)
     for namespace in NAMESPACES:
         with contextlib.suppress(errors.AlreadyExists):
             await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
@@ -81,6 +85,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
                 await asyncio.wait_for(story(store), BOUND_S)
             finally:
                 await store.close()
+                if cluster is not None:  # a control plane of a later test would take them for its own
+                    await clear(_api_of(cluster))
 
         asyncio.run(bounded())
 
