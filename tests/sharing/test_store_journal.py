@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -81,6 +82,13 @@ class Slow(SqliteStore):
 
     back: asyncio.Event
 
+    @classmethod
+    def there(cls, folder: Path) -> Self:
+        store = cls.open(folder / "muster.db", synchronous="NORMAL")
+        store.back = asyncio.Event()
+        store.back.set()
+        return store
+
     async def write(self, write: Write) -> Stored | None:
         if any(one.kind == KIND for one in write.records):
             await self.back.wait()
@@ -89,9 +97,7 @@ class Slow(SqliteStore):
 
 def test_nobody_is_answered_and_no_hook_is_called_before_it_is_written(tmp_path: Path) -> None:
     async def story() -> None:
-        store = Slow.open(tmp_path / "muster.db", synchronous="NORMAL")
-        store.back = asyncio.Event()
-        store.back.set()
+        store = Slow.there(tmp_path)
         scheduler = a_scheduler(store)
         await scheduler.start()
         hooks = await joined(scheduler, "p1")
@@ -115,9 +121,7 @@ def test_nobody_is_answered_and_no_hook_is_called_before_it_is_written(tmp_path:
 
 def test_a_request_that_is_cancelled_before_its_grant_is_written_holds_nothing(tmp_path: Path) -> None:
     async def story() -> None:
-        store = Slow.open(tmp_path / "muster.db", synchronous="NORMAL")
-        store.back = asyncio.Event()
-        store.back.set()
+        store = Slow.there(tmp_path)
         scheduler = a_scheduler(store)
         await scheduler.start()
         await joined(scheduler, "p1")
@@ -220,9 +224,7 @@ def test_a_stop_ends_though_the_store_is_full(tmp_path: Path, monkeypatch: pytes
 
 def test_new_hooks_are_not_tried_before_it_is_written_that_the_process_before_is_over(tmp_path: Path) -> None:
     async def story() -> None:
-        store = Slow.open(tmp_path / "muster.db", synchronous="NORMAL")
-        store.back = asyncio.Event()
-        store.back.set()
+        store = Slow.there(tmp_path)
         first = a_scheduler(store)
         await first.start()
         await first.register_pipeline("p1", FOUR, Hooks(), tenant=Tenant("one"))
