@@ -134,6 +134,28 @@ def test_a_viewer_looks_and_an_editor_of_any_namespace_takes_part(tmp_path: Path
     in_pool(tmp_path, test)
 
 
+def test_a_viewer_freezes_nobody_and_only_an_admin_takes_a_node_out_of_use(tmp_path: Path) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        viewer, editor = house.as_role("viewer"), house.as_role("editor")
+        await put(house)
+        assert (await viewer.get(f"{POOL}/reports")).json()["items"] == []
+        lost = {"state": "lost", "why": "its rack is dark"}
+        refused = [
+            await viewer.post(f"{P1}/quarantine", json={"why": "spite"}),
+            await viewer.put(f"{POOL}/nodes/0", json=lost),
+            await editor.put(f"{POOL}/nodes/0", json=lost),
+        ]
+        assert [one.status_code for one in refused] == [403] * 3
+        assert not pool.scheduler.snapshot().quarantined
+        for path, status in ((f"{POOL}/nodes/0", 200), (f"{POOL}/nodes/9", 422), (f"{POOL}/nodes/-1", 404)):
+            assert (await house.client.put(path, json=lost)).status_code == status, path
+        assert pool.scheduler.snapshot().quarantined == {f"gpu {gpu}": "its rack is dark" for gpu in range(4)}
+        assert (await editor.post(f"{P1}/quarantine", json={})).status_code == 200
+        assert pool.scheduler.snapshot().quarantined["p1"] == "no reason was given"
+
+    in_pool(tmp_path, test)
+
+
 def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
     async def test(house: House, pool: PoolService) -> None:
         for method, path in [
