@@ -29,7 +29,11 @@ class Plane(Fleet):
         `files` is for ulimit. With LEASE_S or ALIVE_S it has that time instead of its own.
         """
         limit = ("/bin/sh", "-c", f'ulimit {files} && exec "$@"', "sh") if files else ()
-        program = (str(PROGRAMS / "daemon.py"),) if {"LEASE_S", "ALIVE_S"} & env.keys() else ("-m", "muster.daemon")
+        program = (
+            (str(PROGRAMS / "daemon.py"),)
+            if {"LEASE_S", "ALIVE_S", "STALL_S"} & env.keys()
+            else ("-m", "muster.daemon")
+        )
         command = (*limit, sys.executable, *program, "--home", str(self.home), *options)
         self.daemon = self.start(*command, **env)
         self.daemon.expect(r"muster serves on (\S+)")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from muster import ports
-from muster.background import Tasks
+from muster.background import LoopThread, Tasks
 from muster.errors import InvalidRequest, MusterError, Unavailable
 from muster.ports import until_answered
 
@@ -50,3 +51,21 @@ def test_it_is_asked_until_there_is_an_answer_or_one_that_will_not_change(monkey
     assert asyncio.run(until_answered("it", ask)) == "here"
     with pytest.raises(InvalidRequest):
         asyncio.run(until_answered("it", ask))
+
+
+def test_a_loop_on_a_thread_of_its_own_goes_on_while_this_one_stands_still() -> None:
+    async def scenario() -> None:
+        thread = LoopThread("beside")
+        thread.start()
+        try:
+            went_on = threading.Event()
+            thread.loop.call_soon_threadsafe(thread.loop.call_later, 0.01, went_on.set)
+            assert went_on.wait(10), "this loop is held, and the other one is not"
+            assert thread.do(lambda: threading.current_thread().name) == "beside"
+            assert await thread.run(asyncio.sleep(0, "done")) == "done"
+            with pytest.raises(ZeroDivisionError):
+                thread.do(lambda: 1 // 0)
+        finally:
+            thread.stop()
+
+    asyncio.run(scenario())

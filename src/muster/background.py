@@ -1,9 +1,11 @@
-"""What goes on beside: tasks that somebody has to hold. Standard library only."""
+"""What goes on beside: tasks that somebody has to hold, and a loop on a thread of its own. Standard library only."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,3 +41,43 @@ class Tasks:
         self._held.discard(task)
         if self._failed is not None and not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
+
+
+class LoopThread:
+    """An event loop on a thread of its own, for what has to go on whatever the others are doing."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Have it done there, and wait for that. It must not wait for whoever calls this."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+
+        self.loop.call_soon_threadsafe(run)
+        return done.result()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()

@@ -1,10 +1,14 @@
 """The control plane with times of its own, for tests that would wait for the usual ones.
 
 usage: daemon.py OPTION…    LEASE_S: of workers. ALIVE_S: how often it leaves word that it lives.
+
+On SIGUSR1 everything that runs on its main thread stands still for STALL_S.
 """
 
 import os
+import signal
 import sys
+import time
 from datetime import timedelta
 
 from muster.core.training import reconcile
@@ -13,4 +17,6 @@ from muster.daemon.local import LocalSite
 
 reconcile.LEASE = timedelta(seconds=float(os.environ.pop("LEASE_S", reconcile.LEASE.total_seconds())))
 LocalSite.alive_every_s = float(os.environ.pop("ALIVE_S", LocalSite.alive_every_s or 0))
+stall_s = float(os.environ.pop("STALL_S", "0"))
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(stall_s))
 sys.exit(plane.run(options.read()))

@@ -27,7 +27,7 @@ from muster.world import wire
 
 if TYPE_CHECKING:
     from muster.backends.kube.backend import KubeBackend
-    from muster.world.service import Coordinator
+    from muster.daemon.direction import Listens
 
 log = logging.getLogger("muster.daemon")
 
@@ -102,7 +102,7 @@ class KubeSite:
     async def adopt(self) -> int:
         return await self._backend.adopt()
 
-    async def listen(self, coordinator: Coordinator) -> None:
+    async def listen(self, coordinator: Listens) -> None:
         await coordinator.start(self._options.address or ANY, self._options.coordinator_port)
 
     def token(self) -> str | None:

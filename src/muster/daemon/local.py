@@ -17,13 +17,13 @@ from muster.backends import records
 from muster.backends.local import processes
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
+from muster.daemon.direction import Listens
 from muster.daemon.options import Options, etcd_address
 from muster.files import write_private
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Filter, Keys, Store
 from muster.store.sqlite import SqliteStore
 from muster.world import wire
-from muster.world.service import Coordinator
 
 log = logging.getLogger("muster.daemon")
 
@@ -85,7 +85,7 @@ class LocalSite:
         kept = self._store.record(ALIVE_KIND, ALIVE_KEY)
         return await self._backend.adopt(datetime.fromisoformat(str(kept["at"])) if kept else None)
 
-    async def listen(self, coordinator: Coordinator) -> None:
+    async def listen(self, coordinator: Listens) -> None:
         path = self._home / "coordinator.addr"
         try:
             host, port = wire.parse_address(path.read_text().split()[0])

@@ -1,4 +1,4 @@
-"""The control plane's parts on one event loop, from the start to the stop.
+"""The control plane's parts, from the start to the stop: one event loop, and one beside it for the coordinator.
 
 Everything that must outlive it is its site's to keep. Started again, it finds its workers and goes on.
 """
@@ -23,27 +23,23 @@ from urllib.parse import urlsplit
 from muster import __version__, descriptors, errors
 from muster.backends.local import gpus
 from muster.background import Tasks
-from muster.control.loop import RUN_KIND, TOKEN_KIND, Loop
+from muster.control.loop import RUN_KIND, Loop
 from muster.control.publish import Publisher
 from muster.core.training.metering import Rates, read_rates
 from muster.core.training.reconcile import settings_of
 from muster.core.training.status import in_effect
-from muster.core.world import records
 from muster.daemon import options as told
+from muster.daemon.direction import Direction, Listens
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
 from muster.files import write_private
-from muster.ports import Backend, Clock, Filter, Keys, Record, Store, Write, insist
+from muster.ports import Backend, Clock, Filter, Keys, Store
 from muster.store.ledger import WallClock
 from muster.types.codec import Invalid, show_time
-from muster.types.frames import RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.training import TERMINAL, Uid
-from muster.types.world import RunId
 from muster.world import wire
-from muster.world.direct import DirectedWorlds
-from muster.world.service import Coordinator
 
 if TYPE_CHECKING:
     import uvicorn
@@ -54,6 +50,7 @@ log = logging.getLogger("muster.daemon")
 
 DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
 REPLACED = 75  # another control plane acts: start again, and stand by
+SWITCH_S = 0.0005  # the coordinator's thread waits no longer than this for a busy API, each time it is woken
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
 
 
@@ -85,7 +82,7 @@ class Site(Protocol):
     async def adopt(self) -> int:
         """Take over workers that a control plane before this one started; how many still run."""
 
-    async def listen(self, coordinator: Coordinator) -> None: ...
+    async def listen(self, coordinator: Listens) -> None: ...
 
     def token(self) -> str | None:
         """The API's first user's, where it is not for us to make one."""
@@ -107,29 +104,6 @@ def site_of(options: Options, clock: Clock) -> Site:
     return KubeSite(options, clock)
 
 
-class _KeptRuns:
-    """The coordinator's records, in the store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._writes = Tasks()
-
-    def records(self) -> Mapping[RunId, dict[str, Any]]:
-        return {RunId(uid): dict(kept) for uid, kept in self._store.records(RUN_KIND).items()}
-
-    def save(self, run_id: RunId, record: RunRecord) -> None:
-        self._write(Record(RUN_KIND, run_id, records.write(record)))
-
-    def forget(self, run_id: RunId) -> None:
-        self._write(Record(RUN_KIND, run_id, None))
-
-    def _write(self, record: Record) -> None:
-        self._writes.start(insist(self._store, Write(records=(record,), lazy=True)))
-
-    async def settle(self) -> None:
-        await self._writes.finish()
-
-
 class ControlPlane:
     """All parts of one process. `start` returns when it serves, `stop` when everything is stored."""
 
@@ -147,9 +121,8 @@ class ControlPlane:
     async def start(self) -> str:
         self._site = site = site_of(self._options, self._clock)
         self._store = store = await site.open()
-        self._runs = _KeptRuns(store)
-        self._coordinator = Coordinator(state=self._runs, director=self, on_event=self._tell)
-        worlds = DirectedWorlds(self._coordinator)
+        self._direction = Direction(store, self)
+        worlds = self._direction.worlds
         publisher = Publisher(store, await site.keys())
         self._backend = await site.backend()
         backends = {site.name: self._backend}
@@ -171,7 +144,7 @@ class ControlPlane:
             if not known and any(worker.alive for worker in self._backend.workers(stored.uid)):
                 spec = in_effect(stored.training)
                 worlds.open(stored.uid, settings_of(spec), spec.world_size.target)
-        await site.listen(self._coordinator)
+        await site.listen(self._direction)
         self._loop.start()
         await self._start_pools(os.environ, TrainingRounds(store, worlds, backends, self._loop.key_of))
         store.subscribe(lambda change: self._training_changed(change.stored.uid))
@@ -260,24 +233,26 @@ class ControlPlane:
             await pool.stop()
         await self._loop.stop()
         await self._backend.close()
-        await self._coordinator.stop()
+        await self._direction.stop()
         if self._serving is not None:
             await asyncio.wait({self._serving}, timeout=DRAIN_S + 1.0)
         self._tasks.cancel()
         await self._tasks.finish()
-        await self._runs.settle()
         await self._store.close()
         await self._site.close()
 
-    # What the coordinator tells
+    # What the coordinator and the backend tell
 
-    def token_of(self, run_id: RunId) -> str | None:
-        kept = self._store.record(TOKEN_KIND, run_id)
-        return str(kept["token"]) if kept else None
+    def run_changed(self, uid: Uid) -> None:
+        self._loop.run_changed(uid)
+        self._training_changed(uid)
 
-    def settled(self, run_id: RunId) -> None:
-        self._loop.run_changed(Uid(run_id))
-        self._training_changed(Uid(run_id))
+    def run_told(self, uid: Uid, event: RunEvent) -> None:
+        if (entry := event.journaled()) is not None:
+            self._loop.note(uid, entry)
+
+    def withdraw(self, uid: Uid) -> asyncio.Task[None] | None:
+        return self._loop.withdraw(uid)
 
     def _workers_changed(self, uid: Uid) -> None:
         self._loop.workers_changed(uid)
@@ -287,13 +262,6 @@ class ControlPlane:
         """What a pipeline held that ran as a rank of it may be free now."""
         for pool in self._pools.values():
             pool.tenants.training_changed(uid)
-
-    def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
-        return self._loop.withdraw(Uid(run_id))
-
-    def _tell(self, run_id: RunId, event: RunEvent) -> None:
-        if (entry := event.journaled()) is not None:
-            self._loop.note(Uid(run_id), entry)
 
 
 def _rates(path: Path) -> Rates | None:
@@ -377,6 +345,7 @@ def run(options: Options) -> int:
     except OSError:
         return _refuse(f"another control plane serves {options.home}; see muster server status")
 
+    sys.setswitchinterval(SWITCH_S)
     before, now = descriptors.raise_limit()
     if now != before:
         log.info("this process may open %d files instead of %d; its workers may open %d", now, before, before)

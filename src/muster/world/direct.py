@@ -1,10 +1,14 @@
-"""The coordinator behind the port through which a control plane directs runs."""
+"""The coordinator behind the port through which a control plane directs runs.
+
+It runs on a thread with a loop of its own: a worker's lease must not depend on what the API is doing. What is ordered
+here is done there before the order returns; what is looked at is what the last decision left.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from muster.background import LoopThread
 from muster.ports import RunView
 from muster.types.training import Uid
 from muster.types.world import OutcomeState, RunId, RunOutcome, Settings
@@ -13,43 +17,43 @@ from muster.world.service import Coordinator
 
 
 class DirectedWorlds:
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, thread: LoopThread) -> None:
         self._coordinator = coordinator
+        self._thread = thread
 
     def look(self, uid: Uid) -> RunView | None:
-        protocol = self._protocol(uid)
-        return (
-            None
-            if protocol is None or protocol.run is None
-            else RunView(protocol.run, protocol.at.reason, protocol.at.confirmed)
-        )
+        protocol = self._coordinator.protocol(RunId(uid))
+        seen = None if protocol is None else protocol.seen
+        return None if seen is None else RunView(*seen)
 
     def open(self, uid: Uid, settings: Settings, target: int) -> None:
-        protocol = self._coordinator.open_run(RunId(uid), settings)
-        protocol.orders.reconfigure(settings, target, asyncio.get_running_loop().time())
+        def opened() -> None:
+            protocol = self._coordinator.open_run(RunId(uid), settings)
+            protocol.orders.reconfigure(settings, target, self._thread.loop.time())
+            protocol.show()
+
+        self._thread.do(opened)
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
-        if (protocol := self._protocol(uid)) is not None:
-            protocol.orders.end(RunOutcome(state, reason, message))
-            self._coordinator.touch(protocol)
+        self._order(uid, lambda protocol: protocol.orders.end(RunOutcome(state, reason, message)))
 
     def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
-        if (protocol := self._protocol(uid)) is not None:
-            protocol.orders.mark_dead(names)
-            self._coordinator.touch(protocol)
+        self._order(uid, lambda protocol: protocol.orders.mark_dead(names))
 
     def confirm(self, uid: Uid, outcome: RunOutcome) -> None:
-        if (protocol := self._protocol(uid)) is not None:
-            protocol.orders.confirm(outcome)
-            self._coordinator.touch(protocol)
+        self._order(uid, lambda protocol: protocol.orders.confirm(outcome))
 
     def let_go(self, uid: Uid) -> None:
-        if (protocol := self._protocol(uid)) is not None:
-            protocol.orders.let_go()
-            self._coordinator.touch(protocol)
+        self._order(uid, lambda protocol: protocol.orders.let_go())
 
     def close(self, uid: Uid) -> None:
-        self._coordinator.close_run(RunId(uid))
+        self._thread.do(lambda: self._coordinator.close_run(RunId(uid)))
 
-    def _protocol(self, uid: Uid) -> RunProtocol | None:
-        return self._coordinator.protocol(RunId(uid))
+    def _order(self, uid: Uid, order: Callable[[RunProtocol], None]) -> None:
+        def ordered() -> None:
+            if (protocol := self._coordinator.protocol(RunId(uid))) is not None:
+                order(protocol)
+                protocol.show()
+                self._coordinator.touch(protocol)
+
+        self._thread.do(ordered)

@@ -62,6 +62,8 @@ from muster.world.frames_out import Peer
 from muster.world.joining import Joining, usable
 from muster.world.orders import Orders
 
+Seen = tuple[runs.Run, str, bool]  # the run, the reason, and whether its members were told the outcome
+
 # Reports about a round: what they say of an older one than the current is not entered.
 _OF_A_ROUND = (StartedFrame, UpFrame, ExitsFrame, FinishedFrame, SavingFrame, StoppedFrame, FailedFrame)
 
@@ -80,12 +82,15 @@ class RunProtocol:
         self.wake_at = math.inf
         self.released = False  # a round, whose frames are in the outbox
         self.first_steps = False  # a rank of this round has told its step for the first time
+        self.seen: Seen | None = None
+        self.show()
 
     @classmethod
     def from_record(cls, run_id: RunId, record: RunRecord, now: float, *, directed: bool = False) -> RunProtocol:
         """For a run whose coordinator died: same round, next epoch."""
         made = cls(run_id, epoch=record.epoch + 1, directed=directed)
         made._joining.restore(record, now, certain=True)
+        made.show()
         return made
 
     @property
@@ -95,6 +100,10 @@ class RunProtocol:
     @property
     def run(self) -> runs.Run | None:
         return self.at.run
+
+    def show(self) -> None:
+        """Let other threads see the run as it is now; in the middle of a decision they see it as it was before."""
+        self.seen = None if self.at.run is None else (self.at.run, self.at.reason, self.at.confirmed)
 
     @property
     def connected(self) -> int:

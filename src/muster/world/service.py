@@ -56,7 +56,7 @@ class Director(Protocol):
 
     def token_of(self, run_id: RunId) -> str | None: ...
     def settled(self, run_id: RunId) -> None: ...
-    def before_release(self, run_id: RunId) -> asyncio.Task[None] | None:
+    def before_release(self, run_id: RunId) -> asyncio.Future[None] | None:
         """What has to be done before the ranks of a new round may start; they do not wait for it for long."""
 
 
@@ -213,6 +213,7 @@ class Coordinator:
                     self.touch(protocol)
                 elif protocol.at.outbox:
                     self._flush(protocol)
+                    protocol.show()
                 return
             self._hello(channel, frame)
         except _MALFORMED as error:
@@ -289,6 +290,7 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         wake_at = protocol.settle(loop.time())
         self._flush(protocol)
+        protocol.show()
         self._drop_timer(protocol.run_id)
         if wake_at < math.inf:
             self._timers[protocol.run_id] = loop.call_at(wake_at, self.touch, protocol)
@@ -314,8 +316,8 @@ class Coordinator:
         gated = protocol.run is not None and protocol.run.settings.gate_timeout_s is not None
         if not released or not gated or self._director is None:
             return False
-        task = self._director.before_release(protocol.run_id)
-        if task is None:
+        ready = self._director.before_release(protocol.run_id)
+        if ready is None:
             return False
 
         def let_go(_: object = None) -> None:
@@ -327,7 +329,7 @@ class Coordinator:
 
         self._holding.add(protocol.run_id)
         timer = asyncio.get_running_loop().call_later(HELD_S, let_go)
-        task.add_done_callback(let_go)
+        ready.add_done_callback(let_go)
         return True
 
     async def _keep_time(self) -> None:
