@@ -138,7 +138,8 @@ def test_an_ended_training_refuses_orders_and_answers_edits_around_the_api_with_
     warning = next(event for event in training.events() if event.reason == "UDTerminalState")
     assert warning.type == "Warning" and "1:3:3" in warning.message
     training.refresh()
-    assert training.phase == "succeeded" and not plane.worker_pids()
+    assert training.phase == "succeeded"
+    plane.no_worker_left()
     plane.crash()
     plane.serve()
     eventually(lambda: plane.client.get("demo").generation == 2, "it is there again")
