@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := all
-.PHONY: all venv demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube clean
+.PHONY: all venv demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security clean
 
 all: check test
 
@@ -55,7 +55,7 @@ soak: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
 
-bench: bench-world bench-control bench-sharing bench-mesh bench-kube
+bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security
 
 # Peers go into a folder of their own, so that what they bring is seen by them alone.
 $(VENV)/peers: $(STAMP)
@@ -83,6 +83,10 @@ bench-mesh: venv $(VENV)/.debian
 bench-kube: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m bench.kube $(ARGS)
+
+# Somebody tries to stop it: a reader of 15 GB, a thousand silent connections, 200 kills. About ten minutes.
+bench-security: venv
+	$(BIN)/python -m bench.security $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from tests.control.lives import live
+from tests.control.storm import storm
 from tests.fleet import eventually, gone
 from tests.plane import Plane, fresh, reasons
 
@@ -136,3 +137,16 @@ def test_a_worker_that_stands_still_is_replaced(plane: Plane) -> None:
     training.wait_until_target_world(timeout=30)
     plane.go()
     training.result(timeout=30)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1])
+def test_a_storm_of_eight_clients_loses_nothing_through_two_hundred_deaths(tmp_path: Path, seed: int) -> None:
+    plane = Plane(tmp_path)
+    try:
+        plane.serve()
+        tally = storm(plane, Random(seed), kills=200, clients=8)
+        assert not tally.wrong, tally
+        print(f"{tally.kills} kills, {tally.writes} writes accepted, {tally.unanswered} not answered, nothing lost")
+    finally:
+        plane.close()

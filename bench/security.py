@@ -1,0 +1,168 @@
+"""What does it cost when somebody tries to stop it? A reader of a huge log, a silent crowd, a storm of kills.
+
+python -m bench.security [--json] [--only PART]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+from bench import report
+from bench.report import Figure, p50, p99
+from muster.server.auth import Tokens
+from tests.control.storm import storm
+from tests.fleet import eventually
+from tests.plane import Plane, reasons
+
+HUGE = 15 << 30
+TRAININGS = 20
+CROWD, DESCRIPTORS = 1_000, 1_024
+KILLS, CLIENTS = 200, 8
+
+
+@contextlib.contextmanager
+def a_plane(files: str = "") -> Iterator[Plane]:
+    folder = Path(tempfile.mkdtemp(prefix="muster-bench-"))
+    plane = Plane(folder)
+    plane.serve(files=files)
+    try:
+        yield plane
+    finally:
+        plane.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def place(plane: Plane) -> tuple[str, int]:
+    split = urlsplit(plane.url)
+    return str(split.hostname), int(split.port or 0)
+
+
+# A reader ----------------------------------------------------------------------------------------
+
+
+def reader(_: argparse.Namespace) -> Iterator[Figure]:
+    """A viewer takes all 15 GB of a log as fast as they come, beside 20 trainings of one worker each."""
+    with a_plane() as plane:
+        viewer = Tokens(plane.home).create("viewer", "viewer")
+        command = [sys.executable, "-c", f"import os; os.ftruncate(1, {HUGE})"]
+        plane.train("huge", world=(1, 1, 1), command=command).result(timeout=60)
+        trainings = [plane.train(f"t{index}", world=(1, 1, 1)) for index in range(TRAININGS)]
+        for training in trainings:
+            training.wait_until_target_world(timeout=120)
+        plane.started(0, TRAININGS)
+        over = threading.Event()
+        delays: list[float] = []
+        asking = threading.Thread(target=_ask, args=(plane, over, delays))
+        asking.start()
+        began = time.monotonic()
+        taken = _take(plane, viewer)
+        took = time.monotonic() - began
+        over.set()
+        asking.join()
+        plane.go()
+        for training in trainings:
+            training.result(timeout=120)
+        told = [reason for training in trainings for reason in reasons(training)]
+        silent = told.count("WorkerLost") + told.count("RoundReleased") - TRAININGS
+    note = f"{taken / 1e9:.1f} GB in {took:.0f} s"
+    beside = {"samples": len(delays), "worst": round(max(delays) * 1e3, 1)}
+    name = f"/healthz while a viewer reads {HUGE >> 30} GB and {TRAININGS} trainings run"
+    yield Figure(f"{name}, p50", p50(delays) * 1e3, "ms", "-", taken >= HUGE, note=note, **beside)
+    value = p99(delays) * 1e3
+    yield Figure(f"{name}, p99", value, "ms", "≤ 50 ms", value <= 50 and taken >= HUGE, note=note, **beside)
+    yield Figure("workers silent, and rounds beyond the first, meanwhile", silent, "", "0", silent == 0)
+
+
+def _take(plane: Plane, token: str) -> int:
+    with socket.create_connection(place(plane), timeout=60) as opened:
+        path = "/v1/namespaces/default/trainings/huge/logs"
+        opened.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        taken, buffer, tail = 0, bytearray(1 << 20), b""
+        while not tail.endswith(b"0\r\n\r\n") and (count := opened.recv_into(buffer)):
+            taken += count
+            tail = (tail + bytes(buffer[max(0, count - 8) : count]))[-8:]
+        return taken
+
+
+def _ask(plane: Plane, over: threading.Event, delays: list[float]) -> None:
+    """Every 20 ms, each time over a connection of its own."""
+    while not over.wait(0.02):
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(*place(plane), timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+        delays.append(time.monotonic() - began)
+
+
+# A crowd -----------------------------------------------------------------------------------------
+
+
+def crowd(_: argparse.Namespace) -> Iterator[Figure]:
+    """1,000 connections without a token at 1,024 descriptors: half say nothing, half a byte now and then."""
+    with a_plane(files=f"-n {DESCRIPTORS}") as plane, contextlib.ExitStack() as stack:
+        training = plane.train(world=(2, 2, 2), spares=1)
+        training.wait_until_target_world(timeout=60)
+        plane.started(0, 2)
+        assert plane.daemon is not None
+        said = len(plane.daemon.text)
+        slow = [stack.enter_context(_came(plane, b"GET /v1/trainings HTTP/1.1\r\nX-Slow: ")) for _ in range(CROWD // 2)]
+        for _ in range(CROWD - len(slow)):
+            stack.enter_context(_came(plane, b""))
+        delays, failed, until = [], 0, time.monotonic() + 20
+        while time.monotonic() < until:
+            for one in slow[:: len(slow) // 50]:
+                with contextlib.suppress(OSError):
+                    one.send(b"x")
+            began = time.monotonic()
+            asked = plane.muster("ps")
+            failed += asked.wait(60) != 0
+            delays.append(time.monotonic() - began)
+        plane.kill_worker("demo-0")
+        plane.started(1, 2)
+        eventually(lambda: len(plane.worker_pids()) == 3, "another worker is started", 60)
+        grown = len(plane.daemon.text) - said
+        rounds = reasons(training).count("RoundReleased")
+        plane.go()
+        training.result(timeout=60)
+    beside = {"samples": len(delays), "worst": round(max(delays) * 1e3)}
+    name = f"`muster ps` beside {CROWD} idle and slow connections at {DESCRIPTORS} descriptors"
+    yield Figure(f"{name}, p50", p50(delays) * 1e3, "ms", "it works", failed == 0, note=f"{failed} failed", **beside)
+    yield Figure("its log grew by", grown / 1e3, "kB", "< 100 kB", grown < 100_000)
+    yield Figure("rounds, with one worker killed meanwhile", rounds, "", "2", rounds == 2)
+
+
+def _came(plane: Plane, words: bytes) -> socket.socket:
+    made = socket.create_connection(place(plane), timeout=10)
+    with contextlib.suppress(ConnectionError):
+        made.sendall(words)
+    return made
+
+
+# A storm -----------------------------------------------------------------------------------------
+
+
+def deaths(_: argparse.Namespace) -> Iterator[Figure]:
+    """kill -9 of the control plane at random moments while clients submit, scale, cancel, delete and wait."""
+    with a_plane() as plane:
+        tally = storm(plane, Random(1), KILLS, CLIENTS)
+    note = f"{tally.kills} × kill -9, {CLIENTS} clients, {tally.writes} accepted writes"
+    for what in ("lost", "duplicates", "orphans", "unknown"):
+        count = len(getattr(tally, what))
+        yield Figure(f"kill -9 of the control plane in a storm: {what}", count, "", "0", count == 0, note=note)
+
+
+if __name__ == "__main__":
+    sys.exit(report.run(__doc__ or "", {"reader": reader, "crowd": crowd, "storm": deaths}))
