@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 from urllib.parse import urlsplit
 
 from bench import report
@@ -77,7 +78,7 @@ def reader(_: argparse.Namespace) -> Iterator[Figure]:
         told = [reason for training in trainings for reason in reasons(training)]
         silent = told.count("WorkerLost") + told.count("RoundReleased") - TRAININGS
     note = f"{taken / 1e9:.1f} GB in {took:.0f} s"
-    beside = {"samples": len(delays), "worst": round(max(delays) * 1e3, 1)}
+    beside: dict[str, Any] = {"samples": len(delays), "worst": round(max(delays) * 1e3, 1)}
     name = f"/healthz while a viewer reads {HUGE >> 30} GB and {TRAININGS} trainings run"
     yield Figure(f"{name}, p50", p50(delays) * 1e3, "ms", "-", taken >= HUGE, note=note, **beside)
     value = p99(delays) * 1e3
@@ -110,7 +111,7 @@ def _ask(plane: Plane, over: threading.Event, delays: list[float]) -> None:
 # A crowd -----------------------------------------------------------------------------------------
 
 
-def crowd(_: argparse.Namespace) -> Iterator[Figure]:
+def crowd(_given: argparse.Namespace) -> Iterator[Figure]:
     """1,000 connections without a token at 1,024 descriptors: half say nothing, half a byte now and then."""
     with a_plane(files=f"-n {DESCRIPTORS}") as plane, contextlib.ExitStack() as stack:
         training = plane.train(world=(2, 2, 2), spares=1)
@@ -119,8 +120,8 @@ def crowd(_: argparse.Namespace) -> Iterator[Figure]:
         assert plane.daemon is not None
         said = len(plane.daemon.text)
         slow = [stack.enter_context(_came(plane, b"GET /v1/trainings HTTP/1.1\r\nX-Slow: ")) for _ in range(CROWD // 2)]
-        for _ in range(CROWD - len(slow)):
-            stack.enter_context(_came(plane, b""))
+        idle = [stack.enter_context(_came(plane, b"")) for _ in range(CROWD - len(slow))]
+        assert len(idle) + len(slow) == CROWD
         delays, failed, until = [], 0, time.monotonic() + 20
         while time.monotonic() < until:
             for one in slow[:: len(slow) // 50]:
@@ -137,7 +138,7 @@ def crowd(_: argparse.Namespace) -> Iterator[Figure]:
         rounds = reasons(training).count("RoundReleased")
         plane.go()
         training.result(timeout=60)
-    beside = {"samples": len(delays), "worst": round(max(delays) * 1e3)}
+    beside: dict[str, Any] = {"samples": len(delays), "worst": round(max(delays) * 1e3)}
     name = f"`muster ps` beside {CROWD} idle and slow connections at {DESCRIPTORS} descriptors"
     yield Figure(f"{name}, p50", p50(delays) * 1e3, "ms", "it works", failed == 0, note=f"{failed} failed", **beside)
     yield Figure("its log grew by", grown / 1e3, "kB", "< 100 kB", grown < 100_000)

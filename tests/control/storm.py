@@ -24,7 +24,7 @@ class Accepted:
 
     training: DistributedTraining
     exits: int
-    target: int = 1
+    target: int | None = 1
     cancelled: bool = False
     deleted: bool = False
     uncertain: bool = False  # an order was not answered: it may have been carried out
@@ -96,8 +96,11 @@ class _Client:
 
     def _scale(self, one: Accepted) -> None:
         target = self._rng.choice((2, 3))
-        with contextlib.suppress(muster.UDTerminalState):
+        try:
             one.training.scale(target)
+        except muster.UDTerminalState:
+            one.target = None  # it has ended; if an answer was lost before, it had been scaled by then
+        else:
             one.target = target
             self.writes += 1
 
@@ -165,7 +168,7 @@ def _compare(one: Accepted, now: DistributedTraining, tally: Tally) -> None:
     name = now.name
     if one.deleted:
         tally.lost.append(f"{name}: its removal was accepted, and it is there")
-    if one.target != now.training.spec.world_size.target and not one.uncertain:
+    if one.target not in (None, now.training.spec.world_size.target) and not one.uncertain:
         tally.lost.append(f"{name}: was scaled to {one.target}, has {now.training.spec.world_size.target}")
     if one.cancelled and now.training.spec.cancel is None and now.phase not in ("succeeded", "failed"):
         tally.lost.append(f"{name}: its cancellation was accepted and is not there")
