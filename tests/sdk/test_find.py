@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,24 +14,8 @@ from muster.sdk import find, flows
 from muster.sdk.client import Client
 from muster.sdk.effects import HttpRequest
 from muster.sdk.find import Search
+from tests.sdk.conftest import STAND_IN, started_in
 from tests.sdk.scripted import PATIENCE_S, Caller, Dropped, House, Plane, a_training
-
-STAND_IN = (sys.executable, str(Path(__file__).with_name("stand_in.py")))
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose daemons are ended with the test."""
-    made = tmp_path / "home"
-    yield made
-    for pid in started_in(made):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def started_in(home: Path) -> list[int]:
-    path = home / "starts"
-    return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def an_embedded(home: Path) -> Search:

@@ -35,6 +35,7 @@ from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
 from muster.files import write_private
 from muster.ports import Backend, Clock, Filter, Keys, Store
+from muster.sdk.home import process_of
 from muster.store.ledger import WallClock
 from muster.types.codec import Invalid, show_time
 from muster.types.run_event import RunEvent
@@ -220,6 +221,7 @@ class ControlPlane:
         self.url = f"{'https' if options.tls_cert else 'http'}://{wire.show_address(reachable, port)}"
         shown: dict[str, Any] = {"pid": os.getpid(), "url": self.url, "version": __version__}
         shown["startedAt"] = show_time(self._started_at)
+        shown["process"] = process_of(os.getpid())  # whoever has this pid later is not us
         if options.tls_cert:
             shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
         write_private(self._home / "server.json", json.dumps(shown) + "\n")

@@ -198,7 +198,8 @@ class Client:
 
 def default_client() -> Client:
     """The client of calls that name none; the environment says whom it speaks to."""
-    told = tuple(os.environ.get(name) for name in ("MUSTER_URL", "MUSTER_TOKEN", "MUSTER_HOME", "MUSTER_CA", "HOME"))
+    names = ("MUSTER_URL", "MUSTER_TOKEN", "MUSTER_HOME", "MUSTER_CA", "MUSTER_INSECURE", "HOME")
+    told = tuple(os.environ.get(name) for name in names)
     return _client_for(told, os.getpid())
 
 

@@ -2,7 +2,8 @@
 
 Two drivers, one synchronous and one asynchronous, do the same few things: send a request, read a line, pause, look
 for the server. They decide nothing. The HTTP client is imported when the first request is sent, so that importing
-muster stays cheap, and its exceptions are turned into `Lost` here.
+muster stays cheap, and its exceptions are turned into `Lost` here. A connection without TLS is used only after its
+other end was found to be trusted (`peers`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import ipaddress
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from muster.errors import Unavailable
-from muster.sdk import find
+from muster.sdk import find, peers
 from muster.sdk.effects import Emit, Flow, HttpRequest, Locate, Lost, NextLine, Now, Pause, Response
 from muster.sdk.find import Search, Server
+from muster.sdk.peers import Unproved
 
 if TYPE_CHECKING:
     import asyncio
@@ -53,7 +55,7 @@ class Link:
         try:
             self.locate(within_s)
         except Unavailable as why:
-            return Lost(why.message)
+            return Lost(why.message, hint=why.hint)
         return None
 
 
@@ -74,7 +76,7 @@ def _settings(url: str, ca: str | None) -> dict[str, Any]:
     return {"trust_env": host != "localhost", "verify": verify, "limits": limits}
 
 
-def _arguments(server: Server, request: HttpRequest) -> dict[str, Any]:
+def _arguments(server: Server, request: HttpRequest, prove: Callable[..., Any]) -> dict[str, Any]:
     """A request as the HTTP client wants it."""
     import httpx2
 
@@ -83,14 +85,41 @@ def _arguments(server: Server, request: HttpRequest) -> dict[str, Any]:
         headers["Authorization"] = f"Bearer {server.token}"
     timeout = httpx2.Timeout(request.timeout_s, connect=CONNECT_S)
     made = {"method": request.method, "url": server.url + request.path, "headers": headers, "timeout": timeout}
+    if not (server.insecure or urlsplit(server.url).scheme == "https"):
+        made["extensions"] = {"trace": prove}
     if request.params:
         made["params"] = dict(request.params)
     return made if request.json is None else made | {"json": request.json}
 
 
-def _lost(error: httpx2.TransportError, link: Link) -> Lost:
+_CONNECTED = "connection.connect_tcp.complete"  # what the HTTP client tells before it writes anything
+
+
+def _prove(event: str, info: Mapping[str, Any]) -> None:
+    if event == _CONNECTED:
+        made = info["return_value"]
+        try:
+            peers.check(made.get_extra_info("socket"))
+        except Unproved:
+            made.close()
+            raise
+
+
+async def _prove_async(event: str, info: Mapping[str, Any]) -> None:
+    if event == _CONNECTED:
+        made = info["return_value"]
+        try:
+            peers.check(made.get_extra_info("socket"))
+        except Unproved:
+            await made.aclose()
+            raise
+
+
+def _lost(error: httpx2.TransportError | Unproved, link: Link) -> Lost:
     import httpx2
 
+    if isinstance(error, Unproved):
+        return Lost(str(error), sent=False, known=link.answered, hint=error.hint)
     unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
     return Lost(str(error) or type(error).__name__, sent=not unsent, known=link.answered)
 
@@ -209,12 +238,12 @@ class _SyncRun:
         client = self._driver.client(server)
         self._stream.close()
         try:
-            opened = self._stream.enter_context(client.stream(**_arguments(server, request)))
+            opened = self._stream.enter_context(client.stream(**_arguments(server, request, _prove)))
             streamed = request.stream and opened.status_code < 400
             if not streamed:
                 opened.read()
                 self._stream.close()
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, Unproved) as error:
             self._stream.close()
             return _lost(error, self._link)
         if streamed:
@@ -339,12 +368,13 @@ class _AsyncRun:
         client = self._driver.client(server)
         await self._stream.aclose()
         try:
-            opened = await self._stream.enter_async_context(client.stream(**_arguments(server, request)))
+            told = _arguments(server, request, _prove_async)
+            opened = await self._stream.enter_async_context(client.stream(**told))
             streamed = request.stream and opened.status_code < 400
             if not streamed:
                 await opened.aread()
                 await self._stream.aclose()
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, Unproved) as error:
             await self._stream.aclose()
             return _lost(error, self._link)
         if streamed:

@@ -60,6 +60,7 @@ class Lost:
     reason: str
     sent: bool = True
     known: bool = False  # the server has answered before, so it is likely to come back
+    hint: str = ""  # what to do about it, where the reason says all
 
 
 @dataclass(frozen=True)

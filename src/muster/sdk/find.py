@@ -1,8 +1,9 @@
 """Where is the control plane, and who starts it if there is none?
 
 An address that the user gives (argument or `MUSTER_URL`) is taken as it is. Otherwise the context file under
-`MUSTER_HOME` says where the embedded one listens; if nobody answers there, it is started. Looking again and starting
-happen under a file lock, so two programs that start at the same moment start one control plane.
+`MUSTER_HOME` says where the embedded one listens; if none runs, it is started. Looking again and starting
+happen under a file lock, so two programs that start at the same moment start one control plane. One that runs and
+does not answer is starting, ending or hung: it is given some time, and no second one is started beside it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from urllib.parse import urlsplit
 
 from muster import files
 from muster.errors import InvalidRequest, Unavailable
-from muster.sdk import home
+from muster.sdk import home, peers
 from muster.sdk.home import Running
 from muster.types.codec import Problem
 
 START_S = 30.0  # how long the embedded control plane may take until it serves
 HEALTH_S = 2.0  # how long it may take to say that it is well
+SILENT_S = 5.0  # how long one that runs may not answer before it counts as hung
 LOCK_POLL_S = 0.02  # a file lock with a bound can only be tried again
 LOG_LINES = 20  # of its log, shown when it does not start
 
@@ -41,6 +43,7 @@ class Server:
     url: str
     token: str | None = field(default=None, repr=False)
     ca: str | None = None  # a file with the certificates to trust
+    insecure: bool = False  # what is sent may go in clear to somebody who has not proved who it is
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Search:
     token: str | None = field(default=None, repr=False)
     ca: str | None = None  # a file with the certificates to trust
     daemon: tuple[str, ...] = _DAEMON
+    insecure: bool = False  # a token that the user gives may be sent without a proof; the embedded one never is
 
     @classmethod
     def of(cls, url: str | None = None, token: str | None = None, env: Mapping[str, str] | None = None) -> Search:
@@ -63,20 +67,18 @@ class Search:
             url=None if address is None else _checked(address),
             token=token or env.get("MUSTER_TOKEN") or None,
             ca=env.get("MUSTER_CA") or None,
+            insecure=env.get("MUSTER_INSECURE") == "1",
         )
 
 
 def find(search: Search, within_s: float = START_S) -> Server:
-    """The control plane to talk to. Raises Unavailable if it had to be started and could not be."""
+    """The control plane to talk to. Raises Unavailable if it is hung, or had to be started and could not be."""
+    deadline = time.monotonic() + min(within_s, START_S)
     if search.url is not None:
-        context = home.written(search.home)
-        if context is None or context.url != search.url:
-            return Server(search.url, search.token, search.ca)
-        return _embedded(search, context)
-    found = serving(search)
+        return _named(search, search.url, deadline)
+    found = serving(search) or _awaited(search, deadline)
     if found is not None:
         return found
-    deadline = time.monotonic() + min(within_s, START_S)
     with _home(search.home), _locked(search.home / "start.lock", deadline):
         return serving(search) or _start(search, deadline)
 
@@ -84,14 +86,28 @@ def find(search: Search, within_s: float = START_S) -> Server:
 def serving(search: Search) -> Server | None:
     """The embedded control plane, if it answers where the context file says."""
     context = home.written(search.home)
-    if context is None or not _alive(context.pid) or not _healthy(context.url, search.ca or context.ca):
+    if context is None or not (home.is_locked(search.home) or _alive(context)):
         return None
-    return _embedded(search, context)
+    return _embedded(search, context) if _healthy(context.url, search.ca or context.ca) else None
+
+
+def _named(search: Search, url: str, deadline: float) -> Server:
+    """Where the user says. The embedded token belongs to the embedded control plane alone: nobody else is sent it."""
+    try:
+        context = home.written(search.home)
+    except Unavailable:
+        context = None  # what others can have written is not asked
+    if context is not None and context.url == url:
+        found = _awaited(search, deadline) or _embedded(search, context)
+        if found.url == url:
+            return found
+    return Server(url, search.token, search.ca, insecure=search.insecure)
 
 
 def _embedded(search: Search, context: Running) -> Server:
-    """The embedded token belongs to the embedded control plane alone: nobody else is ever sent it."""
-    return Server(context.url, search.token or home.token(search.home), search.ca or context.ca)
+    own = home.token(search.home)
+    insecure = search.insecure and search.token not in (None, own)
+    return Server(context.url, search.token or own, search.ca or context.ca, insecure)
 
 
 def _checked(url: str) -> str:
@@ -109,18 +125,26 @@ def _checked(url: str) -> str:
 # Whether it lives --------------------------------------------------------------------------------
 
 
-def _alive(pid: int) -> bool:
-    ours = _started.get(pid)
+def _alive(context: Running) -> bool:
+    ours = _started.get(context.pid)
     if ours is not None and ours.poll() is not None:
-        del _started[pid]
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True  # somebody else's, or not a pid of this machine: the health check decides
-    return True
+        del _started[context.pid]
+    return context.lives
+
+
+def _awaited(search: Search, deadline: float) -> Server | None:
+    """One that holds the home, when it answers; None as soon as none does. Raises Unavailable if it does not answer."""
+    hung = min(deadline, time.monotonic() + SILENT_S)
+    while home.is_locked(search.home):
+        if (found := serving(search)) is not None:
+            return found
+        context = home.running(search.home)
+        if context is not None and context.lives and time.monotonic() >= hung:
+            raise home.silence_of(context)
+        if time.monotonic() >= deadline:
+            raise Unavailable("the control plane is still starting", hint=f"see {search.home / 'daemon.log'}")
+        time.sleep(LOCK_POLL_S)
+    return None
 
 
 def _healthy(url: str, ca: str | None) -> bool:
@@ -136,9 +160,12 @@ def _healthy(url: str, ca: str | None) -> bool:
         else:
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=HEALTH_S)
         with contextlib.closing(connection):
+            connection.connect()
+            if parts.scheme == "http":
+                peers.check(connection.sock)
             connection.request("GET", f"{parts.path}/healthz")
             return connection.getresponse().status == 200
-    except (OSError, ValueError, http.client.HTTPException):
+    except (OSError, ValueError, http.client.HTTPException, peers.Unproved):
         return False
 
 
@@ -146,13 +173,14 @@ def _healthy(url: str, ca: str | None) -> bool:
 
 
 @contextlib.contextmanager
-def _home(home: Path) -> Iterator[None]:
+def _home(where: Path) -> Iterator[None]:
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.check(where)
         yield
     except OSError as refused:
         hint = "set MUSTER_HOME to a directory that you may write to, or MUSTER_URL to a server's address"
-        raise Unavailable(f"the control plane cannot be started in {home}: {refused}", hint=hint) from refused
+        raise Unavailable(f"the control plane cannot be started in {where}: {refused}", hint=hint) from refused
 
 
 @contextlib.contextmanager

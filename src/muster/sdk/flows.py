@@ -102,6 +102,8 @@ def call(request: HttpRequest, *, again: HttpRequest | None = None, left: float 
 
 
 def unavailable(lost: Lost) -> Unavailable:
+    if lost.hint:
+        return Unavailable(lost.reason, hint=lost.hint)
     return Unavailable(
         f"the control plane does not answer: {lost.reason}", hint="muster server status shows where it should be"
     )

@@ -2,15 +2,25 @@
 
 HOME is MUSTER_HOME or ~/.muster. The daemon holds a lock on HOME/daemon.lock for its whole life, so the lock alone
 says whether it runs: a pid in a file may long belong to somebody else. Nothing here starts or creates anything.
+
+What stands in HOME decides where tokens go, so it counts only if nobody but this user or root can have written it.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+
+from muster.errors import Unavailable
+
+_CAREFUL = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST = 1 << 16  # bytes of a file of ours
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,12 @@ class Running:
     version: str = ""
     started_at: str = ""
     ca: str | None = None  # its own certificate, where it serves with TLS
+    process: str = ""  # tells it from another process that has its pid; daemons before 0.2 do not say it
+
+    @property
+    def lives(self) -> bool:
+        found = process_of(self.pid)
+        return found is not None and self.process in ("", found)
 
     def to_wire(self) -> dict[str, object]:
         return {"pid": self.pid, "url": self.url, "version": self.version, "startedAt": self.started_at}
@@ -32,25 +48,52 @@ def is_locked(home: Path) -> bool:
         with open(home / "daemon.lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # there is none
+        return False
+
+
+def process_of(pid: int) -> str | None:
+    """A process, by the boot and the moment of its start; None if there is none, or only what is left of it."""
+    found = _stat(pid)
+    if not found or found[0] in "ZX":
+        return None
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{found[19]}"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel tells of a process, from its state on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def written(home: Path) -> Running | None:
     """What the last daemon said. It may have ended since, or have been killed while it wrote."""
     try:
-        data = json.loads((home / "server.json").read_bytes())
+        data = json.loads(_read(home, "server.json") or "")
         about = str(data.get("version", "")), str(data.get("startedAt", ""))
-        return Running(int(data["pid"]), str(data["url"]).rstrip("/"), *about, data.get("ca"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        ca, process = data.get("ca"), str(data.get("process", ""))
+        return Running(int(data["pid"]), str(data["url"]).rstrip("/"), *about, ca, process)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def running(home: Path) -> Running | None:
-    """The daemon that runs, if one does and has said where."""
-    return written(home) if is_locked(home) else None
+    """The daemon that runs, if one does and has said where. A pid that another process has by now is not its own."""
+    found = written(home) if is_locked(home) else None
+    return found if found is None or found.lives or process_of(found.pid) is None else None
+
+
+def silence_of(daemon: Running) -> Unavailable:
+    """What there is to say, and to do, about a daemon that runs and does not answer."""
+    who = f"the control plane (pid {daemon.pid})"
+    if _stat(daemon.pid)[:1] in (["T"], ["t"]):
+        return Unavailable(f"{who} was stopped by a signal and answers nobody", hint=f"kill -CONT {daemon.pid}")
+    hint = f"muster server stop, or kill -9 {daemon.pid}: trainings go on and are adopted at the next start"
+    return Unavailable(f"{who} runs but does not answer at {daemon.url}", hint=hint)
 
 
 def wait_until_unlocked(home: Path, timeout_s: float) -> bool:
@@ -73,7 +116,44 @@ def certificate(home: Path, url: str) -> str | None:
 
 
 def token(home: Path) -> str | None:
+    return (_read(home, "token") or "").strip() or None
+
+
+# Whom its files can be from ----------------------------------------------------------------------
+
+
+def check(home: Path) -> None:
+    """Raise Unavailable if the folder belongs to another user."""
     try:
-        return (home / "token").read_text().strip() or None
+        owner = home.stat().st_uid
     except OSError:
+        return
+    if owner not in (0, os.geteuid()):
+        hint = "set MUSTER_HOME to a directory of yours"
+        raise Unavailable(f"{home} belongs to another user (uid {owner}): nothing in it is used", hint=hint)
+
+
+def _read(home: Path, name: str) -> str | None:
+    """A file of the folder, or None if there is none. Raises Unavailable if others can have written it."""
+    check(home)
+    path = home / name
+    try:
+        opened = os.open(path, _CAREFUL)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _suspect(path, "is a link") from None
         return None
+    with open(opened, errors="replace") as file:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode):
+            raise _suspect(path, "is not a file")
+        if found.st_uid not in (0, os.geteuid()):
+            raise _suspect(path, f"belongs to another user (uid {found.st_uid})")
+        if found.st_mode & 0o022:
+            raise _suspect(path, f"may be written by others (mode {stat.S_IMODE(found.st_mode):04o})")
+        return file.read(_MOST)
+
+
+def _suspect(path: Path, why: str) -> Unavailable:
+    hint = f"look at it; if it is yours, chmod 600 {path}, else remove it and start muster again"
+    return Unavailable(f"{path} {why}: it is not used", hint=hint)

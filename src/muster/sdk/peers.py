@@ -1,0 +1,158 @@
+"""Whose process is at the other end of a connection, and may it be sent a token?
+
+Plain HTTP proves nothing: when a control plane is gone, any user of the machine can take its port and wait for the
+tokens of its clients. The kernel knows whose the other end of a connection within this machine is. It is asked about
+every connection, before anything is sent on it; a connection that is open stays with whom it was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import pwd
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_NET = Path("/proc/net")
+_LISTEN = 10  # a state of TCP
+_UNKNOWN_USERS = 65534  # stands for all users that our user namespace does not have
+
+# From <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
+_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
+_HEAD, _KIND, _PORTS, _OWNER = (struct.Struct(form) for form in ("=IHHII", "=BBBBI", ">HH", "=II"))
+_ANY_STATE, _ANY_DEVICE_AND_COOKIE = 0xFFFFFFFF, bytes(4) + b"\xff" * 8
+_STATE_AT, _PORTS_AT, _OWNER_AT = 17, 20, 80
+
+End = tuple[str, int]  # host and port
+
+
+class Unproved(Exception):
+    """Nobody has proved that our user or root serves there."""
+
+    hint = "muster server status shows where yours is; others need https, or MUSTER_INSECURE=1 if you trust them"
+
+
+class FoundSocket(NamedTuple):
+    uid: int
+    inode: int  # 0 until it is accepted
+
+
+_Look = Callable[[int, End, End | None], FoundSocket | None]
+
+
+def check(connection: socket.socket) -> None:
+    """Raise Unproved unless the other end is ours or root's; root could read our token anyway."""
+    try:
+        host, port = _plain(connection.getpeername())
+        owner = owner_of(connection)
+    except OSError as error:
+        raise Unproved(f"whose server it is cannot be known ({error}): nothing was sent") from error
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if owner is None:
+        local = ipaddress.ip_address(host).is_loopback
+        why = "it cannot be seen whose that is" if local else "plain http from another machine proves nothing"
+        raise Unproved(f"{at} has not proved whose server it is, so nothing was sent: {why}")
+    if not _is_trusted(owner):
+        raise Unproved(f"{at} is served by user {_name_of(owner)}, not by yours: nothing was sent")
+
+
+def owner_of(connection: socket.socket) -> int | None:
+    """The user whose socket is the other end; None if this machine has no such socket."""
+    here, there = _plain(connection.getsockname()), _plain(connection.getpeername())
+    family = socket.AF_INET6 if ":" in there[0] else socket.AF_INET
+    with contextlib.suppress(OSError):
+        found = _owner(_by_sock_diag, family, here, there)
+        if found is not None or _by_sock_diag(family, here, there) is not None:
+            return found
+    return _owner(_by_proc_net, family, here, there)  # a kernel that does not even find our own end
+
+
+def _owner(look: _Look, family: int, here: End, there: End) -> int | None:
+    """Until it is accepted a connection seems to be root's; it is the listener's.
+
+    A listener that is closed takes with it what it has not accepted, and while it is open nobody else can listen
+    there. So the listener found is the connection's own if that was not accepted before, and still is not after.
+    """
+    found = look(family, there, here)
+    if found is None or found.inode:
+        return found and found.uid
+    listener, found = look(family, there, None), look(family, there, here)
+    if found is None or found.inode:
+        return found and found.uid
+    return listener and listener.uid
+
+
+def _plain(end: tuple[Any, ...]) -> End:
+    """Without the scope that IPv6 adds, and as IPv4 where it is that."""
+    address = ipaddress.ip_address(end[0].partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address), end[1]
+
+
+def _is_trusted(uid: int) -> bool:
+    if uid == _UNKNOWN_USERS and Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        return False  # whoever it is: we may be called so, too
+    return uid in (0, os.geteuid())
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+# Two ways to look for the socket with these ends, or for the listener of the first ----------------
+
+
+def _by_sock_diag(family: int, local: End, remote: End | None) -> FoundSocket | None:
+    """In microseconds, whatever else is open."""
+    ports = _PORTS.pack(local[1], remote[1] if remote else 0)
+    hosts = [socket.inet_pton(family, end[0]) if end else b"" for end in (local, remote)]
+    ends = ports + b"".join(host.ljust(16, b"\0") for host in hosts) + _ANY_DEVICE_AND_COOKIE
+    question = _KIND.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE) + ends
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
+        kernel.settimeout(1.0)
+        kernel.connect((0, 0))  # so that nobody but the kernel can answer
+        kernel.send(_HEAD.pack(_HEAD.size + len(question), _BY_FAMILY, _REQUEST, 1, 0) + question)
+        answer = kernel.recv(4096)
+    if _HEAD.unpack_from(answer)[1] == _ERROR:
+        code = -struct.unpack_from("=i", answer, _HEAD.size)[0]
+        if code == errno.ENOENT:
+            return None
+        raise OSError(code, os.strerror(code))
+    same = answer[_PORTS_AT : _PORTS_AT + len(ports)] == ports  # else it is the listener that was not asked for
+    return FoundSocket(*_OWNER.unpack_from(answer, _OWNER_AT)) if same else None
+
+
+def _by_proc_net(family: int, local: End, remote: End | None) -> FoundSocket | None:
+    """From the list of all sockets. Where several users listen on one port, it is nobody's."""
+    hosts = {_canonical(local[0])} | (set() if remote else {_canonical("0.0.0.0"), _canonical("::")})
+    found = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):
+            for row in (_NET / name).read_text().splitlines()[1:]:
+                words = row.split()
+                (host, port), other = _end(words[1]), _end(words[2])
+                is_it = other == (_canonical(remote[0]), remote[1]) if remote else int(words[3], 16) == _LISTEN
+                if is_it and port == local[1] and host in hosts:
+                    found.add(FoundSocket(int(words[7]), int(words[9])))
+    return found.pop() if len({one.uid for one in found}) == 1 else None
+
+
+def _canonical(host: str) -> bytes:
+    address = ipaddress.ip_address(host)
+    return address.packed if address.version == 6 else b"\0" * 10 + b"\xff\xff" + address.packed
+
+
+def _end(shown: str) -> tuple[bytes, int]:
+    """`0100007F:1F90`: words of 32 bits, each as this machine has it in its memory."""
+    host, port = shown.split(":")
+    words = [bytes.fromhex(host[at : at + 8]) for at in range(0, len(host), 8)]
+    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    return packed if len(packed) == 16 else b"\0" * 10 + b"\xff\xff" + packed, int(port, 16)
