@@ -4,7 +4,9 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -16,9 +18,10 @@ import pytest
 
 from muster import files
 from muster.cli import doctor, session
-from muster.sdk import home
+from muster.sdk import find, home, peers
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
+from tests.fleet import eventually
 
 HOLDER = """if True:
     import fcntl, signal, sys
@@ -210,6 +213,51 @@ def test_doctor_fails_for_a_control_plane_that_does_not_answer(muster: Muster, m
 
     assert said.code == 1
     assert checks(said.out)["control plane"]["state"] == "fail"
+
+
+def test_doctor_shows_how_many_files_the_control_plane_may_open_and_not_the_shell(
+    muster: Muster, daemon: subprocess.Popen[str]
+) -> None:
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (256, 300))
+    found = checks(muster("doctor", "-o", "json").out)["open files"]
+
+    assert found["message"] == f"256 at once, at most 300, for the control plane (pid {daemon.pid})"
+    assert found["state"] == "warn"
+    assert "muster server stop" in found["next"]
+
+
+def test_doctor_and_ps_say_that_a_control_plane_is_hung(
+    muster: Muster, daemon: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "SILENT_S", 0.1)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    eventually(lambda: Path(f"/proc/{daemon.pid}/stat").read_text().split()[2] == "T", "it stands still")
+    doctor, ps = muster("doctor", "-o", "json"), muster("ps")
+
+    story = f"the control plane (pid {daemon.pid}) was stopped by a signal and answers nobody"
+    assert checks(doctor.out)["control plane"] == {
+        "name": "control plane",
+        "state": "fail",
+        "message": story,
+        "next": f"kill -CONT {daemon.pid}",
+    }
+    assert (ps.code, ps.err) == (7, f"muster: {story}\nhint: kill -CONT {daemon.pid}\n")
+    assert daemon.poll() is None
+
+
+def test_doctor_says_whose_server_answers_if_it_is_not_the_user_s(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise peers.Unproved("127.0.0.1:1 is served by user eve, not by yours: nothing was sent")
+
+    monkeypatch.setattr(peers, "check", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("MUSTER_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        found = checks(muster("doctor", "-o", "json").out)["control plane"]
+
+    assert found["state"] == "fail"
+    assert "served by user eve" in found["message"]
 
 
 def test_doctor_leaves_nothing_behind(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:

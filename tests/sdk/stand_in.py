@@ -7,6 +7,7 @@ when somebody waits for a change.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ def main() -> None:
     signal.alarm(LIFE_S)
     with open(options.home / "starts", "a") as starts:
         starts.write(f"{os.getpid()} {os.getsid(0)} {os.getcwd()}\n")
+    lock = open(options.home / "daemon.lock", "w")  # noqa: SIM115 - held for life
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if (options.home / "broken").exists():
         sys.exit("the database is from a newer version")
     plane = Plane(token="secret")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from muster.sdk import find, flows
 from muster.sdk.client import Client
 from muster.sdk.effects import HttpRequest
 from muster.sdk.find import Search
+from tests.fleet import eventually
 from tests.sdk.conftest import STAND_IN, started_in
 from tests.sdk.scripted import PATIENCE_S, Caller, Dropped, House, Plane, a_training
 
@@ -140,6 +144,59 @@ def test_a_killed_control_plane_is_started_again_in_the_middle_of_a_wait(caller:
     (home / "phase").write_text("succeeded")
     assert caller.call(handle, "wait", PATIENCE_S).ready == 0
     assert len(started_in(home)) == 2
+
+
+# One that runs and does not answer ----------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "SILENT_S", 0.2)
+    monkeypatch.setattr(find, "HEALTH_S", 0.1)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_control_plane_that_was_stopped_is_told_and_no_second_one_is_started(
+    caller: Caller, home: Path, impatient: None, named: bool
+) -> None:
+    url = Client(search=an_embedded(home)).url
+    search = replace(an_embedded(home), url=url if named else None)
+    (pid,) = started_in(home)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match=rf"\(pid {pid}\) was stopped by a signal") as caught:
+        caller.call(Client(search=search), "get", "demo")
+    assert caught.value.hint == f"kill -CONT {pid}"
+    os.kill(pid, signal.SIGCONT)
+    eventually(lambda: find.serving(search), "it answers again", PATIENCE_S)
+    assert caller.call(Client(search=search), "get", "demo").name == "demo"
+    assert started_in(home) == [pid]
+
+
+def test_one_that_is_alive_and_answers_nobody_is_hung_and_did_not_fail_to_start(
+    caller: Caller, plane: Plane, house: House, tmp_path: Path, impatient: None
+) -> None:
+    house.die()
+    with open(tmp_path / "daemon.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match=rf"\(pid {os.getpid()}\) runs but does not answer at {house.url}"):
+            caller.call(Client(search=an_embedded(tmp_path)), "get", "demo")
+    assert started_in(tmp_path) == []
+
+
+def test_one_that_holds_the_home_and_has_not_said_where_is_waited_for(caller: Caller, home: Path) -> None:
+    home.mkdir()
+    with open(home / "daemon.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="still starting"):
+            find.find(an_embedded(home), within_s=0.1)
+        ending = threading.Timer(0.1, fcntl.flock, (lock, fcntl.LOCK_UN))
+        ending.start()
+        assert caller.call(Client(search=an_embedded(home)), "get", "demo").name == "demo"
+        ending.join()
+    assert len(started_in(home)) == 1
+
+
+# One that moves ----------------------------------------------------------------------------------
 
 
 def test_a_plain_call_finds_a_server_that_has_moved(caller: Caller, plane: Plane, house: House, client: Client) -> None:

@@ -5,6 +5,7 @@ It looks and changes nothing: no control plane is started, torch is not imported
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import resource
@@ -24,8 +25,10 @@ import typer
 from muster import files
 from muster.cli import exits
 from muster.cli.output import Report, write_data
-from muster.errors import how_to_install
-from muster.sdk import home
+from muster.errors import MusterError, how_to_install
+from muster.sdk import home, peers
+from muster.sdk.home import Running
+from muster.sdk.peers import Unproved
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -108,6 +111,11 @@ def _home() -> Iterator[Check]:
         yield Check("home", "fail", f"{where} is not writable", "set MUSTER_HOME to a directory of yours")
         return
     there = "is writable" if nearest == where else "will be made when needed"
+    try:
+        home.check(where)
+    except MusterError as error:
+        yield Check("home", "fail", error.message, error.hint)
+        return
     yield Check("home", "ok", f"{where} {there}")
     for name in _SECRETS:
         path = where / name
@@ -118,16 +126,22 @@ def _home() -> Iterator[Check]:
 
 
 def _control_plane() -> Iterator[Check]:
-    told = os.environ.get("MUSTER_URL")
-    running = home.running(files.home())
-    url = told or (running.url if running else None)
+    try:
+        running = home.running(files.home())
+    except MusterError as error:
+        yield Check("control plane", "fail", error.message, error.hint)
+        return
+    url = os.environ.get("MUSTER_URL") or (running.url if running else None)
     if url is None:
         yield Check("control plane", "ok", "does not run; it starts when it is needed")
         return
     try:
         offset_s = _ask(url)
+    except Unproved as error:
+        yield Check("control plane", "fail", str(error), error.hint)
+        return
     except OSError as error:
-        yield Check("control plane", "fail", f"{url} does not answer: {error}", "muster server status")
+        yield _silent(url, running, error)
         return
     yield Check("control plane", "ok", f"answers at {url}")
     if offset_s is not None:
@@ -136,16 +150,40 @@ def _control_plane() -> Iterator[Check]:
         yield Check("clock", "ok" if good else "warn", told, "set the clock")
 
 
+def _silent(url: str, running: Running | None, error: OSError) -> Check:
+    if running is not None and running.url == url.rstrip("/"):
+        story = home.silence_of(running)
+        return Check("control plane", "fail", story.message, story.hint)
+    return Check("control plane", "fail", f"{url} does not answer: {error}", "muster server status")
+
+
 def _clock() -> Iterator[Check]:
     good = time.time() > 1_700_000_000
     yield Check("time", "ok" if good else "fail", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "set the clock")
 
 
 def _limits() -> Iterator[Check]:
+    """The control plane's own, where one runs: this shell's say nothing about it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    good = soft == resource.RLIM_INFINITY or soft >= _FILES_WANTED or hard >= _FILES_WANTED
-    message = f"{soft} at once, at most {hard}"
-    yield Check("open files", "ok" if good else "warn", message, f"ulimit -n {_FILES_WANTED}")
+    whose, next_command = "", f"ulimit -n {_FILES_WANTED}"
+    with contextlib.suppress(MusterError):  # told with the control plane
+        running = home.running(files.home())
+        if running is not None and (found := _limits_of(running.pid)) is not None:
+            soft, hard = found
+            whose = f", for the control plane (pid {running.pid})"
+            next_command += "; muster server stop; muster server start"
+    good = any(limit == resource.RLIM_INFINITY or limit >= _FILES_WANTED for limit in (soft, hard))
+    yield Check("open files", "ok" if good else "warn", f"{soft} at once, at most {hard}{whose}", next_command)
+
+
+def _limits_of(pid: int) -> tuple[int, int] | None:
+    try:
+        told = Path(f"/proc/{pid}/limits").read_text()
+    except OSError:
+        return None
+    words = told.partition("Max open files")[2].split()[:2]
+    soft, hard = (resource.RLIM_INFINITY if word == "unlimited" else int(word) for word in words)
+    return soft, hard
 
 
 def _shared_memory() -> Iterator[Check]:
@@ -179,7 +217,7 @@ def _version(package: str) -> str | None:
 
 
 def _ask(url: str) -> float | None:
-    """How far its clock is from ours, if it says. Raises OSError when nobody answers."""
+    """How far its clock is from ours, if it says. Raises OSError when nobody answers, Unproved when a stranger does."""
     import email.utils
     import http.client
     import ssl
@@ -192,6 +230,9 @@ def _ask(url: str) -> float | None:
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)
     try:
+        connection.connect()
+        if parts.scheme == "http" and os.environ.get("MUSTER_INSECURE") != "1":
+            peers.check(connection.sock)
         connection.request("GET", f"{parts.path}/healthz")
         answer = connection.getresponse()
         if answer.status != 200:

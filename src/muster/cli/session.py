@@ -37,11 +37,11 @@ Token = Annotated[str | None, typer.Option("--token", envvar="MUSTER_TOKEN", met
 
 def complete_names(incomplete: str) -> list[str]:
     """Names for a shell to offer. Pressing tab starts no control plane, and an error there would only confuse."""
-    running = home.running(files.home())
-    url = os.environ.get("MUSTER_URL") or (running.url if running else None)
-    if url is None:
-        return []
     try:
+        running = home.running(files.home())
+        url = os.environ.get("MUSTER_URL") or (running.url if running else None)
+        if url is None:
+            return []
         client = open_client(url, os.environ.get("MUSTER_TOKEN"), os.environ.get("MUSTER_NAMESPACE") or DEFAULT)
         return [handle.name for handle in client.list() if handle.name.startswith(incomplete)]
     except MusterError:

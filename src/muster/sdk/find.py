@@ -76,7 +76,7 @@ def find(search: Search, within_s: float = START_S) -> Server:
     deadline = time.monotonic() + min(within_s, START_S)
     if search.url is not None:
         return _named(search, search.url, deadline)
-    found = serving(search) or _awaited(search, deadline)
+    found = _awaited(search, deadline) or serving(search)
     if found is not None:
         return found
     with _home(search.home), _locked(search.home / "start.lock", deadline):
