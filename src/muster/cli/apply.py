@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from muster.cli import exits, session
-from muster.cli.output import Output
+from muster.cli.output import Output, tell
 from muster.cli.trainings import OutputOption, show_all
 
 app = typer.Typer(rich_markup_mode=None)
@@ -31,7 +31,7 @@ def apply(
     client = session.open_client(url, token, namespace)
     applied = [client.apply(manifest).training for manifest in manifests]
     for training in applied:
-        typer.echo(f"{training.metadata.name} is applied, generation {training.generation}", err=True)
+        tell(f"{training.metadata.name} is applied, generation {training.generation}")
     if output is not Output.TABLE:
         show_all(applied, output)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from muster.cli import durations, exits, session
-from muster.cli.output import Report, write_data, write_table
+from muster.cli.output import Report, tell, write_data, write_table
 from muster.cli.run import world_size_of
 from muster.errors import InternalError, TrainingFailed, WaitTimeout
 
@@ -83,7 +83,7 @@ def net(
         image=image,
         mesh={"required": mesh, "timeout_seconds": mesh_timeout, "probe_address": probe_address},
     )
-    typer.echo(f"{handle.name} measures between {size.target} workers", err=True)
+    tell(f"{handle.name} measures between {size.target} workers")
     found = _result(handle, timeout)
     if not keep:
         handle.delete()
@@ -115,11 +115,11 @@ def _result(handle: DistributedTraining, timeout: float) -> dict[str, Any]:
 
 def _show(found: dict[str, Any], output: Report) -> None:
     if found["mesh"] == "degraded":
-        typer.echo(f"this ran over a degraded mesh: {found['meshMessage']}", err=True)
+        tell(f"this ran over a degraded mesh: {found['meshMessage']}")
     if output is not Report.TABLE:
         write_data(found, output)
         return
-    typer.echo(f"all-reduce of {found['ranks']} ranks on {found['workers']} workers over {found['via']}", err=True)
+    tell(f"all-reduce of {found['ranks']} ranks on {found['workers']} workers over {found['via']}")
     spots = ("p10", "p50", "p90")
     titles = ["SIZE", "TIMES", *(f"{one} ms" for one in spots), *(f"{one} MB/s" for one in spots)]
     rows = [

@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from muster.cli.output import shown
+from muster.cli.safe_text import shown
 from muster.cli.trainings import reason_of, target_of
 from muster.core.training.explain import show_age
 from muster.types.training import Training
@@ -100,12 +100,13 @@ def _head(board: Board, now: datetime, width: int) -> list[Line]:
     }
     told = ", ".join(f"{count} {phase}" for phase, count in counts.items() if count)
     clock = f"{now.astimezone():%H:%M:%S}"
-    fullest = (f"{board.namespace} at {board.url}", told, "q quits", clock)
-    told_less = (fullest, (board.namespace, told, "q quits"), (told, "q quits"), ("q quits",))
+    namespace = shown(board.namespace)
+    fullest = (f"{namespace} at {shown(board.url)}", told, "q quits", clock)
+    told_less = (fullest, (namespace, told, "q quits"), (told, "q quits"), ("q quits",))
     texts = ["   ".join(part for part in ("muster top", *parts) if part) for parts in told_less]
     head: list[Line] = [(StyledText(next((text for text in texts if len(text) <= width), texts[-1][:width]), "bold"),)]
     if board.trouble:
-        head += [(StyledText(line, "red"),) for line in _wrapped(f"out of date: {board.trouble}", width)]
+        head += [(StyledText(line, "red"),) for line in _wrapped(shown(f"out of date: {board.trouble}"), width)]
     return head
 
 
@@ -118,8 +119,8 @@ def _row(training: Training, now: datetime) -> tuple[str, ...]:
     status, created = training.status, training.metadata.creation_timestamp
     steps = [rank.step for rank in status.ranks if rank.step is not None]
     return (
-        training.metadata.name,
-        status.phase,
+        shown(training.metadata.name),
+        shown(status.phase),
         f"{status.world_size.ready}/{target_of(training)}",
         f"{status.spares.ready}/{training.spec.spares}",
         str((status.world_size.ready + status.spares.ready) * training.spec.resources.gpus),
@@ -158,7 +159,7 @@ def _lanes(pool: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
             return ("-", "-", "idle" if gpu in pool["idle"] else "out of use", "")
         generates = holder["cluster"] == "actor_infer"
         todo = left.get(holder["pipeline"], "") if generates else ""
-        return (shown(holder["pipeline"]), shown(holder["cluster"]), shown(holder["state"]), todo)
+        return (shown(holder["pipeline"]), shown(holder["cluster"]), shown(holder["state"]), shown(todo))
 
     for (pipeline, cluster, state, todo), run in groupby(range(pool["gpus"]), key=lane):
         gpus = list(run)

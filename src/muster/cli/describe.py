@@ -11,6 +11,7 @@ import typer
 
 from muster.cli import exits, session, timeline
 from muster.cli.output import Report, Story, write_data, write_table
+from muster.cli.safe_text import line
 from muster.core.training.explain import explain as explain_training
 from muster.core.training.explain import show_age
 from muster.errors import NotFound
@@ -36,7 +37,7 @@ def describe(
 ) -> None:
     """Tell all about a training: spec, conditions, ranks, exits and its last events."""
     handle = session.find(session.open_client(url, token, namespace), name)
-    print("\n".join(description(handle.training, handle.events(), datetime.now(UTC))))
+    print("\n".join(map(line, description(handle.training, handle.events(), datetime.now(UTC)))))
 
 
 def _journal(client: Client, name: str) -> Sequence[Event]:
@@ -94,9 +95,9 @@ def explain(
     if output is not Report.TABLE:
         write_data({"summary": found.summary, "details": list(found.details)}, output)
         return
-    print(found.summary)
-    for line in found.details:
-        print(f"  {line}")
+    print(line(found.summary))
+    for detail in found.details:
+        print(f"  {line(detail)}")
 
 
 # The text of describe ----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ import typer
 from muster import files
 from muster.cli import exits
 from muster.cli.output import Report, write_data
+from muster.cli.safe_text import line
 from muster.errors import MusterError, how_to_install
 from muster.sdk import home, peers
 from muster.sdk.home import Running
@@ -58,9 +59,9 @@ def doctor(output: Report = typer.Option(Report.TABLE, "-o", "--output", help="H
     if output is Report.TABLE:
         width = max(len(check.name) for check in found)
         for check in found:
-            print(f"{check.state:<4}  {check.name:<{width}}  {check.message}")
+            print(line(f"{check.state:<4}  {check.name:<{width}}  {check.message}"))
             if check.next and check.state != "ok":
-                print(f"{'':<{width + 8}}next: {check.next}")
+                print(line(f"{'':<{width + 8}}next: {check.next}"))
     else:
         write_data({"checks": [asdict(check) for check in found]}, output)
     if any(check.state == "fail" for check in found):
@@ -101,7 +102,7 @@ def _gpus() -> Iterator[Check]:
     if listed.returncode != 0:
         yield Check("gpus", "fail", f"nvidia-smi fails: {listed.stderr.strip()[:200]}", "nvidia-smi")
         return
-    yield Check("gpus", "ok", f"{sum(line.startswith('GPU ') for line in listed.stdout.splitlines())} seen")
+    yield Check("gpus", "ok", f"{sum(one.startswith('GPU ') for one in listed.stdout.splitlines())} seen")
 
 
 def _home() -> Iterator[Check]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from muster import errors
+from muster.cli.safe_text import shown
 from muster.types.codec import Invalid
 
 ERROR, USAGE, NOT_FOUND, CONFLICT, AUTH, QUOTA, UNAVAILABLE = 1, 2, 3, 4, 5, 6, 7
@@ -52,9 +53,9 @@ def code_of(error: Exception) -> int:
 def say(message: str, hint: str = "") -> None:
     """One line on stderr, and one with the next command."""
     sys.stdout.flush()  # so that both streams keep their order where they go to the same place
-    print(f"muster: {' '.join(message.split())}", file=sys.stderr)
+    print(f"muster: {shown(message)}", file=sys.stderr)
     if hint:
-        print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
+        print(f"hint: {shown(hint)}", file=sys.stderr)
 
 
 def report(error: Exception) -> int:
@@ -65,7 +66,7 @@ def report(error: Exception) -> int:
         for problem in error.problems:
             text = f"{problem.field}: {problem.message}"
             if text not in str(error):
-                print(f"  {text}", file=sys.stderr)
+                print(f"  {shown(text)}", file=sys.stderr)
     return code_of(error)
 
 

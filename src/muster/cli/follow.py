@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from muster.cli import exits
+from muster.cli import exits, safe_text
 from muster.cli.output import is_live
-from muster.cli.output import shown as on_one_line
+from muster.cli.safe_text import shown as on_one_line
 from muster.cli.terminal import silent_keys
 from muster.cli.trainings import reason_of, target_of
 from muster.core.training.explain import explain
@@ -60,8 +60,8 @@ def view_of(training: Training) -> View:
     status = training.status
     steps = [rank.step for rank in status.ranks if rank.step is not None]
     return View(
-        name=training.metadata.name,
-        phase=status.phase,
+        name=on_one_line(training.metadata.name),
+        phase=on_one_line(status.phase),
         ready=status.world_size.ready,
         target=target_of(training),
         round=status.round,
@@ -75,7 +75,7 @@ def ending(training: Training) -> str:
     status = training.status
     text = explain(training, (), datetime.now(UTC)).summary
     clauses = [str(one) for one in status.rank_exits or () if one.failed and str(one) not in text]
-    return "\n  ".join([text, *clauses])
+    return "\n  ".join(map(safe_text.line, [text, *clauses]))
 
 
 # Two ways to show it -----------------------------------------------------------------------------
@@ -102,12 +102,13 @@ class Lines:
 
     def output(self, line: str) -> None:
         with self._turn:
-            sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
-            sys.stdout.flush()
+            out = safe_text.raw(sys.stdout)
+            out.write(line if line.endswith("\n") else f"{line}\n")
+            out.flush()
 
     def note(self, text: str) -> None:
         with self._turn:
-            print(text, file=sys.stderr, flush=True)
+            print(safe_text.line(text), file=sys.stderr, flush=True)
 
 
 class Panel:
@@ -125,7 +126,7 @@ class Panel:
         self._live.console.print(Text.from_ansi(line.rstrip("\n")), soft_wrap=True)
 
     def note(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False, style="dim")
+        self._live.console.print(safe_text.line(text), markup=False, highlight=False, style="dim")
 
 
 def panel_of(view: View, width: int = _WIDEST) -> Any:
@@ -153,7 +154,7 @@ def _live() -> Iterator[Panel]:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    console = Console(file=safe_text.raw(sys.stdout), highlight=False)
     with silent_keys(), Live(console=console, auto_refresh=False, transient=True) as live:
         yield Panel(live)
 
@@ -196,7 +197,7 @@ def _pump(handle: DistributedTraining, show: Show) -> None:
 
 def come_back(name: str, namespace: str, *, removing: bool = False) -> str:
     """What to type after having left. Who was to remove it at its end has left, too."""
-    where = "" if namespace == "default" else f" -n {namespace}"
+    name, where = safe_text.line(name), "" if namespace == "default" else f" -n {namespace}"
     return (
         f"detached; {name} goes on. To come back:\n"
         f"  muster logs -f {name}{where}\n  muster wait {name}{where}\n  muster cancel {name}{where}"

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from muster.cli import session
+from muster.cli.safe_text import raw
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -24,11 +25,11 @@ def logs(
 ) -> None:
     """Print the output of ranks; with -f from pending, through restarts, to the end."""
     handle = session.find(session.open_client(url, token, namespace), name)
-    found = False
+    found, out = False, raw(sys.stdout)
     for line in handle.logs(rank=rank, round=round_number, follow=follow, tail=tail):
         found = True
-        sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
-        sys.stdout.flush()
+        out.write(line if line.endswith("\n") else f"{line}\n")
+        out.flush()
     if not found and not follow:
         later = "" if handle.training.is_terminal else " yet; -f waits for it"
         typer.echo(f"no such output of {name} ({handle.training.status.phase}){later}", err=True)

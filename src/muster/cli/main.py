@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from muster import __version__
-from muster.cli import exits, quick
+from muster.cli import exits, quick, safe_text
 from muster.errors import MusterError
 from muster.types.codec import Invalid
 
@@ -112,6 +112,13 @@ def root(
 
 def call(args: Sequence[str]) -> int:
     """Run a command line; its exit code. Nothing is raised."""
+    if "_MUSTER_COMPLETE" in os.environ:
+        return _told(args)  # a shell reads it, not a terminal, and tabs are of its form
+    with safe_text.guarded():
+        return _told(args)
+
+
+def _told(args: Sequence[str]) -> int:
     try:
         return _call(args)
     except (MusterError, Invalid) as error:

@@ -9,6 +9,7 @@ import typer
 
 from muster.cli import durations, exits, session
 from muster.cli.follow import ending
+from muster.cli.output import tell
 
 if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
@@ -42,14 +43,14 @@ def scale(
         raise exits.Misused("--timeout needs --wait", hint=f"muster scale {name} {target} --wait --timeout 5m")
     handle = session.find(session.open_client(url, token, namespace), name)
     world = handle.scale(target=target)
-    typer.echo(f"{name}: {world.target} workers asked for, {world.ready} ready", err=True)
+    tell(f"{name}: {world.target} workers asked for, {world.ready} ready")
     if wait:
         reached = handle.wait_until_target_world(timeout=timeout)
-        _say_end(handle) if handle.training.is_terminal else typer.echo(
-            f"{name}: {reached.ready} of {reached.target} workers ready", err=True
+        _say_end(handle) if handle.training.is_terminal else tell(
+            f"{name}: {reached.ready} of {reached.target} workers ready"
         )
     else:
-        typer.echo(f"muster wait {name} --for=target waits for it", err=True)
+        tell(f"muster wait {name} --for=target waits for it")
 
 
 @app.command(epilog="Example: muster wait demo --for=complete --timeout 5m")
@@ -72,7 +73,7 @@ def wait(
         world = handle.wait_until_min_world(timeout=timeout)
     if handle.training.is_terminal:
         raise typer.Exit(_say_end(handle))
-    typer.echo(f"{name}: {world.ready} of {world.target} workers ready", err=True)
+    tell(f"{name}: {world.ready} of {world.target} workers ready")
 
 
 @app.command(epilog="Example: muster cancel demo --grace 10s")
@@ -89,10 +90,10 @@ def cancel(
     client = session.open_client(url, token, namespace)
     for handle in [session.find(client, name) for name in names]:
         if handle.training.is_terminal:
-            typer.echo(f"{handle.name} has already ended: {handle.training.status.phase}", err=True)
+            tell(f"{handle.name} has already ended: {handle.training.status.phase}")
             continue
         handle.cancel(grace_seconds=grace)
-        typer.echo(f"{handle.name}: cancel was requested", err=True)
+        tell(f"{handle.name}: cancel was requested")
 
 
 @app.command(epilog="Example: muster delete demo other")
@@ -107,7 +108,7 @@ def delete(
     client = session.open_client(url, token, namespace)
     for handle in [session.find(client, name) for name in names]:
         handle.delete(timeout=timeout)
-        typer.echo(f"{handle.name} is deleted", err=True)
+        tell(f"{handle.name} is deleted")
 
 
 def _say_end(handle: DistributedTraining) -> int:

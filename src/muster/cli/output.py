@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from muster.cli import safe_text
+from muster.cli.safe_text import shown
+
 _PLAIN_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _WORDS_OF_YAML = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
@@ -53,7 +56,12 @@ class Sheet(StrEnum):
 
 def write_data(data: object, form: str) -> None:
     """Values as JSON or YAML."""
-    print(yaml_of(data) if form == "yaml" else json.dumps(data, indent=2, ensure_ascii=False))
+    print(yaml_of(data) if form == "yaml" else safe_text.json_of(data))
+
+
+def tell(text: str) -> None:
+    """One line about what was done, on stderr."""
+    print(safe_text.line(text), file=sys.stderr, flush=True)
 
 
 def write_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -71,7 +79,7 @@ def write_csv(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(titles)
-    writer.writerows(rows)
+    writer.writerows([[shown(value) if isinstance(value, str) else value for value in row] for row in rows])
 
 
 def yaml_of(data: object) -> str:
@@ -125,12 +133,6 @@ def _is_plain(text: str, form: re.Pattern[str]) -> bool:
 
 def _cell(value: object) -> str:
     return "-" if value is None or value == "" else shown(value)
-
-
-def shown(value: object) -> str:
-    """On one line, and without anything that a terminal would obey: words of others may hold escape sequences."""
-    text = " ".join(str(value).split())
-    return text if text.isprintable() else "".join(char if char.isprintable() else "�" for char in text)
 
 
 def is_live() -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from muster.cli import durations, exits, follow, session
+from muster.cli.safe_text import shown
 from muster.types.training import WorldSize
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def run(
     client = session.open_client(url, token, namespace)
     handle = client.train(**fields)
     if detach:
-        print(handle.name)
+        print(shown(handle.name))
         return
     _follow(client, handle, namespace, remove=remove)
 
@@ -113,7 +114,8 @@ def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remo
         sys.stdout.flush()
         typer.echo(follow.come_back(handle.name, namespace, removing=remove), err=True)
         raise typer.Exit(exits.INTERRUPT) from None
-    typer.echo(follow.ending(ended) if ended.is_terminal else f"{handle.name} was deleted by someone else", err=True)
+    left = f"{shown(handle.name)} was deleted by someone else"
+    typer.echo(follow.ending(ended) if ended.is_terminal else left, err=True)
     if remove and ended.is_terminal:
         handle.delete()
     raise typer.Exit(follow.exit_code(ended))

@@ -43,7 +43,8 @@ def complete_names(incomplete: str) -> list[str]:
         if url is None:
             return []
         client = open_client(url, os.environ.get("MUSTER_TOKEN"), os.environ.get("MUSTER_NAMESPACE") or DEFAULT)
-        return [handle.name for handle in client.list() if handle.name.startswith(incomplete)]
+        names = [handle.name for handle in client.list() if handle.name.startswith(incomplete)]
+        return [name for name in names if name.isprintable()]  # nothing that a shell would take for its own
     except MusterError:
         return []
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from muster.cli.safe_text import raw
+
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _BASIC = {"bold": 1, "dim": 2}
@@ -117,8 +119,9 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    out = raw(sys.stdout)
+    out.write(text)
+    out.flush()
 
 
 @contextlib.contextmanager

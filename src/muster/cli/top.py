@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from muster.cli import board, session
+from muster.cli import board, safe_text, session
 from muster.cli.board import Board
 from muster.cli.follow import view_of
 from muster.cli.output import is_live
@@ -138,7 +138,7 @@ def _live(client: Client) -> None:
     with on:
         while True:
             lines = board.lines(feed.board(), datetime.now(UTC), *on.size)
-            on.draw(["".join(coloured(span.text, span.style) for span in line) for line in lines])
+            on.draw(["".join(coloured(safe_text.line(span.text), span.style) for span in line) for line in lines])
             drawn = time.monotonic()
             if on.key(_REDRAW_S) in _LEAVE:
                 return
@@ -157,10 +157,10 @@ def _lines(client: Client) -> None:
         rows = _rows(feed.board())
         for key, (mark, text) in rows.items():
             if key not in shown or shown[key][0] != mark:
-                print(text, flush=True)
+                print(safe_text.line(text), flush=True)
         for key in shown.keys() - rows.keys():
             if ending := _ENDINGS.get(key.partition(" ")[0]):
-                print(ending.format(shown[key][1].partition("  ")[0]), flush=True)
+                print(safe_text.line(ending.format(shown[key][1].partition("  ")[0])), flush=True)
         shown = rows
         time.sleep(_LEAST_S)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli import session
-from muster.cli.output import Output, write_data, write_table
+from muster.cli.output import Output, tell, write_data, write_table
+from muster.cli.safe_text import shown
 from muster.core.training.explain import first_line, show_age
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def ps(
     found = session.listed(client, selector, phase.value if phase else None, every=every)
     if output is Output.TABLE and not found:
         where = "in any namespace" if every else f"in namespace {namespace!r}"
-        typer.echo(f"no trainings {where}", err=True)
+        tell(f"no trainings {where}")
         return
     show_all(found, output, with_namespace=every)
 
@@ -75,7 +76,7 @@ def get(
 def show_all(trainings: Sequence[Training], output: Output, *, with_namespace: bool = False) -> None:
     if output is Output.NAME:
         for one in trainings:
-            print(one.metadata.name)
+            print(shown(one.metadata.name))
     elif output is Output.TABLE:
         now = datetime.now(UTC)
         space = ("NAMESPACE",) if with_namespace else ()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NoReturn
 
 import typer
 
+from muster.cli.safe_text import raw, shown
 from muster.types.frames import AskFrame
 from muster.types.world import RunId
 from muster.world import wire
@@ -106,19 +108,20 @@ def _print(view: dict[str, Any], output: ShowAs) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = Console(file=raw(sys.stdout))
     round_text = "no round yet" if view["round"] is None else f"round {view['round']}"
     size = f"{view['world']} of {view['target']} workers ({view['min']}…{view['max']})"
     restarts = f"restarts {view['restarts_used']}/{view['max_restarts']}"
     console.print(
-        f"[bold]{escape(view['run_id'])}[/]  {view['state']}  {round_text}  {size}  {restarts}", highlight=False
+        f"[bold]{escape(shown(view['run_id']))}[/]  {shown(view['state'])}  {round_text}  {size}  {restarts}",
+        highlight=False,
     )
-    console.print(escape(view["reason"]), style="dim", highlight=False)
+    console.print(escape(shown(view["reason"])), style="dim", highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("NAME", "ROLE", "RANK", "RANKS", "ADDRESS", "DOMAIN", "NOTE"):
         table.add_column(title)
     for member in view["members"]:
         rank = "-" if member["rank"] is None else str(member["rank"])
         row = (member["name"], member["role"], rank, member["ranks_state"], member["addr"])
-        table.add_row(*(escape(text) for text in (*row, member["domain"] or "-", member["note"])))
+        table.add_row(*(escape(shown(text)) for text in (*row, member["domain"] or "-", member["note"])))
     console.print(table)
