@@ -187,7 +187,7 @@ def test_one_that_holds_the_home_and_has_not_said_where_is_waited_for(caller: Ca
     home.mkdir()
     with open(home / "daemon.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(Unavailable, match="still starting"):
+        with pytest.raises(Unavailable, match="it is still starting, or on another machine"):
             find.find(an_embedded(home), within_s=0.1)
         ending = threading.Timer(0.1, fcntl.flock, (lock, fcntl.LOCK_UN))
         ending.start()

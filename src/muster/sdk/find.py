@@ -142,7 +142,8 @@ def _awaited(search: Search, deadline: float) -> Server | None:
         if context is not None and context.lives and time.monotonic() >= hung:
             raise home.silence_of(context)
         if time.monotonic() >= deadline:
-            raise Unavailable("the control plane is still starting", hint=f"see {search.home / 'daemon.log'}")
+            why = f"a control plane has {search.home} and does not say where it serves"
+            raise Unavailable(f"{why}: it is still starting, or on another machine", hint="muster server status")
         time.sleep(LOCK_POLL_S)
     return None
 
