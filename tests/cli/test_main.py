@@ -207,7 +207,7 @@ def test_the_script_completes_commands_and_names_but_starts_nothing(
     url: str,
     offered: list[str],
 ) -> None:
-    control.add(a_training(), a_training("dev"), a_training("other"))
+    control.add(a_training(), a_training("dev"), a_training("other"), a_training("de;rm"), a_training("de\x1b[2J"))
     told = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": words, "MUSTER_URL": url}
     for name, value in (told | {"COMP_CWORD": str(words.count(" "))}).items():
         monkeypatch.setenv(name, value)

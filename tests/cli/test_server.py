@@ -234,7 +234,10 @@ def test_doctor_and_ps_say_that_a_control_plane_is_hung(
     eventually(lambda: Path(f"/proc/{daemon.pid}/stat").read_text().split()[2] == "T", "it stands still")
     doctor, ps = muster("doctor", "-o", "json"), muster("ps")
 
-    story = f"the control plane (pid {daemon.pid}) was stopped by a signal and answers nobody"
+    story = (
+        f"the control plane (pid {daemon.pid}) is hung: it runs but does not answer at http://127.0.0.1:1, "
+        "because a signal stopped it"
+    )
     assert checks(doctor.out)["control plane"] == {
         "name": "control plane",
         "state": "fail",

@@ -300,6 +300,25 @@ def test_what_others_can_have_written_says_neither_where_to_go_nor_with_what(
     assert plane.asked == [] and started_in(tmp_path) == []
 
 
+@pytest.mark.parametrize(("name", "how"), [("start.lock", "link"), ("daemon.log", "link"), ("daemon.log", "pipe")])
+def test_files_that_were_put_in_the_place_of_ours_are_neither_followed_nor_waited_for(
+    tmp_path: Path, name: str, how: str
+) -> None:
+    (tmp_path / name).write_text("mine")
+    planted(tmp_path, name, how)
+    with pytest.raises(Unavailable, match="cannot be started"):
+        find.find(Search(tmp_path, daemon=STAND_IN))
+    assert how == "pipe" or (tmp_path / "elsewhere").read_text() == "mine"
+    assert started_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["link", "pipe"])
+def test_a_lock_that_is_none_is_not_waited_for(tmp_path: Path, how: str) -> None:
+    (tmp_path / "daemon.lock").touch()
+    planted(tmp_path, "daemon.lock", how)
+    assert not homes.is_locked(tmp_path)
+
+
 @needs_root
 def test_a_home_of_somebody_else_does_not_keep_a_user_from_a_server_that_they_name(tmp_path: Path) -> None:
     os.chown(tmp_path, NOBODY, NOBODY)

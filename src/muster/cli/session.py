@@ -44,7 +44,7 @@ def complete_names(incomplete: str) -> list[str]:
             return []
         client = open_client(url, os.environ.get("MUSTER_TOKEN"), os.environ.get("MUSTER_NAMESPACE") or DEFAULT)
         names = [handle.name for handle in client.list() if handle.name.startswith(incomplete)]
-        return [name for name in names if name.isprintable()]  # nothing that a shell would take for its own
+        return [name for name in names if all(char.isalnum() or char in "-._" for char in name)]  # a shell takes them
     except MusterError:
         return []
 

@@ -32,6 +32,7 @@ SILENT_S = 5.0  # how long one that runs may not answer before it counts as hung
 LOCK_POLL_S = 0.02  # a file lock with a bound can only be tried again
 LOG_LINES = 20  # of its log, shown when it does not start
 
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK  # whatever was put in the place of a file of ours
 _DAEMON = (sys.executable, "-m", "muster.daemon")
 _started: dict[int, subprocess.Popen[bytes]] = {}  # reaped when they end, so that a dead one does not look alive
 
@@ -186,7 +187,7 @@ def _home(where: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[None]:
-    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _CAREFUL, 0o600)
     with open(opened, "ab") as file:  # closing it gives the lock back, also when this process is killed
         while True:
             try:
@@ -203,7 +204,7 @@ def _start(search: Search, deadline: float) -> Server:
     log = search.home / "daemon.log"
     reading, writing = os.pipe()
     try:
-        with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as output:
+        with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFUL, 0o600), "ab") as output:
             before = output.tell()
             process = subprocess.Popen(
                 [*search.daemon, "--home", str(search.home), "--ready-fd", str(writing)],

@@ -45,7 +45,7 @@ class Running:
 
 def is_locked(home: Path) -> bool:
     try:
-        with open(home / "daemon.lock") as file:
+        with open(os.open(home / "daemon.lock", _CAREFUL)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
@@ -89,11 +89,11 @@ def running(home: Path) -> Running | None:
 
 def silence_of(daemon: Running) -> Unavailable:
     """What there is to say, and to do, about a daemon that runs and does not answer."""
-    who = f"the control plane (pid {daemon.pid})"
+    story = f"the control plane (pid {daemon.pid}) is hung: it runs but does not answer at {daemon.url}"
     if _stat(daemon.pid)[:1] in (["T"], ["t"]):
-        return Unavailable(f"{who} was stopped by a signal and answers nobody", hint=f"kill -CONT {daemon.pid}")
+        return Unavailable(f"{story}, because a signal stopped it", hint=f"kill -CONT {daemon.pid}")
     hint = f"muster server stop, or kill -9 {daemon.pid}: trainings go on and are adopted at the next start"
-    return Unavailable(f"{who} runs but does not answer at {daemon.url}", hint=hint)
+    return Unavailable(story, hint=hint)
 
 
 def wait_until_unlocked(home: Path, timeout_s: float) -> bool:
