@@ -15,6 +15,7 @@ class Proxy:
         self._open = threading.Event()
         self._open.set()
         self._sockets: list[socket.socket] = []
+        self.seen = bytearray()  # all that passed
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -52,6 +53,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if self._open.is_set():
+                    self.seen += data
                     sink.sendall(data)
             if self._open.is_set():
                 sink.shutdown(socket.SHUT_WR)

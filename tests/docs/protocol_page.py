@@ -15,7 +15,7 @@ from muster.types.frames import Frame, Introduction, Presented, ReportedEnd, Run
 from muster.types.world import Gate, RunOutcome, Seat, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
-OPENING = ("challenge", "hello", "welcome", "hold", "error")
+OPENING = ("challenge", "tls", "hello", "proof", "welcome", "hold", "error")
 RECORDS = (Introduction, Presented, RunRecord, Seat, Gate, RunOutcome, ReportedEnd, Settings)
 _TABLE = re.compile(r"(<!-- made from the code: (\w+) -->\n)(?:\|.*\n)*")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from muster.world import service, wire
+from muster.world import strangers, wire
 from muster.world.service import Coordinator
 from tests.fleet import Fleet, free_port
 
@@ -265,18 +265,18 @@ def test_the_eldest_stranger_gives_way_unless_all_just_came(monkeypatch: pytest.
 
     async def run() -> None:
         coordinator = Coordinator()
-        coordinator._most_strangers = 4
+        coordinator._strangers.most = 4
         address = await coordinator.start("127.0.0.1", 0)
         async with asyncio.timeout(4):  # before any of them is late with its hello
-            monkeypatch.setattr(service, "GRACE_S", 60.0)
+            monkeypatch.setattr(strangers, "GRACE_S", 60.0)
             silent = [await words(*address) for _ in range(4)]
             assert all(b"challenge" in heard for heard, *_ in silent)
-            assert (await words(*address))[0] == b"", "all have just come"
-            monkeypatch.setattr(service, "GRACE_S", 0.0)
+            assert b"too many" in (await words(*address))[0], "all have just come"
+            monkeypatch.setattr(strangers, "GRACE_S", 0.0)
             newcomer = await words(*address)
             assert b"challenge" in newcomer[0]
             with contextlib.suppress(ConnectionResetError):
-                assert await silent[0][1].read() == b""
+                assert b"too many" in await silent[0][1].read()
             assert len(coordinator._strangers) == 4
         for _, _, writer in [*silent, newcomer]:
             writer.close()

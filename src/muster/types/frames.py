@@ -180,6 +180,17 @@ class ChallengeFrame(Frame, type="challenge"):
     nonce: str = ""
     low: object | None = None
     high: object | None = None
+    tls: bool = False  # it has a token: it proves that, and can go on in TLS. 0.1 does neither
+    peer: str = ""  # whom it sees at the other end: another address than the member's own says that there is a relay
+
+
+@record(kw_only=True)
+class TlsFrame(Frame, type="tls", sender="member"):
+    """Go on in TLS, with a key that follows from the token of that run; said back, TLS comes next, and another
+    `challenge` in it"""
+
+    run_id: str = ""
+    proof: str = ""
 
 
 @record(kw_only=True)
@@ -192,9 +203,17 @@ class HelloFrame(Frame, type="hello", sender="member"):
     kind: str = ""
     run_id: str = ""
     proof: str = ""
+    nonce: str = limited(default="", max_length=MAX_TEXT)  # for the coordinator's proof; 0.1 asks for none
     member: Introduction | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # only those that its user gave
     present: Presented = Presented()
+
+
+@record(kw_only=True)
+class ProofFrame(Frame, type="proof"):
+    """The coordinator knows the token, too: the first answer to a hello with a `nonce`"""
+
+    proof: str = ""
 
 
 @record(kw_only=True)

@@ -1,42 +1,41 @@
-"""One side's connection to a coordinator: find it, prove the token, and come back when it is lost.
+"""One side's connection to a coordinator: find it, prove the token to each other, and come back when it is lost.
 
-A coordinator can be *dead* (the connection was closed or refused: somebody answered, and it was not running) or
-*silent* (nothing comes back at all). Only silence is dangerous: on the other side of a partition the world may go
-on without us. `on_dead` is called each time it is found dead.
+A coordinator can be *dead* (its process is gone: the connection was refused, or closed by the one that had proved
+itself) or *silent* (nothing comes back at all, or nothing that has to be believed: `core.member.verdict`). Only silence
+is dangerous: on the other side of a partition the world may go on without us. `on_dead` is called each time that it is
+found dead where it last proved itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import random
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from muster.types.frames import AnswerFrame, AskFrame, ChallengeFrame, ErrorFrame, Frame, HelloFrame, WelcomeFrame
+from muster.core.member import verdict
+from muster.core.member.verdict import Attempt, Listener
+from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, Frame, HelloFrame, WelcomeFrame
 from muster.types.world import RunId
-from muster.world import wire
+from muster.world import neighbours, wire
+from muster.world.opening import PASSING, CoordinatorRefused, Opening
 from muster.world.wire import Channel, Version
+
+__all__ = ["PASSING", "Address", "Connection", "CoordinatorRefused", "ask"]
 
 Address = tuple[str, int]
 
 CONNECT_TIMEOUT_S = 1.0
 WELCOME_TIMEOUT_S = 5.0
+ELSEWHERE_S = 1.0  # for a proof, at an address where the coordinator was not when it last proved itself
+LOOK_S = 0.5  # while nothing is proved: is it still the same that listens there?
 ASK_LOOK_S = 0.25
-
-# Errors after which saying hello again can help.
-PASSING = frozenset({"lost", "timeout", "closing"})
-
-
-class CoordinatorRefused(Exception):
-    """The coordinator answered, and its answer is no."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+MOST_ADDRESSES = 8  # of one name
 
 
 class Connection:
@@ -65,6 +64,9 @@ class Connection:
         self._on_dead = on_dead
         self._version = version
         self._channel: Channel | None = None
+        self._welcomed = False  # ever
+        self._home: Address | None = None  # where the coordinator last proved itself, and the socket behind which
+        self._listener: Listener | None = None
         self.epoch = 0
         self.up = False
         self.why_down = "not connected yet"
@@ -85,40 +87,46 @@ class Connection:
         """Connect, and reconnect for ever; raises CoordinatorRefused when the coordinator will not have us."""
         attempt = 0
         while True:
-            for address in self._addresses():
-                why = await self._session(address)
-                if self.up:
-                    attempt = 0
-                self.up = False
-                self.why_down = f"{wire.show_address(*address)}: {why}"
+            places = await self._places()
+            dead = []
+            for place in places:
+                ended = await self._session(place, elsewhere=place != self._home and self._home in places)
+                dead.append(ended.dead)
+                if ended.dead and place == self._home:
+                    self._on_dead()
+                was_up, self.up = self.up, False
+                self.why_down = f"{wire.show_address(*place)}: {ended.why}"
                 self._on_down(self.why_down)
+                if was_up:
+                    attempt = 0
+                    break  # it may be back in a moment, and it is there that we hear of it
+            if self._home not in places and all(dead):
+                self._on_dead()
             if attempt:
                 await asyncio.sleep(random.uniform(0.1, 0.2))
             attempt += 1
 
-    async def _session(self, address: Address) -> str:
-        """One connection from start to end; returns why it ended."""
+    async def _places(self) -> list[Address]:
+        """Every address of every name, for one of them can be somebody else's; first where it last proved itself."""
+        found = [place for address in self._addresses() for place in await _resolved(*address)]
+        return sorted(dict.fromkeys(found), key=lambda place: place != self._home)
+
+    async def _session(self, address: Address, *, elsewhere: bool) -> _Ended:
+        """One connection from start to end."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[str] = loop.create_future()
         greeting: asyncio.Future[None] = loop.create_future()
-        refusal: list[CoordinatorRefused] = []
+        opening = Opening(self._run_id, self._kind, self._token, self._hello, self._version)
 
         def frame_came(channel: Channel, frame: Frame) -> None:
-            if isinstance(frame, ErrorFrame) and frame.seq is None:
-                refusal.append(CoordinatorRefused(frame.code, frame.message))
-                channel.close()
-            elif isinstance(frame, ChallengeFrame):
-                try:
-                    self._answer(channel, frame)
-                except wire.WireError as error:
-                    refusal.append(CoordinatorRefused(error.code, str(error)))
-                    raise
-            else:
-                self._follow(frame, greeting)
+            if opening.takes(channel, frame):
+                return
+            if not greeting.done():
+                greeting.set_result(None)
+                self._home, self._listener = address, _listener(channel)
+            self._follow(frame)
 
         def ended(channel: Channel, why: str) -> None:
-            if channel.peer_died:
-                self._on_dead()
             if not over.done():
                 over.set_result(why)
 
@@ -126,38 +134,96 @@ class Connection:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, channel = await loop.create_connection(lambda: Channel(frame_came, ended), *address)
         except TimeoutError:
-            return "connecting timed out"
+            return _Ended("connecting timed out", dead=False)
         except OSError as error:
-            if isinstance(error, ConnectionError) or getattr(error, "errno", None) == socket.EAI_NONAME:
-                self._on_dead()
-            return _why(error)
+            refused = isinstance(error, ConnectionError) or getattr(error, "errno", None) == socket.EAI_NONAME
+            return _Ended(_why(error), dead=refused)
         self._channel = channel
+        seen = _Seen(opening, channel, self._listener if address == self._home else None)
         try:
-            waits: set[asyncio.Future[Any]] = {over, greeting}
-            await asyncio.wait(waits, timeout=WELCOME_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            if not greeting.done() and not over.done():
-                channel.abort("no welcome in time")
+            patience_s = ELSEWHERE_S if elsewhere else WELCOME_TIMEOUT_S
+            await self._expect({over, greeting}, seen, patience_s)
             why = await over
         finally:
             channel.close()
-        if refusal and refusal[0].code not in PASSING:
-            raise refusal[0]
-        return str(refusal[0]) if refusal else why
+        refusal = opening.refusal
+        if refusal is not None and refusal.code not in PASSING and (opening.proved or not self._welcomed):
+            raise refusal
+        return _Ended(str(refusal) if refusal else why, dead=seen.is_dead())
 
-    def _answer(self, channel: Channel, challenge: ChallengeFrame) -> None:
-        wire.agree(challenge.low, challenge.high, self._version)
-        low, high = wire.show((self._version[0], 0)), wire.show(self._version)
-        proof = wire.proof(self._token, challenge.nonce, self._run_id, self._kind) if self._token else ""
-        hello = self._hello(channel.local_host)
-        channel.send(replace(hello, v=high, low=low, high=high, kind=self._kind, run_id=self._run_id, proof=proof))
+    async def _expect(self, waits: set[asyncio.Future[Any]], seen: _Seen, patience_s: float) -> None:
+        """Until it greets us, or it is over, or too late. Meanwhile ranks may go on if it is known to be dead."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        while (left := deadline - loop.time()) > 0:
+            done, _ = await asyncio.wait(waits, timeout=min(left, LOOK_S), return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            if seen.is_dead():
+                self._on_dead()
+        seen.channel.abort("no welcome in time")
 
-    def _follow(self, frame: Frame, greeting: asyncio.Future[None]) -> None:
+    def _follow(self, frame: Frame) -> None:
         self.epoch = max(self.epoch, frame.epoch or 0)
-        if not greeting.done():
-            greeting.set_result(None)
         if isinstance(frame, WelcomeFrame):
-            self.up = True
+            self.up = self._welcomed = True
         self._on_frame(frame)
+
+
+class _Ended(NamedTuple):
+    why: str
+    dead: bool
+
+
+class _Seen:
+    """What a connection shows of the coordinator."""
+
+    def __init__(self, opening: Opening, channel: Channel, before: Listener | None) -> None:
+        self._opening = opening
+        self.channel = channel
+        self._before = before
+        self._there = channel.there
+        self._near = neighbours.on_this_machine(channel.here, channel.there)
+
+    def is_dead(self) -> bool:
+        opening, channel = self._opening, self.channel
+        noise = channel.fault is not None and opening.refusal is None
+        attempt = Attempt(
+            proved=opening.proved,
+            closed=channel.peer_died,
+            near=self._near,
+            another=opening.another or noise,
+            turned_away=opening.turned_away,
+            before=self._before,
+        )
+        if attempt.proved or not self._near or self._before is None or self._there is None:
+            return verdict.is_dead(attempt)
+        try:
+            return verdict.is_dead(attempt._replace(now=neighbours.listener_at(self._there)))
+        except OSError:
+            return verdict.is_dead(attempt._replace(known=False))
+
+
+def _listener(channel: Channel) -> Listener | None:
+    if not neighbours.on_this_machine(channel.here, channel.there) or channel.there is None:
+        return None
+    try:
+        return neighbours.listener_at(channel.there)
+    except OSError:
+        return None
+
+
+async def _resolved(host: str, port: int) -> list[Address]:
+    """The addresses of a name; the name itself, if they cannot be had, so that connecting says why."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host.partition("%")[0])
+        return [(host, port)]
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError):
+        return [(host, port)]
+    return list(dict.fromkeys((str(name[0]), port) for *_, name in found))[:MOST_ADDRESSES]
 
 
 def _why(error: OSError) -> str:

@@ -10,32 +10,27 @@ import asyncio
 import contextlib
 import logging
 import math
-import secrets
 import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from muster import descriptors, listening
-from muster.background import Tasks
-from muster.core import crowding
+from muster import listening
 from muster.core.world import records
 from muster.listening import Door
 from muster.types import frames
-from muster.types.frames import ChallengeFrame, Frame, HelloFrame, RenewFrame, RunRecord, UnknownFrame
+from muster.types.frames import Frame, HelloFrame, RenewFrame, RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.world import RunId, Settings
 from muster.world import wire
 from muster.world.protocol import RunProtocol
+from muster.world.strangers import Strangers
 from muster.world.wire import Channel
 
 log = logging.getLogger("muster.coordinator")
 
-HELLO_TIMEOUT_S = 5.0
-GRACE_S = 0.1
-MOST_STRANGERS = 1024  # who have not said hello, and no more than an eighth of the files that the process may open
 BEAT_S = 0.25
 HELD_S = 0.5  # that ranks wait at most until nothing is told any more of the mesh of the round before
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
@@ -60,13 +55,6 @@ class Director(Protocol):
         """What has to be done before the ranks of a new round may start; they do not wait for it for long."""
 
 
-class _Stranger(NamedTuple):
-    nonce: str
-    timer: asyncio.TimerHandle
-    whose: str
-    since: float
-
-
 class Coordinator:
     """Serves any number of runs on one address."""
 
@@ -87,15 +75,13 @@ class Coordinator:
         self._director = director
         self._protocols: dict[RunId, RunProtocol] = {}
         self._protocol_of: dict[Channel, RunProtocol] = {}
-        self._strangers: dict[Channel, _Stranger] = {}  # eldest first
+        self._strangers = Strangers(self._token_of, open_to_all=director is None and not token)
         self._dirty: dict[RunId, RunProtocol] = {}
         self._timers: dict[RunId, asyncio.TimerHandle] = {}
         self._holding: set[RunId] = set()  # whose frames wait for `Director.before_release`
         self._pass_due = False
         self._stopping = False  # what closes now is closed by us, and nobody is lost by it
         self._doors: list[Door] = []
-        self._most_strangers = descriptors.share(8, MOST_STRANGERS)
-        self._arriving = Tasks()
         self._beat: asyncio.Task[None] | None = None
         self.busy_at = 0.0
         self.someone_left = asyncio.Event()
@@ -134,7 +120,8 @@ class Coordinator:
                 await self._beat
         for timer in self._timers.values():
             timer.cancel()
-        for channel in [*self._protocol_of, *self._strangers]:
+        self._strangers.close()
+        for channel in list(self._protocol_of):
             channel.close()
 
     def open_run(self, run_id: RunId, settings: Settings) -> RunProtocol:
@@ -176,35 +163,10 @@ class Coordinator:
 
     # Connections
 
-    def _channel(self) -> Channel:
-        return Channel(self._stranger_says, self._ended, self._challenge)
-
     def _admit(self, taken: socket.socket, _: str) -> None:
-        if len(self._strangers) + len(self._arriving) >= self._most_strangers and not self._make_room():
-            taken.close()
-            return
-        self._arriving.hold(listening.arrive(taken, self._channel))
+        self._strangers.arrive(taken, lambda: Channel(self._hear, self._ended, self._strangers.challenge))
 
-    def _make_room(self) -> bool:
-        """Let a stranger go for one who comes; False if all just came, for each has a moment to say who it is."""
-        now = asyncio.get_running_loop().time()
-        if not self._strangers or now - next(iter(self._strangers.values())).since < GRACE_S:
-            return False
-        eldest = crowding.eldest_of_greediest((one, known.whose) for one, known in self._strangers.items())
-        self._strangers.pop(eldest).timer.cancel()
-        eldest.abort("too many have not said who they are")
-        return True
-
-    def _challenge(self, channel: Channel) -> None:
-        nonce = secrets.token_hex(16)
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(HELLO_TIMEOUT_S, channel.refuse, "timeout", "no hello in time")
-        self._strangers[channel] = _Stranger(nonce, timer, listening.whose(channel.peer_host), loop.time())
-        low, high = wire.show((wire.VERSION[0], 0)), wire.show(wire.VERSION)
-        channel.send(ChallengeFrame(nonce=nonce, low=low, high=high))
-
-    def _stranger_says(self, channel: Channel, frame: Frame) -> None:
-        """The first frame must be a hello in a version that we speak, with a proof of the token."""
+    def _hear(self, channel: Channel, frame: Frame) -> None:
         try:
             if (protocol := self._protocol_of.get(channel)) is not None:
                 protocol.hear(channel, frame, asyncio.get_running_loop().time())
@@ -214,52 +176,32 @@ class Coordinator:
                 elif protocol.at.outbox:
                     self._flush(protocol)
                     protocol.show()
-                return
-            self._hello(channel, frame)
+            elif channel in self._strangers and (hello := self._strangers.hear(channel, frame)) is not None:
+                self._greet(channel, hello)
         except _MALFORMED as error:
             level = logging.WARNING if channel in self._protocol_of else logging.DEBUG  # no stranger may fill the log
             log.log(level, "malformed frame from %s: %s", channel.peer, error)
             channel.refuse("garbage", f"a frame could not be understood: {error}")
 
-    def _hello(self, channel: Channel, frame: Frame) -> None:
-        nonce, timer, *_ = self._strangers[channel]
-        if not isinstance(frame, HelloFrame):
-            told = frame.name if isinstance(frame, UnknownFrame) else frame.type
-            raise wire.WireError("garbage", f"expected a hello, not {told!r}")
-        wire.agree(frame.low or frame.v, frame.high or frame.v)
-        run_id, kind = RunId(frame.run_id), frame.kind
-        if not run_id:
-            raise wire.WireError("invalid", "a hello must name its run")
-        if not self._is_proved(frame.proof, nonce, run_id, kind):
-            raise wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
-        timer.cancel()
-        del self._strangers[channel]
+    def _greet(self, channel: Channel, hello: HelloFrame) -> None:
+        run_id = RunId(hello.run_id)
         protocol = self._protocols.get(run_id)
-        if protocol is None and (kind == "control" or self._director is not None):
-            raise wire.WireError("not_found", f"no run {run_id!r} here{self._known_runs()}")
+        if protocol is None and (hello.kind == "control" or self._director is not None):
+            raise wire.WireError("not_found", f"no run {run_id!r} here")
         if protocol is None:
             protocol = self._protocols[run_id] = self._listened(RunProtocol(run_id))
         self._protocol_of[channel] = protocol
-        protocol.greet(channel, frame, asyncio.get_running_loop().time())
+        protocol.greet(channel, hello, asyncio.get_running_loop().time())
         if protocol.run is None and not protocol.connected:
             del self._protocols[run_id]
         self.touch(protocol)
 
-    def _is_proved(self, proof: str, nonce: str, run_id: RunId, kind: str) -> bool:
+    def _token_of(self, run_id: RunId) -> str | None:
         """A directed run has a token before it has workers: until that is known, nobody can have anything to say."""
-        token = self._token if self._director is None else self._director.token_of(run_id)
-        if not token:
-            return self._director is None
-        return secrets.compare_digest(wire.proof(token, nonce, run_id, kind).encode(), proof.encode())
-
-    def _known_runs(self) -> str:
-        if self._director is not None or not self._protocols:
-            return ""  # whoever directs runs knows their names; nobody else has to
-        return f"; known runs: {', '.join(sorted(self._protocols)[:8])}"
+        return (self._token if self._director is None else self._director.token_of(run_id)) or None
 
     def _ended(self, channel: Channel, why: str) -> None:
-        if (stranger := self._strangers.pop(channel, None)) is not None:
-            stranger.timer.cancel()
+        self._strangers.forget(channel)
         if self._stopping:
             return
         protocol = self._protocol_of.pop(channel, None)

@@ -1,4 +1,4 @@
-"""How do coordinator and members talk? Length-prefixed JSON frames, a version range, a proof of the run token.
+"""How do coordinator and members talk? Length-prefixed JSON frames, a version range, TLS between machines.
 
 A frame is four bytes of length (big-endian) and one JSON object with `v`, `type`, `epoch`, `round` and what the
 type needs: `types.frames`.
@@ -12,19 +12,24 @@ import hmac
 import ipaddress
 import json
 import socket
+import ssl
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from muster.types import frames
 from muster.types.codec import Invalid
 from muster.types.frames import ErrorFrame, Frame, HelloFrame
+from muster.world import neighbours
+from muster.world.neighbours import End
 
 Version = tuple[int, int]
 
 VERSION: Version = (1, 0)
 MAX_FRAME = 1 << 20
 MAX_UNSENT = 32 << 20  # a peer that lets this much pile up is not reading
+HANDSHAKE_S = 5.0
+GOODBYE_S = 1.0  # for the other end to agree that a connection in TLS is over
 _LENGTH = struct.Struct(">I")
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
@@ -86,6 +91,10 @@ class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    def __len__(self) -> int:
+        """What has come and is no whole frame yet."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> Iterable[dict[str, Any]]:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
@@ -111,7 +120,7 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def proof(token: str, nonce: str, *parts: str) -> str:
-    """Shows knowledge of the run token without sending it; the nonce makes it good for one connection."""
+    """How members of 0.1 prove that they know the run token, to whoever asks; see `world.proofs`."""
     text = "\0".join((nonce, *parts))
     return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
@@ -123,6 +132,11 @@ def parse_address(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]
         raise ValueError(f"{text!r} is not HOST:PORT")
     host = host.removeprefix("[").removesuffix("]")
     return host or default_host, int(port)
+
+
+def no_room() -> ErrorFrame:
+    """Said to those who have to go because too many are there; they may come again."""
+    return ErrorFrame(code="closing", message="too many are connected; say hello again")
 
 
 def show_address(host: str, port: int) -> str:
@@ -154,6 +168,10 @@ class Channel(asyncio.Protocol):
         self._why = "the connection closed"
         self._ended = False
         self._ours = False
+        self._changing = False  # to TLS: nothing can be said meanwhile
+        self._early = b""  # what came in TLS before we knew that it had begun
+        self.encrypted = False
+        self.fault: WireError | None = None  # what the peer did wrong, if anything
         self.peer_died = False  # it ended because somebody over there ended it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -165,27 +183,65 @@ class Channel(asyncio.Protocol):
         self._on_open(self)
 
     @property
+    def here(self) -> End | None:
+        return neighbours.end(self._transport.get_extra_info("sockname")) if self._transport else None
+
+    @property
+    def there(self) -> End | None:
+        return neighbours.end(self._transport.get_extra_info("peername")) if self._transport else None
+
+    @property
     def local_host(self) -> str:
         name = self._transport.get_extra_info("sockname") if self._transport else None
         return str(name[0]) if name else "127.0.0.1"
 
     @property
     def peer_host(self) -> str:
-        name = self._transport.get_extra_info("peername") if self._transport else None
-        return str(name[0]) if name else "?"
+        return self.there[0] if self.there else "?"
 
     @property
     def peer(self) -> str:
-        name = self._transport.get_extra_info("peername") if self._transport else None
-        return show_address(str(name[0]), int(name[1])) if name else "?"
+        return show_address(*self.there) if self.there else "?"
+
+    def encrypt(self, context: ssl.SSLContext, *, server: bool) -> Coroutine[Any, Any, None]:
+        """Go on in TLS, and say nothing until that is done; OSError if it cannot be, which ends the connection."""
+        assert self._transport is not None
+        self._changing = True
+        self._transport.pause_reading()
+        return self._encrypt(self._transport, context, server)
+
+    async def _encrypt(self, plain: asyncio.Transport, context: ssl.SSLContext, server: bool) -> None:
+        try:
+            if plain.is_closing():
+                raise ConnectionResetError("the connection closed")
+            self._transport = await asyncio.get_running_loop().start_tls(
+                *(plain, self, context),
+                server_side=server,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=GOODBYE_S,
+            )
+            if self._transport is None:  # it was lost meanwhile
+                raise ConnectionResetError("the connection closed")
+        except OSError as error:
+            self.connection_lost(error)  # asyncio may tell it to nobody
+            raise
+        self._changing, self.encrypted = False, True
+        early, self._early = self._early, b""
+        self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
+        if self._changing:
+            self._early += data
+            return
         try:
             for told in self._decoder.feed(data):
                 self._on_frame(self, understood(told))
                 if self._transport is None or self._transport.is_closing():
                     return
+                if self._changing and len(self._decoder):
+                    raise WireError("garbage", "something was said in clear after the wish for TLS")
         except WireError as error:
+            self.fault = error
             self.refuse(error.code, str(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -198,7 +254,7 @@ class Channel(asyncio.Protocol):
         self.send_raw(encode(frame, epoch=epoch))
 
     def send_raw(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or self._changing:
             return
         self._transport.write(data)
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
@@ -206,6 +262,9 @@ class Channel(asyncio.Protocol):
 
     def refuse(self, code: str, message: str) -> None:
         """Tell the peer what is wrong, then end this connection and nothing else."""
+        if self._changing:
+            self.abort(message)
+            return
         self.send(ErrorFrame(code=code, message=message))
         self._why = message
         if self._transport is not None:

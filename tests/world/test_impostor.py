@@ -1,0 +1,141 @@
+"""Somebody else takes the place of a coordinator that was killed: what members believe, and that ranks go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from muster.types.frames import Frame, HelloFrame, WelcomeFrame
+from muster.types.world import RunId, Settings
+from muster.world.connection import Address, Connection
+from muster.world.service import Coordinator
+from tests.fleet import Fleet, eventually, gone
+from tests.world.impostors import GUISES, Impostor
+
+TOKEN = "right"
+
+
+def test_workers_train_on_whatever_an_impostor_says_and_find_their_coordinator_again(fleet: Fleet) -> None:
+    """0.1.0 had both workers leave at the first `dismiss`."""
+    fleet.env["MUSTER_RUN_TOKEN"] = TOKEN
+    coordinator = fleet.coordinator()
+    nodes = [fleet.node(name, "--nnodes", "2", "--max-restarts", "0", "--lease-s", "2") for name in ("a", "b")]
+    ranks = [int(note["pid"]) for note in fleet.started(0, 2)]
+    coordinator.kill()
+    coordinator.wait()
+    impostor = Impostor((fleet.host, fleet.port), *GUISES)
+    begun = time.monotonic()
+    eventually(lambda: impostor.visits.keys() == GUISES.keys(), f"every guise was seen; {impostor.visits}")
+    eventually(lambda: time.monotonic() - begun > 5, "more than two leases have passed")
+    assert not [pid for pid in ranks if gone(pid)]
+    assert [node.proc.poll() for node in nodes] == [None, None], [node.text for node in nodes]
+    impostor.close()
+    fleet.coordinator()
+    fleet.training(0, 2)
+    assert not [pid for pid in ranks if gone(pid)]
+    fleet.go()
+    assert [node.wait() for node in nodes] == [0, 0], [node.text for node in nodes]
+    assert len(fleet.told("start")) == 2, "the first round was the only one"
+
+
+class Member:
+    """A connection, and what it hands on."""
+
+    def __init__(self, address: tuple[str, int], *, token: str | None = TOKEN, kind: str = "control") -> None:
+        self.heard: list[Frame] = []
+        self.dead = Counter[str]()
+        self.welcomed = asyncio.Event()
+        self.connection = Connection(
+            lambda: [address],
+            RunId("run"),
+            kind,
+            token=token,
+            hello=lambda local: HelloFrame(),
+            on_frame=self._hear,
+            on_dead=lambda: self.dead.update(["dead"]),
+        )
+        self.task = asyncio.create_task(self.connection.run())
+
+    def _hear(self, frame: Frame) -> None:
+        self.heard.append(frame)
+        if isinstance(frame, WelcomeFrame):
+            self.welcomed.set()
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def a_coordinator(at: Address = ("127.0.0.1", 0), token: str | None = TOKEN) -> tuple[Coordinator, Address]:
+    coordinator = Coordinator(token=token)
+    coordinator.open_run(RunId("run"), Settings())
+    return coordinator, await coordinator.start(*at)
+
+
+async def until(look: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(20):
+        while not look():
+            await asyncio.sleep(0.005)
+    assert look(), what
+
+
+MAY_BE_OURS = {"speaks another version"}
+
+
+@pytest.mark.parametrize("guise", GUISES)
+def test_a_member_that_was_welcomed_once_is_moved_by_no_guise(guise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.world.connection.LOOK_S", 0.05)
+
+    async def scenario() -> None:
+        coordinator, address = await a_coordinator()
+        member = Member(address)
+        await asyncio.wait_for(member.welcomed.wait(), 10)
+        await coordinator.stop()
+        impostor = Impostor(address, guise)
+        await until(lambda: impostor.visits[guise] >= 2 or guise == "says nothing", "it came twice")
+        await until(lambda: impostor.visits[guise] >= 1, "it came")
+        member.dead.clear()
+        if guise in MAY_BE_OURS:
+            visits = impostor.visits[guise]
+            await until(lambda: impostor.visits[guise] >= visits + 3, "it comes again")
+            assert not member.dead
+        else:
+            await until(lambda: member.dead["dead"] >= 2, "ranks may go on")
+        assert not member.task.done() and not member.connection.up
+        assert [frame.type for frame in member.heard] == ["welcome"]
+        impostor.close()
+        member.welcomed.clear()
+        again, _ = await a_coordinator(address)
+        await asyncio.wait_for(member.welcomed.wait(), 10)
+        await member.leave()
+        await again.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_that_stands_still_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.world.connection.LOOK_S", 0.02)
+    monkeypatch.setattr("muster.world.connection.WELCOME_TIMEOUT_S", 0.1)
+
+    async def scenario() -> None:
+        coordinator, address = await a_coordinator()
+        member = Member(address)
+        await asyncio.wait_for(member.welcomed.wait(), 10)
+        came = []
+        monkeypatch.setattr(coordinator._strangers, "arrive", lambda taken, channel: came.append(taken))
+        for channel in list(coordinator._protocol_of):
+            channel.close()
+        await until(lambda: bool(came), "it comes back")
+        member.dead.clear()
+        await until(lambda: len(came) > 3, "it gives up and comes again")
+        assert not member.dead
+        await member.leave()
+        for taken in came:
+            taken.close()
+        await coordinator.stop()
+
+    asyncio.run(scenario())
