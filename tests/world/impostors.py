@@ -137,6 +137,7 @@ GUISES: dict[str, Callable[[socket.socket], None]] = {
     "does not know the token": _refuses("bad_token"),
     "says that the run is over": _refuses("terminal_state"),
     "says that there is no such run": _refuses("not_found"),
+    "has no room": _refuses("closing"),
     "recalls": _recalls,
     "tells an outcome": _ends_the_run,
     "speaks another version": _speaks_another_version,
@@ -180,8 +181,8 @@ class Impostor:
                 threading.Thread(target=self._treat, args=(GUISES[guise], visitor), daemon=True).start()
 
     def _treat(self, guise: Callable[[socket.socket], None], visitor: socket.socket) -> None:
-        visitor.settimeout(30)
         with contextlib.suppress(OSError, ValueError, StopIteration):
+            visitor.settimeout(30)
             guise(visitor)
             while visitor.recv(65536):
                 pass

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from muster.types.frames import Frame, HelloFrame, WelcomeFrame
 from muster.types.world import RunId, Settings
-from muster.world.connection import Address, Connection
+from muster.world.connection import Address, Connection, CoordinatorRefused
 from muster.world.service import Coordinator
 from tests.fleet import Fleet, eventually, gone
 from tests.world.impostors import GUISES, Impostor
@@ -83,7 +88,7 @@ async def until(look: Callable[[], bool], what: str) -> None:
     assert look(), what
 
 
-MAY_BE_OURS = {"speaks another version"}
+MAY_BE_OURS = {"speaks another version", "has no room"}
 
 
 @pytest.mark.parametrize("guise", GUISES)
@@ -139,3 +144,90 @@ def test_a_coordinator_that_stands_still_is_not_taken_for_dead(monkeypatch: pyte
         await coordinator.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_name_with_an_address_of_somebody_else_leads_to_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`localhost` is ::1 and 127.0.0.1: where the coordinator listens on one, anybody can have the other."""
+    monkeypatch.setattr("muster.world.connection.ELSEWHERE_S", 0.2)
+
+    async def scenario() -> None:
+        coordinator, address = await a_coordinator()
+        port = address[1]
+        impostor = Impostor(("127.0.0.2", port), "welcomes and dismisses")
+        there = [(0, 0, 0, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+        async def lookup(*_: object, **__: object) -> object:
+            return there
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+        member = Member(("both", port))
+        await asyncio.wait_for(member.welcomed.wait(), 10)
+        assert impostor.visits.total() == 1
+        await coordinator.stop()
+        await until(lambda: impostor.visits.total() > 4, "it looks everywhere")
+        assert member.dead, "where it last was, nobody listens"
+        again, _ = await a_coordinator(address)
+        member.welcomed.clear()
+        await asyncio.wait_for(member.welcomed.wait(), 10)
+        await member.leave()
+        await again.stop()
+        lost = Member(("both", port))
+        with pytest.raises(CoordinatorRefused, match="has not proved to know the run token"):
+            await asyncio.wait_for(lost.task, 10)
+        impostor.close()
+
+    asyncio.run(scenario())
+
+
+IN_ANOTHER_NAME = """
+import os, sys
+from tests.world.impostors import Impostor
+os.setuid(65534)
+impostor = Impostor(("127.0.0.1", int(sys.argv[1])), *sys.argv[2:])
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to be somebody else")
+def test_another_user_cannot_pass_for_a_coordinator_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the coordinator itself may say is believed of nobody whom the kernel knows to be another."""
+    monkeypatch.setattr("muster.world.connection.LOOK_S", 0.05)
+    root = Path(__file__).parents[2]
+
+    async def scenario() -> None:
+        coordinator, address = await a_coordinator()
+        member = Member(address)
+        await asyncio.wait_for(member.welcomed.wait(), 10)
+        await coordinator.stop()
+        guises = ("has no room", "speaks another version", "says nothing", "closes")
+        command = [sys.executable, "-c", IN_ANOTHER_NAME, str(address[1]), *guises]
+        env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}", "PYTHONDONTWRITEBYTECODE": "1"}
+        other = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd="/"
+        )
+        assert other.stdout is not None
+        assert await asyncio.wait_for(other.stdout.readline(), 20) == b"listens\n"
+        member.dead.clear()
+        await until(lambda: member.dead["dead"] >= 8, "ranks may go on")
+        assert not member.task.done() and [frame.type for frame in member.heard] == ["welcome"]
+        await member.leave()
+        other.kill()
+        await other.wait()
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_that_is_stopped_has_not_died(fleet: Fleet) -> None:
+    """It may have given ranks away when it wakes, so they end with their lease, proof or no proof."""
+    fleet.env["MUSTER_RUN_TOKEN"] = TOKEN
+    coordinator = fleet.coordinator()
+    node = fleet.node("a", "--nnodes", "1", "--lease-s", "1")
+    (rank,) = [int(note["pid"]) for note in fleet.started(0, 1)]
+    coordinator.kill(signal.SIGSTOP)
+    node.expect("the coordinator is silent: ending ranks")
+    eventually(lambda: gone(rank), "its lease is over")
+    coordinator.kill(signal.SIGCONT)
+    fleet.started(1, 1)
+    fleet.go()
+    assert node.wait() == 0, node.text

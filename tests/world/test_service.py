@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from muster.types.world import RunId, Settings
 from muster.world import strangers, wire
 from muster.world.service import Coordinator
 from tests.fleet import Fleet, free_port
@@ -280,6 +281,59 @@ def test_the_eldest_stranger_gives_way_unless_all_just_came(monkeypatch: pytest.
             assert len(coordinator._strangers) == 4
         for _, _, writer in [*silent, newcomer]:
             writer.close()
+        await coordinator.stop()
+
+    asyncio.run(run())
+
+
+def test_what_strangers_have_not_finished_saying_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand connections with a frame of a megabyte each that never ends were a gigabyte."""
+    monkeypatch.setattr(strangers, "MOST_UNREAD", 1 << 20)
+
+    async def run() -> None:
+        coordinator = Coordinator(token="right")
+        address = await coordinator.start("127.0.0.1", 0)
+        begun = struct.pack(">I", wire.MAX_FRAME) + b"{" * 300_000
+        talkers = [await asyncio.open_connection(*address) for _ in range(8)]
+        for _, writer in talkers:
+            writer.write(begun)
+            await writer.drain()
+        async with asyncio.timeout(4):
+            while sum(one.unread for one in coordinator._strangers._known) < 600_000 or len(coordinator._strangers) > 4:
+                await asyncio.sleep(0.005)
+        assert sum(one.unread for one in coordinator._strangers._known) <= 1 << 20
+        for _, writer in talkers:
+            writer.close()
+        await coordinator.stop()
+
+    asyncio.run(run())
+
+
+def test_whoever_has_the_token_of_one_run_leaves_room_for_the_others() -> None:
+    """Ranks know their run's token: with thousands of connections one could keep out the workers of all."""
+
+    async def visit(address: tuple[str, int], run_id: str) -> tuple[str, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(wire.pack({"type": "hello", "low": "1.0", "high": "1.0", "kind": "control", "run_id": run_id}))
+        heard: list[dict[str, Any]] = []
+        decoder = wire.Decoder()
+        while len(heard) < 2:
+            heard += decoder.feed(await reader.read(65536))
+        return heard[1]["type"], writer
+
+    async def run() -> None:
+        coordinator = Coordinator()
+        coordinator._most = 4
+        address = await coordinator.start("127.0.0.1", 0)
+        for run_id in ("greedy", "modest"):
+            coordinator.open_run(RunId(run_id), Settings())
+        async with asyncio.timeout(10):
+            alone = [await visit(address, "greedy") for _ in range(6)]
+            assert {kind for kind, _ in alone} == {"welcome"}, "nobody else wants anything"
+            modest = await visit(address, "modest")
+            assert modest[0] == "welcome"
+            assert (await visit(address, "greedy"))[0] == "error"
+            assert (await visit(address, "modest"))[0] == "welcome"
         await coordinator.stop()
 
     asyncio.run(run())

@@ -30,6 +30,12 @@ def who_goes(present: Sequence[P]) -> P:
     return eldest_of_greediest((one, one.token) for one in sorted(present, key=lambda one: one.since))
 
 
+def is_greediest(whose: str, present: Iterable[str]) -> bool:
+    """Nobody of those present has more there, and others have something, too."""
+    counts = Counter(present)
+    return len(counts.keys() - {whose}) > 0 and counts[whose] >= max(counts.values())
+
+
 def eldest_of_greediest(present: Iterable[tuple[T, str]]) -> T:
     """The first of those who belong to whoever has the most there."""
     listed = list(present)

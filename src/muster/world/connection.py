@@ -88,10 +88,11 @@ class Connection:
         attempt = 0
         while True:
             places = await self._places()
-            dead = []
+            dead, refusals = [], []
             for place in places:
                 ended = await self._session(place, elsewhere=place != self._home and self._home in places)
                 dead.append(ended.dead)
+                refusals += [ended.refusal] if ended.refusal and ended.refusal.code not in PASSING else []
                 if ended.dead and place == self._home:
                     self._on_dead()
                 was_up, self.up = self.up, False
@@ -100,6 +101,8 @@ class Connection:
                 if was_up:
                     attempt = 0
                     break  # it may be back in a moment, and it is there that we hear of it
+            if refusals and not self._welcomed:
+                raise refusals[0]  # one who has been welcomed is not sent away by somebody who proves nothing
             if self._home not in places and all(dead):
                 self._on_dead()
             if attempt:
@@ -147,9 +150,9 @@ class Connection:
         finally:
             channel.close()
         refusal = opening.refusal
-        if refusal is not None and refusal.code not in PASSING and (opening.proved or not self._welcomed):
+        if opening.proved and refusal is not None and refusal.code not in PASSING:
             raise refusal
-        return _Ended(str(refusal) if refusal else why, dead=seen.is_dead())
+        return _Ended(str(refusal or why), dead=seen.is_dead(), refusal=refusal)
 
     async def _expect(self, waits: set[asyncio.Future[Any]], seen: _Seen, patience_s: float) -> None:
         """Until it greets us, or it is over, or too late. Meanwhile ranks may go on if it is known to be dead."""
@@ -173,6 +176,7 @@ class Connection:
 class _Ended(NamedTuple):
     why: str
     dead: bool
+    refusal: CoordinatorRefused | None = None  # by whom, is not known
 
 
 class _Seen:

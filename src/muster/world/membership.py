@@ -97,7 +97,8 @@ class Membership:
         try:
             await self.connection.run()
         except CoordinatorRefused as refused:
-            self.handle(self.state.refused(str(refused), self.now))
+            ours = refused.code == "unproved"  # it is we who will not have it
+            self.handle(self.state.refused(f"{'' if ours else 'refused by the coordinator: '}{refused}", self.now))
 
     def handle(self, orders: Iterable[Order]) -> None:
         """Carry out orders one after the other, also those that come up meanwhile."""

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from muster import listening
+from muster import descriptors, listening
+from muster.core import crowding
 from muster.core.world import records
 from muster.listening import Door
 from muster.types import frames
@@ -82,6 +83,7 @@ class Coordinator:
         self._pass_due = False
         self._stopping = False  # what closes now is closed by us, and nobody is lost by it
         self._doors: list[Door] = []
+        self._most = descriptors.limit() * 3 // 4  # connections of members, if several runs want them
         self._beat: asyncio.Task[None] | None = None
         self.busy_at = 0.0
         self.someone_left = asyncio.Event()
@@ -164,7 +166,9 @@ class Coordinator:
     # Connections
 
     def _admit(self, taken: socket.socket, _: str) -> None:
-        self._strangers.arrive(taken, lambda: Channel(self._hear, self._ended, self._strangers.challenge))
+        self._strangers.arrive(
+            taken, lambda: Channel(self._hear, self._ended, self._strangers.challenge, self._strangers.bound)
+        )
 
     def _hear(self, channel: Channel, frame: Frame) -> None:
         try:
@@ -185,6 +189,7 @@ class Coordinator:
 
     def _greet(self, channel: Channel, hello: HelloFrame) -> None:
         run_id = RunId(hello.run_id)
+        self._check_room(run_id)
         protocol = self._protocols.get(run_id)
         if protocol is None and (hello.kind == "control" or self._director is not None):
             raise wire.WireError("not_found", f"no run {run_id!r} here")
@@ -195,6 +200,13 @@ class Coordinator:
         if protocol.run is None and not protocol.connected:
             del self._protocols[run_id]
         self.touch(protocol)
+
+    def _check_room(self, run_id: RunId) -> None:
+        """A run, or whoever has its token, must not take all connections from the others."""
+        if len(self._protocol_of) >= self._most and crowding.is_greediest(
+            run_id, (protocol.run_id for protocol in self._protocol_of.values())
+        ):
+            raise wire.WireError(*wire.NO_ROOM)
 
     def _token_of(self, run_id: RunId) -> str | None:
         """A directed run has a token before it has workers: until that is known, nobody can have anything to say."""

@@ -17,7 +17,7 @@ from typing import Any
 from muster import descriptors, listening
 from muster.background import Tasks
 from muster.core import crowding
-from muster.types.frames import ChallengeFrame, Frame, HelloFrame, ProofFrame, TlsFrame, UnknownFrame
+from muster.types.frames import ChallengeFrame, ErrorFrame, Frame, HelloFrame, ProofFrame, TlsFrame, UnknownFrame
 from muster.types.world import RunId
 from muster.world import proofs, wire
 from muster.world.proofs import Talk
@@ -25,6 +25,7 @@ from muster.world.wire import Channel
 
 HELLO_TIMEOUT_S = 5.0
 GRACE_S = 0.1
+MOST_UNREAD = 32 << 20  # bytes of theirs, in all
 MOST_STRANGERS = 1024  # and no more than an eighth of the files that the process may open
 
 
@@ -55,7 +56,7 @@ class Strangers:
     def arrive(self, taken: socket.socket, channel: Callable[[], Channel]) -> None:
         if len(self._known) + len(self._arriving) >= self.most and not self._make_room():
             with contextlib.suppress(OSError):  # so that a member can tell a crowd from somebody else in our place
-                taken.send(wire.encode(wire.no_room()))
+                taken.send(wire.encode(_no_room()))
             taken.close()
             return
         self._arriving.hold(listening.arrive(taken, channel))
@@ -67,9 +68,16 @@ class Strangers:
             return False
         eldest = crowding.eldest_of_greediest((one, known.whose) for one, known in self._known.items())
         self._known.pop(eldest).timer.cancel()
-        eldest.send(wire.no_room())
+        eldest.send(_no_room())
         eldest.abort("too many have not said who they are")
         return True
+
+    def bound(self, channel: Channel) -> None:
+        """What strangers have sent and not finished takes memory: whoever has the most of it goes."""
+        if channel in self._known and sum(one.unread for one in self._known) > MOST_UNREAD:
+            longest = max(self._known, key=lambda one: one.unread)
+            self.forget(longest)
+            longest.refuse(*wire.NO_ROOM)
 
     def challenge(self, channel: Channel) -> None:
         loop = asyncio.get_running_loop()
@@ -142,6 +150,11 @@ class Strangers:
             await work
             if channel in self._known:
                 self._ask(channel)
+
+
+def _no_room() -> ErrorFrame:
+    code, message = wire.NO_ROOM
+    return ErrorFrame(code=code, message=message)
 
 
 def _wrong_token() -> wire.WireError:

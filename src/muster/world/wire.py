@@ -30,6 +30,8 @@ MAX_FRAME = 1 << 20
 MAX_UNSENT = 32 << 20  # a peer that lets this much pile up is not reading
 HANDSHAKE_S = 5.0
 GOODBYE_S = 1.0  # for the other end to agree that a connection in TLS is over
+NO_ROOM = ("closing", "too many are connected; say hello again")  # a code that 0.1 comes back after, too
+LONG = 64 << 10  # what few frames are, and no stranger's first but an agent's that brings a large run back
 _LENGTH = struct.Struct(">I")
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
@@ -134,11 +136,6 @@ def parse_address(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]
     return host or default_host, int(port)
 
 
-def no_room() -> ErrorFrame:
-    """Said to those who have to go because too many are there; they may come again."""
-    return ErrorFrame(code="closing", message="too many are connected; say hello again")
-
-
 def show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -159,10 +156,12 @@ class Channel(asyncio.Protocol):
         on_frame: Callable[[Channel, Frame], None],
         on_end: Callable[[Channel, str], None],
         on_open: Callable[[Channel], None] = lambda channel: None,
+        on_long: Callable[[Channel], None] = lambda channel: None,
     ) -> None:
         self._on_frame = on_frame
         self._on_end = on_end
         self._on_open = on_open
+        self._on_long = on_long  # a frame that has not come whole is long already
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
         self._why = "the connection closed"
@@ -181,6 +180,11 @@ class Channel(asyncio.Protocol):
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._on_open(self)
+
+    @property
+    def unread(self) -> int:
+        """Bytes of a frame that has not come whole."""
+        return len(self._decoder)
 
     @property
     def here(self) -> End | None:
@@ -240,6 +244,8 @@ class Channel(asyncio.Protocol):
                     return
                 if self._changing and len(self._decoder):
                     raise WireError("garbage", "something was said in clear after the wish for TLS")
+            if len(self._decoder) > LONG:
+                self._on_long(self)
         except WireError as error:
             self.fault = error
             self.refuse(error.code, str(error))

@@ -193,9 +193,9 @@ class MemberState:
         self.held.beat()  # the coordinator may just have been found dead, which gives ranks more time
         return at.taken()
 
-    def refused(self, message: str, now: float) -> list[Order]:
+    def refused(self, why: str, now: float) -> list[Order]:
         self.at.reach(now)
-        self._end(EXIT_FAILED, f"refused by the coordinator: {message}")
+        self._end(EXIT_FAILED, why)
         return self.at.taken()
 
     def heard(self, frame: Frame, now: float) -> list[Order]:
