@@ -156,7 +156,7 @@ class Impostor:
 
     def __init__(self, address: tuple[str, int], *guises: str) -> None:
         self.visits: Counter[str] = Counter()
-        self._guises = guises
+        self.guises = guises
         self._server = _bound(address)
         self._visitors: list[socket.socket] = []
         self.port = int(self._server.getsockname()[1])
@@ -175,7 +175,7 @@ class Impostor:
         with contextlib.suppress(OSError):
             for number in range(1 << 30):
                 visitor, _ = self._server.accept()
-                guise = self._guises[number % len(self._guises)]
+                guise = self.guises[number % len(self.guises)]
                 self._visitors.append(visitor)
                 self.visits[guise] += 1
                 threading.Thread(target=self._treat, args=(GUISES[guise], visitor), daemon=True).start()

@@ -16,9 +16,11 @@ import pytest
 
 from muster.types.frames import Frame, HelloFrame, WelcomeFrame
 from muster.types.world import RunId, Settings
+from muster.world import wire
 from muster.world.connection import Address, Connection, CoordinatorRefused
 from muster.world.service import Coordinator
 from tests.fleet import Fleet, eventually, gone
+from tests.plane import Plane
 from tests.world.impostors import GUISES, Impostor
 
 TOKEN = "right"
@@ -231,3 +233,23 @@ def test_a_coordinator_that_is_stopped_has_not_died(fleet: Fleet) -> None:
     fleet.started(1, 1)
     fleet.go()
     assert node.wait() == 0, node.text
+
+
+@pytest.mark.times(LEASE_S="2")
+def test_workers_of_a_control_plane_wait_for_it_beside_an_impostor(plane: Plane) -> None:
+    """He keeps the port, so the control plane comes back on another one; its workers read that from its file."""
+    training = plane.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=60)
+    workers = plane.worker_pids()
+    host, port = wire.parse_address((plane.home / "coordinator.addr").read_text())
+    plane.crash()
+    impostor = Impostor((host, port), "welcomes and dismisses", "does not know the token", "tells an outcome", "closes")
+    eventually(lambda: min(impostor.visits[guise] for guise in impostor.guises) >= 2, "each has met it")
+    plane.serve(LEASE_S="2")
+    assert wire.parse_address((plane.home / "coordinator.addr").read_text())[1] != port
+    eventually(lambda: plane.client.get("demo").world.ready == 2, "its workers are back")
+    assert plane.worker_pids() == workers
+    plane.go()
+    training.result(timeout=60)
+    assert len(plane.told("start")) == 2, "the first round was the only one"
+    impostor.close()

@@ -7,7 +7,10 @@ whenever they connect.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -82,8 +85,19 @@ class LocalSite:
         return self._backend
 
     async def adopt(self) -> int:
+        self._end_given_up()
         kept = self._store.record(ALIVE_KIND, ALIVE_KEY)
         return await self._backend.adopt(datetime.fromisoformat(str(kept["at"])) if kept else None)
+
+    def _end_given_up(self) -> None:
+        """Workers of no training believe nobody who cannot prove to know their run's token, and nobody can any more."""
+        trainings = {stored.uid for stored in self._store.page(Filter()).items}
+        for uid, name in processes.agents(self._home / "coordinator.addr"):
+            pid = None if uid in trainings else processes.find("--run-id", uid, "--name", name)
+            if pid is not None:
+                log.warning("%s belongs to no training: told to leave", name)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
 
     async def listen(self, coordinator: Listens) -> None:
         path = self._home / "coordinator.addr"
