@@ -1,6 +1,6 @@
 """What do mutual proof and TLS cost? The same kills and the same connections in clear, with proofs, and in TLS.
 
-python -m bench.wire [--json] [--only PART] [--workers N] [--kills N] [--blocks N] [--connections N]
+python -m bench.wire [--json] [--only PART] [--workers N] [--kills N] [--connections N]
 
 TLS is spoken between machines only: as root, workers live in a network namespace of their own; else that row is empty.
 """
@@ -23,8 +23,18 @@ from unittest import mock
 
 from bench import report
 from bench.report import Figure, p50, p99, spread
-from muster.types.frames import Frame, HelloFrame, WelcomeFrame
-from muster.types.world import RunId, Settings
+from muster.types.frames import (
+    Frame,
+    GoneFrame,
+    HelloFrame,
+    Introduction,
+    ProbeFrame,
+    RecallFrame,
+    ReleaseFrame,
+    StoppedFrame,
+    WelcomeFrame,
+)
+from muster.types.world import MemberId, RunId, Settings
 from muster.world import opening
 from muster.world.connection import Address, Connection
 from muster.world.service import Coordinator
@@ -85,42 +95,49 @@ def a_fleet(mode: str) -> Iterator[Fleet]:
 
 
 def heal(given: argparse.Namespace) -> Iterator[Figure]:
-    """Blocks of kills take turns, so that whatever else the machine does is shared by all."""
-    with another_machine() as can_leave:
+    """All stand side by side and are struck in turn, so that whatever else the machine does is shared by all."""
+    with another_machine() as can_leave, contextlib.ExitStack() as fleets:
         modes = [OPEN, PROOF, *([TLS] if can_leave else [])]
+        struck = {mode: Struck(fleets.enter_context(a_fleet(mode)), given.workers) for mode in modes}
         taken: dict[str, list[float]] = {mode: [] for mode in modes}
-        for _ in range(given.blocks):
-            for mode in modes:
-                with a_fleet(mode) as fleet:
-                    taken[mode] += _kills(fleet, given.workers, given.kills)
+        for turn in range(given.kills):
+            for mode in modes[turn % len(modes) :] + modes[: turn % len(modes)]:
+                taken[mode].append(struck[mode].strike())
     name = f"{given.workers} workers, one agent is killed, one spare → next round released"
     yield from _compared(name, taken)
 
 
-def _kills(fleet: Fleet, workers: int, kills: int) -> Iterator[float]:
-    options = (
-        "--nnodes",
-        str(workers),
-        "--spares",
-        "1",
-        "--max-restarts",
-        "0",
-        "--last-call-s",
-        "30",
-        "--lease-s",
-        "10",
-    )
-    nodes = {f"w{i}": fleet.node(f"w{i}", *options, program=NOOP) for i in range(workers + 1)}
-    for turn in range(kills):
-        view = fleet.until("settled", lambda v: v["state"] == "training" and v["spares"] == 1, 120)
-        number = view["round"]
-        time.sleep(0.5)
-        active = [member["name"] for member in view["members"] if member["rank"] is not None]
+class Struck:
+    """A fleet that loses a worker again and again."""
+
+    def __init__(self, fleet: Fleet, workers: int) -> None:
+        self._fleet = fleet
+        self._workers = workers
+        self._nodes: dict[str, Process] = {}
+        for _ in range(workers + 1):
+            self._add()
+        self._settled()
+
+    def _add(self) -> None:
+        options = ("--nnodes", str(self._workers), "--spares", "1", "--max-restarts", "0")
+        times = ("--last-call-s", "30", "--lease-s", "10")
+        name = f"w{len(self._nodes)}"
+        self._nodes[name] = self._fleet.node(name, *options, *times, program=NOOP)
+
+    def _settled(self) -> dict[str, Any]:
+        return self._fleet.until("settled", lambda v: v["state"] == "training" and v["spares"] == 1, 120)
+
+    def strike(self) -> float:
+        """Seconds from the death of one that trains to the release of the next round."""
+        view = self._settled()
+        active = next(member["name"] for member in view["members"] if member["rank"] is not None)
         struck = time.monotonic()
-        nodes[active[0]].kill()
-        story = fleet.until("it is told", lambda v: v["round"] > number)["story"]  # noqa: B023
-        yield next(line["at"] for line in story[::-1] if line["kind"] == "release") - struck
-        nodes[f"n{turn}"] = fleet.node(f"n{turn}", *options, program=NOOP)
+        self._nodes[active].kill()
+        story = self._fleet.until("it is told", lambda v: v["round"] > view["round"])["story"]
+        self._add()
+        self._settled()
+        time.sleep(0.5)  # the new one has warmed up
+        return float(next(line["at"] for line in story[::-1] if line["kind"] == "release") - struck)
 
 
 # A connection is made -----------------------------------------------------------------------------
@@ -164,6 +181,94 @@ async def _welcome(address: Address, token: str | None) -> float:
         await asyncio.gather(task, return_exceptions=True)
 
 
+# What the same costs without processes -------------------------------------------------------------
+
+
+def frames(given: argparse.Namespace) -> Iterator[Figure]:
+    """The frames of a loss, both sides in one process: CPU time, which a busy machine changes little."""
+    spent: dict[str, list[float]] = {}
+    for mode in (OPEN, PROOF, TLS):
+        with mock.patch.object(opening, "_is_direct", return_value=mode != TLS):
+            spent[mode] = asyncio.run(_losses(mode, given.workers, given.losses))
+    for mode, samples in spent.items():
+        more = f"{(p50(samples) - p50(spent[OPEN])) * 1000:+.2f} ms, "
+        told = {**_spread(samples), "note": more + _spread(samples)["note"]}
+        name = f"{given.workers} workers, one is lost → all have the next round, CPU of both sides, {mode}, p50"
+        yield Figure(name, p50(samples) * 1000, "ms", "", True, **told)
+
+
+class Played:
+    """An agent and its guard: one connection each, and nothing below."""
+
+    def __init__(self, address: Address, token: str | None, index: int, settings: dict[str, object]) -> None:
+        who = Introduction(MemberId(f"m{index}"), f"w{index}", store_port=1)
+        hello = HelloFrame(member=who, settings=settings)
+        run_id = RunId("run")
+        self._id = who.member_id
+        self.round = -1
+        self.gone = False
+        self._agent = Connection(
+            lambda: [address], run_id, "agent", token=token, hello=lambda local: hello, on_frame=self._hear
+        )
+        self._guard = Connection(
+            lambda: [address], run_id, "guard", token=token, hello=lambda local: hello, on_frame=self._probed
+        )
+        self._tasks = [asyncio.create_task(one.run()) for one in (self._agent, self._guard)]
+
+    @property
+    def ready(self) -> bool:
+        return self._agent.up and self._guard.up
+
+    def _hear(self, frame: Frame) -> None:
+        if isinstance(frame, ReleaseFrame) and frame.record.place_of(self._id) is not None:
+            self.round = frame.record.round
+        elif isinstance(frame, RecallFrame):
+            self._agent.send(StoppedFrame(round=frame.round, store_port=1))
+
+    def _probed(self, frame: Frame) -> None:
+        if isinstance(frame, ProbeFrame) and self.gone:
+            self._guard.send(GoneFrame(round=self.round))
+
+    def die(self) -> None:
+        self.gone = True
+        self._tasks[0].cancel()
+
+    def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+async def _losses(mode: str, workers: int, losses: int) -> list[float]:
+    token = None if mode == OPEN else TOKEN
+    coordinator = Coordinator(token=token)
+    address = await coordinator.start("127.0.0.1", 0)
+    settings: dict[str, object] = {"min": workers, "max": workers, "spares": 1, "lease_s": 60.0, "max_restarts": 0}
+    members = [Played(address, token, index, settings) for index in range(workers + 1)]
+    spent = []
+    for turn in range(losses):
+        async with asyncio.timeout(30):
+            await _until(lambda: all(one.ready for one in members))
+            await _until(lambda: sum(one.round == turn for one in members) == workers)  # noqa: B023
+            await asyncio.sleep(0.02)
+            lost = next(one for one in members if one.round == turn)
+            began = time.process_time()
+            lost.die()
+            await _until(lambda: sum(one.round == turn + 1 for one in members) == workers)  # noqa: B023
+            spent.append(time.process_time() - began)
+        lost.leave()
+        members.remove(lost)
+        members.append(Played(address, token, workers + 1 + turn, settings))
+    for one in members:
+        one.leave()
+    await coordinator.stop()
+    return spent
+
+
+async def _until(look: Callable[[], bool]) -> None:
+    while not look():
+        await asyncio.sleep(0)
+
+
 # Telling ------------------------------------------------------------------------------------------
 
 
@@ -190,12 +295,16 @@ def _noted(figure: Figure, note: str) -> Figure:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--kills", type=int, default=10, help="of each block")
-    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--losses", type=int, default=200)
     parser.add_argument("--connections", type=int, default=200)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {"heal": heal, "connect": connect}
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
+    "heal": heal,
+    "frames": frames,
+    "connect": connect,
+}
 
 if __name__ == "__main__":
     sys.exit(report.run("bench wire", PARTS, _options))
