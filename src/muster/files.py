@@ -1,7 +1,8 @@
 """Where are muster's own files, how is one replaced in one step, and how is one opened where others write?
 
 What lies in somebody else's folder may be a link to a secret, a pipe that nobody writes, or a device: only a regular
-file is opened, only by its one name, without following links and without waiting. Standard library only.
+file is opened, only by its one name, without following links and without waiting. And a folder in a place that all
+users share may be somebody else's, under the name that ours would have. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 def home(env: Mapping[str, str] = os.environ) -> Path:
     """Where this user's control plane, coordinators and tokens are."""
-    return Path(env.get("MUSTER_HOME") or "~/.muster").expanduser().absolute()
+    return Path(os.path.expanduser(env.get("MUSTER_HOME") or "~/.muster")).absolute()
 
 
 def write_private(path: Path, text: str, *, durable: bool = False) -> None:
@@ -47,6 +48,80 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
             os.close(parent)
 
 
+def scratch(*names: str) -> Path:
+    """A folder that only we can write, in the system's temporary one. It is made, and lasts.
+
+    Its usual name is known to all, so that somebody may have taken it first; then it gets one that nobody can guess.
+    """
+    import tempfile  # not everybody who opens a file has to pay for it
+
+    place = _shared_place()
+    usual = place / f"muster-{os.getuid()}"
+    try:
+        return _private_below(usual, names)
+    except OSError:
+        return _private_below(Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=place)), names)
+
+
+def temporary() -> str:
+    """A new folder of our own there, to be removed by whoever has asked for it."""
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="muster-", dir=_shared_place())
+
+
+def _shared_place() -> Path:
+    """The temporary folder, or one of our own where others could put something else in the place of what we make.
+
+    If there is no home either, as in a container of which only a volume can be written, nobody else is there.
+    """
+    import tempfile
+
+    place = Path(tempfile.gettempdir()).resolve()
+    if not _others_may_rename_in(place):
+        return place
+    try:
+        return private_folder(home() / "scratch")
+    except OSError:
+        return place
+
+
+def _others_may_rename_in(place: Path) -> bool:
+    """Also what is on the way to it. A group of the same number as its only member is no company."""
+    trusted = {0, os.geteuid(), os.stat("/").st_uid}  # in a container root may have another number
+    for one in (place, *place.parents):
+        found = os.stat(one)
+        shared = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != found.st_uid)
+        if found.st_uid not in trusted or (shared and not found.st_mode & stat.S_ISVTX):
+            return True
+    return False
+
+
+def _private_below(top: Path, names: tuple[str, ...]) -> Path:
+    path = private_folder(top)
+    for name in names:
+        path = private_folder(path / name)
+    return path
+
+
+def private_folder(path: Path) -> Path:
+    """Have a folder, no link, that is ours and closed to others, with those above it. Else OSError says what it is."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        pass  # whose it is shows below
+    with folder(path) as opened:
+        found = os.fstat(opened)
+        if found.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "belongs to another user", str(path))
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(opened, 0o700)
+    return path
+
+
 @contextmanager
 def folder(name: str | Path, within: int | None = None) -> Iterator[int]:
     """A descriptor of a folder that is no link; `within` is that of the folder which has it."""
@@ -67,6 +142,15 @@ def reading(name: str | Path, within: int | None = None) -> Iterator[int]:
         yield opened
     finally:
         os.close(opened)
+
+
+def read_private(path: Path, most: int = 4096) -> str:
+    """What a file says that only we can read and write. OSError if it is any other."""
+    with reading(path) as opened:
+        found = os.fstat(opened)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise OSError(errno.EPERM, "can be read or written by others", str(path))
+        return os.read(opened, most).decode(errors="replace")
 
 
 @contextmanager

@@ -10,12 +10,12 @@ import asyncio
 import os
 import shutil
 import signal
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from muster import files
 from muster.background import Tasks
 from muster.core.member.held_round import InRound
 from muster.core.member.orders import (
@@ -68,7 +68,7 @@ class Agent:
         self._config = config
         mine = config.identity
         self._trace = _open_trace(os.environ.get("MUSTER_TRACE"))
-        self._scratch = tempfile.mkdtemp(prefix="muster-")
+        self._scratch = files.temporary()
         self._saves = saves.Saves(
             os.getcwd(), (config.program.target, *config.program.args), (str(config.log_dir), self._scratch)
         )

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from muster import files
 from muster.core.member.held_round import InRound
 from muster.node import logs, progress, rank_env, stacks, system
 from muster.node.rank_processes import Start
@@ -23,6 +24,8 @@ class RankFiles:
         self._place = place
         self._folder = log_dir / f"round-{place.number}"
         self._folder.mkdir(parents=True, exist_ok=True)
+        with files.folder(self._folder):
+            pass  # it is one, and not a link to another
         self._run_id = run_id
         self._echo = echo
         self._told_steps: dict[int, int] = {}

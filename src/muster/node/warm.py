@@ -24,6 +24,7 @@ import warnings
 from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
+from muster import files
 from muster.node import system
 from muster.node.program import Program, interpreter_flags
 
@@ -301,9 +302,8 @@ def _execute(command: list[str]) -> NoReturn:
 
 def _take_streams(out: str, err: str) -> None:
     for path, number in ((out, 1), (err, 2)):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(fd, number)
-        os.close(fd)
+        with files.appending(path) as opened:
+            os.dup2(opened, number)
 
 
 # The rank ----------------------------------------------------------------------------------------
