@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from muster import run_token
 from muster.types.frames import AskFrame
 from muster.types.world import RunId
 from muster.world.connection import CoordinatorRefused, ask
@@ -102,11 +103,11 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.marker = f"MARK_OF_TEST={folder}"
-        home = folder / "home"
+        self.home = folder / "home"
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")},
             "MARK_OF_TEST": str(folder),
-            "MUSTER_HOME": str(home),
+            "MUSTER_HOME": str(self.home),
             "TMPDIR": str(folder),
             "PYTHONPATH": "",
         }
@@ -138,6 +139,8 @@ class Fleet:
 
     def node(self, name: str, *options: str, program: tuple[str, ...] = (), join: bool = True, **env: str) -> Process:
         where = ("--coordinator", self.address, "--run-id", self.run_id) if join else ()
+        if "--coordinator" in options:  # through a proxy, at whose address no token is kept
+            env = {"MUSTER_RUN_TOKEN": self.token or ""} | env
         program = program or (PROBE, str(self.notes), "wait")
         logs = ("--log-dir", str(self.folder / "logs"))
         command = (sys.executable, "-m", "muster.node.cli", *where, "--name", name, *logs, *options, *program)
@@ -161,7 +164,7 @@ class Fleet:
 
     @property
     def token(self) -> str | None:
-        return self.env.get("MUSTER_RUN_TOKEN")
+        return self.env.get("MUSTER_RUN_TOKEN") or run_token.find(self.home, [(self.host, self.port)])
 
     def order(self, question: str, **fields: Any) -> dict[str, Any]:
         return self._ask(AskFrame(ask=question, **fields), self.run_id)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from muster import coordinator
+from muster import coordinator, run_token
+from muster.run_token import KeptToken
 from muster.world.statefile import StateFile
 from tests.data.old import STATE_FILE
 from tests.fleet import free_port
@@ -61,12 +62,8 @@ def runs_until_told(listen: str, number: int) -> tuple[int, str]:
 
 def test_bad_input_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert coordinator.run("nowhere") == 2
-    assert coordinator.run("0.0.0.0:29400") == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("muster coordinator: ") and "nowhere" in first
-    assert second == (
-        "muster coordinator: listening on 0.0.0.0 needs a run token: set MUSTER_RUN_TOKEN here and on every node"
-    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "muster coordinator: 'nowhere' is not HOST:PORT"
 
 
 def test_a_port_that_is_taken_is_named_and_its_state_is_left(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +112,7 @@ def test_one_that_is_told_to_stop_leaves_its_state_for_the_next(home: Path, sign
 def test_any_port_is_said_and_kept_nowhere(home: Path, signals: None) -> None:
     code, address = runs_until_told("127.0.0.1:0", signal.SIGTERM)
     assert code == 0 and int(address.rpartition(":")[2]) > 0
-    assert list(home.iterdir()) == []
+    assert list(home.rglob("*")) == [home / "coordinators"] and not list((home / "coordinators").iterdir())
 
 
 def test_the_command_line_says_the_same(
@@ -128,6 +125,65 @@ def test_the_command_line_says_the_same(
     with open(read) as file:
         assert file.read().startswith("127.0.0.1:")
     assert capfd.readouterr().out == "", "whoever is told over the descriptor needs no lines"
+
+
+# Its token
+
+
+def test_without_a_token_it_makes_one_that_this_user_finds(home: Path, signals: None) -> None:
+    port = free_port()
+    seen: list[str | None] = []
+    for _ in range(2):  # the second time it is started again, and its members still have the first token
+        assert runs_until_told(f"127.0.0.1:{port}", signal.SIGTERM)[0] == 0
+        seen.append(run_token.find(home, [("127.0.0.1", port)]))
+    assert seen[0] is not None and seen[0] == seen[1]
+    assert coordinator.run(f"127.0.0.1:{port}", idle_s=0.0) == 0
+    assert run_token.find(home, [("127.0.0.1", port)]) is None, "it left for good"
+
+
+def test_a_port_that_is_taken_costs_its_coordinator_no_token(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert coordinator.run(f"127.0.0.1:{port}") == 1
+        assert run_token.find(home, [("127.0.0.1", port)]) is None, "nobody is there who knows it"
+        KeptToken(home, "127.0.0.1", port, "ab" * 32).listens()
+        assert coordinator.run(f"127.0.0.1:{port}") == 1
+        assert run_token.find(home, [("127.0.0.1", port)]) == "ab" * 32
+
+
+def test_beyond_loopback_it_says_where_its_token_is_and_not_what(
+    home: Path, signals: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    real = KeptToken.close
+
+    def close(self: KeptToken, *, remove: bool) -> None:
+        seen.append(self.path.read_text().strip())
+        real(self, remove=remove)
+
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeptToken, "close", close)
+        assert coordinator.run(f"0.0.0.0:{free_port()}", idle_s=0.0) == 0
+    said = capfd.readouterr()
+    assert "on other machines: export MUSTER_RUN_TOKEN=$(ssh " in said.err and len(said.err.splitlines()) == 1
+    assert len(seen[0]) == 64 and seen[0] not in said.err + said.out
+
+
+def test_one_that_is_given_a_token_removes_what_another_left(
+    home: Path, signals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    KeptToken(home, "127.0.0.1", port, "ab" * 32).listens()
+    monkeypatch.setenv("MUSTER_RUN_TOKEN", "given")
+    assert runs_until_told(f"127.0.0.1:{port}", signal.SIGTERM)[0] == 0
+    assert run_token.find(home, [("127.0.0.1", port)]) is None
+
+
+def test_a_token_that_cannot_be_kept_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "coordinators").touch()
+    assert coordinator.run("127.0.0.1:0", state=home / "state") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot keep the run token" in line and line.endswith("; set MUSTER_HOME or MUSTER_RUN_TOKEN")
 
 
 # Its output

@@ -7,16 +7,19 @@ import asyncio
 import contextlib
 import os
 import queue
+import shlex
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
-from muster import files
+from muster import files, run_token
+from muster.run_token import KeptToken
 from muster.types.run_event import RunEvent
 from muster.types.world import RunId
 from muster.world import wire
-from muster.world.service import Coordinator, check_listen, default_state_path, serve
+from muster.world.service import Coordinator, default_state_path, serve
 from muster.world.statefile import StateFile, StateFileBusy
 
 UNREAD_LINES = 1000  # what may wait for a reader; later lines are lost
@@ -32,12 +35,11 @@ def run(
     leave_when_ended: bool = False,
     ready_fd: int | None = None,
     quiet: bool = False,
+    keep_token: bool = False,
 ) -> int:
     """Serve until stopped; returns an exit code. One clear line on bad input."""
-    token = os.environ.get("MUSTER_RUN_TOKEN") or None
     try:
         host, port = wire.parse_address(listen)
-        check_listen(host, token)
     except ValueError as error:
         return _refuse(str(error), 2)
     try:
@@ -47,8 +49,13 @@ def run(
         return _refuse(f"{error}; join that one, or choose another --listen", 1)
     except OSError as error:
         return _refuse(f"cannot keep a state file: {error}; set MUSTER_HOME or --state", 1)
-
     output = _Output()
+    try:
+        access = _Access(host, port, keep=keep_token)
+    except OSError as error:
+        if kept is not None:
+            kept.close(remove=False)
+        return _refuse(f"cannot keep the run token: {error}; set MUSTER_HOME or {run_token.VARIABLE}", 1)
 
     def tell(run_id: RunId, line: RunEvent) -> None:
         if not quiet:
@@ -56,43 +63,93 @@ def run(
 
     def ready(host: str, port: int) -> None:
         address = wire.show_address(host, port)
+        for line in access.listens(host, port):
+            output.say(f"muster coordinator: {line}", 2)
         if ready_fd is not None:
             os.write(ready_fd, f"{address}\n".encode())
             os.close(ready_fd)
         if not quiet:
             output.say(f"coordinator listens on {address}")
 
-    coordinator = Coordinator(token=token, state=kept, outcome_ttl_s=outcome_ttl_s, on_event=tell)
+    coordinator = Coordinator(token=access.token, state=kept, outcome_ttl_s=outcome_ttl_s, on_event=tell)
     try:
         idle = asyncio.run(
             serve(coordinator, host, port, idle_s=idle_s, leave_when_ended=leave_when_ended, on_ready=ready)
         )
     except OSError as error:
+        access.ended(for_good=True)
         if kept is not None:
             kept.close(remove=False)
         return _refuse(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen", 1)
+    access.ended(for_good=idle or not port)
     if kept is not None:
         kept.close(remove=idle)
     output.finish()
     return 0
 
 
+class _Access:
+    """The token that all have to know, and the file in which this user's other processes find it.
+
+    A token that was given is kept nowhere, unless whoever started us has just made it (`keep`): that one knows it, so
+    a home that cannot be written is no reason to end.
+    """
+
+    def __init__(self, host: str, port: int, *, keep: bool) -> None:
+        self._host, self._home = host, files.home()
+        given = run_token.given()
+        self._keeps = keep or given is None
+        self._file: KeptToken | None = None
+        self._said: list[str] = []
+        try:
+            if self._keeps:
+                files.private_folder(self._home / "coordinators")
+                self._file = KeptToken(self._home, host, port, given) if port else None
+        except OSError as error:
+            if given is None:
+                raise
+            self._keeps = False
+            self._said.append(f"cannot keep the run token for others to find: {error}; set MUSTER_HOME")
+        self.token = given or (self._file.token if self._file is not None else run_token.new())
+
+    def listens(self, host: str, port: int) -> list[str]:
+        """Nobody else has the address now. Returns what has to be said to a person."""
+        if self._keeps:
+            self._file = self._file or KeptToken(self._home, host, port, self.token)
+            self._file.listens()
+            if not wire.is_loopback(host):
+                command = f"ssh {socket.gethostname()} cat {_quoted(str(self._file.path))}"
+                self._said.append(f"on other machines: export {run_token.VARIABLE}=$({command})")
+        run_token.clear_others(self._home, self._host, port, but=self._file.path if self._file is not None else None)
+        return self._said
+
+    def ended(self, *, for_good: bool) -> None:
+        if self._file is not None:
+            self._file.close(remove=for_good)
+
+
+def _quoted(path: str) -> str:
+    """For the shell of another machine, by way of this one."""
+    once = shlex.quote(path)
+    return path if once == path else shlex.quote(once)
+
+
 class _Output:
-    """Lines for whoever reads our standard output. One that reads slowly, or is gone, is no reason to stand still."""
+    """Lines for whoever reads our output. One that reads slowly, or is gone, is no reason to stand still."""
 
     def __init__(self) -> None:
-        self._lines: queue.Queue[str] = queue.Queue(UNREAD_LINES)
+        self._lines: queue.Queue[tuple[int, str]] = queue.Queue(UNREAD_LINES)
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, where: int = 1) -> None:
         with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(line)
+            self._lines.put_nowait((where, line))
 
     def _write(self) -> None:
-        while line := self._lines.get():
+        while (told := self._lines.get())[1]:
             try:
-                os.write(1, f"{line}\n".encode())
+                os.write(told[0], f"{told[1]}\n".encode())
             except OSError:
                 continue  # closed, or no room where it goes: later lines may get through
 
@@ -114,6 +171,7 @@ def main() -> int:
     parser.add_argument("--outcome-ttl-s", type=float, default=600.0)
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--leave-when-ended", action="store_true")
+    parser.add_argument("--keep-token", action="store_true", help="let others of this user find MUSTER_RUN_TOKEN")
     given = parser.parse_args()
     return run(
         given.listen,
@@ -123,6 +181,7 @@ def main() -> int:
         leave_when_ended=given.leave_when_ended,
         ready_fd=given.ready_fd,
         quiet=given.ready_fd is not None,
+        keep_token=given.keep_token,
     )
 
 

@@ -25,7 +25,7 @@ PAUSE = "time.sleep(0.02)"  # after each step
 STEP_S = 0.002
 _LOOK = re.compile(r"muster (ps|events|explain|logs)\b")
 _MARK = "typed-"
-_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
+_PORT = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=[^\d.]0\.0\.0\.0:))\d+")
 
 
 class Reader:

@@ -72,3 +72,20 @@ def test_a_blocked_rendezvous_yields_to_sigterm(fleet: Fleet) -> None:
     assert node.wait(20) != 0
     fleet.until("it is gone", lambda v: not v["members"])
     fleet.assert_nothing_left_but(1)
+
+
+def test_one_node_needs_no_set_up(fleet: Fleet) -> None:
+    words = ("--rdzv-backend=muster", "--nproc-per-node=1", *fleet.probe())
+    node = fleet.start(
+        sys.executable, "-m", "torch.distributed.run", *words, MUSTER_WORKER="w", MUSTER_RUN_ID="none", MUSTER_ROUND="0"
+    )
+    assert node.wait() == 0, node.text
+    fleet.assert_nothing_left()
+    assert not list(fleet.home.rglob("*.token"))
+
+
+def test_several_nodes_are_told_what_they_need(fleet: Fleet) -> None:
+    words = ("--rdzv-backend=muster", "--nnodes=2", *fleet.probe())
+    node = fleet.start(sys.executable, "-m", "torch.distributed.run", *words)
+    assert node.wait() == 1
+    assert "ValueError: several nodes need --rdzv-endpoint=HOST:PORT" in node.text.splitlines()[-1]

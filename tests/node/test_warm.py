@@ -246,7 +246,8 @@ def test_so_do_ranks_of_muster_node_from_a(fleet: Fleet, program: tuple[str, ...
     fresh, forked = (told(by_muster_node(fleet, f"--warm {how}", *program)[0]) for how in ("never", "auto"))
     for facts in (fresh, forked):
         environment = facts["environment"]
-        assert environment.pop("MASTER_PORT") and environment.pop("MUSTER_PROGRESS_FILE")
+        own = ("MASTER_PORT", "MUSTER_PROGRESS_FILE", "MUSTER_RUN_TOKEN")
+        assert all(environment.pop(name) for name in own)
     assert forked == fresh
 
 

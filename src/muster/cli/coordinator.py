@@ -16,7 +16,10 @@ def coordinator(
     idle_s: float | None = typer.Option(None, help="End when nobody has been connected for this long."),
     outcome_ttl_s: float = typer.Option(600.0, help="How long late joiners are told how a run ended."),
 ) -> None:
-    """Serve any number of runs. Beyond loopback, MUSTER_RUN_TOKEN must be set."""
+    """Serve any number of runs. Whoever takes part needs its token.
+
+    Without MUSTER_RUN_TOKEN it makes one, which your other commands on this machine find by themselves.
+    """
     from muster import coordinator as program
 
     raise typer.Exit(program.run(listen, state=state, idle_s=idle_s, outcome_ttl_s=outcome_ttl_s))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -84,9 +83,10 @@ def cancel(
 
 
 def _ask(where: _Where, question: AskFrame) -> dict[str, Any]:
+    from muster import files, run_token
     from muster.world.connection import CoordinatorRefused, ask
 
-    token = os.environ.get("MUSTER_RUN_TOKEN") or None
+    token = run_token.given() or run_token.find(files.home(), where.addresses)
     try:
         return dict(asyncio.run(ask(where.addresses, where.run_id, question, token=token)))
     except CoordinatorRefused as refused:

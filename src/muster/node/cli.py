@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -18,7 +19,8 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
-from muster import __version__
+from muster import __version__, files, run_token
+from muster.core.member.state import EXIT_COORDINATOR_LOST, EXIT_FAILED
 from muster.node.program import Program
 from muster.node.standalone import Standalone
 from muster.types import address
@@ -37,6 +39,7 @@ examples:
   muster-node --coordinator 127.0.0.1:29400 --run-id demo --nnodes 2:3 --spares 1 train.py
 
 Every option can also be given as a MUSTER_ variable (MUSTER_RUN_ID, MUSTER_NNODES, …).
+The coordinator's token is found on its own machine; on others set MUSTER_RUN_TOKEN, as its first line says.
 exit codes: 0 success or a graceful leave, 1 failed, 2 usage, 75 coordinator lost, 93 no progress, 130/143 signals
 """
 
@@ -143,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
         _check_health_command(given.health_check)
         if given.probe_addr:
             address.read(given.probe_addr)
-        standalone, addresses = _coordinator(given, settings)
+        standalone, addresses = _coordinator(given)
     except ValueError as error:
         _usage(str(error))
     # The agent is imported late so that a mistake on the command line is answered at once.
@@ -153,9 +156,10 @@ def main(argv: list[str] | None = None) -> int:
     if run_id is None:
         _usage("--coordinator needs --run-id (or MUSTER_RUN_ID)")
     try:
-        log_dir = _make_log_dir(Path(given.log_dir).absolute() if given.log_dir else _default_log_dir(run_id))
+        log_dir = _make_log_dir(Path(given.log_dir).absolute()) if given.log_dir else _default_log_dir(run_id)
     except ValueError as error:
         _usage(str(error))
+    token = _token(standalone, addresses, given.join_timeout)
     if standalone is not None:
         standalone.begin()  # it starts beside us; the agent waits for it
     if procs > 1:
@@ -168,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
         name=given.name or f"{socket.gethostname()}-{os.getpid()}",
         settings=settings,
         procs=procs,
-        token=os.environ.get("MUSTER_RUN_TOKEN") or None,
+        token=token,
         infra_rank=given.infra_rank,
         domain=given.domain,
         local_addr=given.local_addr,
@@ -317,9 +321,7 @@ def _gpus() -> int:
         return 0
 
 
-def _coordinator(
-    given: argparse.Namespace, settings: dict[str, object]
-) -> tuple[Standalone | None, Callable[[], list[Address]]]:
+def _coordinator(given: argparse.Namespace) -> tuple[Standalone | None, Callable[[], list[Address]]]:
     if given.standalone and given.coordinator:
         raise ValueError("--standalone starts a coordinator, --coordinator joins one: give one of them")
     if given.coordinator_file:
@@ -330,14 +332,38 @@ def _coordinator(
     if not given.standalone:
         raise ValueError("give --standalone, or --coordinator HOST:PORT and --run-id ID")
     host, port = wire.parse_address(given.listen) if given.listen else ("127.0.0.1", 0)
-    from muster.world.service import check_listen
-
-    check_listen(host, os.environ.get("MUSTER_RUN_TOKEN"))
     private = given.listen is None
     idle_s = float(os.environ.get("MUSTER_IDLE_S") or (PRIVATE_IDLE_S if private else IDLE_S))
-    state = _scratch_root() / f"coordinator-{os.getpid()}-{secrets.token_hex(4)}.json"
-    started = Standalone(host, port, state=state, idle_s=idle_s, private=private)
+    started = Standalone.here(host, port, idle_s=idle_s, private=private)
     return started, lambda: started.addresses
+
+
+def _token(standalone: Standalone | None, addresses: Callable[[], list[Address]], patience_s: float) -> str | None:
+    """What the user gave, or what is kept on this machine. Guard and ranks have it from our environment."""
+    token = run_token.given() or (standalone.token if standalone is not None else None)
+    if token is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+        try:
+            token = run_token.await_found(
+                files.home(),
+                addresses,
+                patience_s,
+                lambda why: _tell(f"cannot reach the coordinator ({why}); trying for {patience_s:g} s"),
+            )
+        except TimeoutError as error:
+            _tell(f"no coordinator ({error}); gave up after {patience_s:g} s")
+            sys.exit(EXIT_COORDINATOR_LOST)
+        except run_token.AnotherUsersPort as error:
+            _tell(str(error))
+            sys.exit(EXIT_FAILED)
+    if token is not None:
+        os.environ[run_token.VARIABLE] = token
+    return token
+
+
+def _tell(line: str) -> None:
+    print(f"muster-node: {line}", file=sys.stderr, flush=True)
 
 
 class _AddressFile:
@@ -367,13 +393,15 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _scratch_root() -> Path:
-    return Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
-
-
 def _default_log_dir(run_id: str) -> Path:
     """One per process: nobody else's output may land in a file that is copied to our own."""
-    return _scratch_root() / "logs" / (re.sub(r"[^\w.-]", "_", run_id)[:100] or "_") / str(os.getpid())
+    try:
+        made = files.scratch("logs", re.sub(r"[^\w.-]", "_", run_id)[:100] or "_", str(os.getpid()))
+    except OSError as error:
+        raise ValueError(f"cannot make a folder for logs: {error}; give --log-dir") from None
+    if not made.is_relative_to(usual := Path(tempfile.gettempdir()).resolve() / f"muster-{os.getuid()}"):
+        _tell(f"others can write {usual}: logs are in {made}")
+    return made
 
 
 def _usage(message: str) -> NoReturn:

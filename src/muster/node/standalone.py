@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from muster import files, run_token
+from muster.run_token import KeptToken
 from muster.world import wire
 from muster.world.connection import Address
 
@@ -41,15 +44,30 @@ class CannotStart(Exception):
 
 
 class Standalone:
-    def __init__(self, host: str, port: int, *, state: Path, idle_s: float, private: bool) -> None:
+    """`token` is one that was made for it, and that others of this user are to find; None if all were given one."""
+
+    def __init__(
+        self, host: str, port: int, *, state: Path, idle_s: float, private: bool, token: KeptToken | str | None = None
+    ) -> None:
         self.host = host
         self.port = port
+        self._kept = token if isinstance(token, KeptToken) else None
+        self.token: str | None = token.token if isinstance(token, KeptToken) else token
         self._state = state
         self._idle_s = idle_s
         self._private = private
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._ready = -1
+
+    @classmethod
+    def here(cls, host: str, port: int, *, idle_s: float, private: bool) -> Standalone:
+        """With a token of its own, unless one was given. ValueError if there is no place for what it keeps."""
+        try:
+            state = files.scratch() / f"coordinator-{os.getpid()}-{secrets.token_hex(4)}.json"
+        except OSError as error:
+            raise ValueError(f"cannot make a folder for a coordinator: {error}; set TMPDIR") from None
+        return cls(host, port, state=state, idle_s=idle_s, private=private, token=_new_token(host, port))
 
     @property
     def addresses(self) -> list[Address]:
@@ -76,9 +94,15 @@ class Standalone:
             *("--idle-s", str(self._idle_s)),
             *("--ready-fd", str(ready_w)),
             *(["--leave-when-ended"] if self._private else []),
+            *(["--keep-token"] if self.token else []),
         ]
         self._process = subprocess.Popen(
-            command, pass_fds=(ready_w,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=(ready_w,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env=os.environ | ({run_token.VARIABLE: self.token} if self.token else {}),
         )
         os.close(ready_w)
 
@@ -89,8 +113,15 @@ class Standalone:
         if not line:
             self._process.kill()
             self._process.wait()
+            self._let_go_of_token(remove=True)
             raise CannotStart(f"no coordinator on {wire.show_address(self.host, self.port)}")
         self.host, self.port = wire.parse_address(line)
+        self._let_go_of_token(remove=False)  # it is the coordinator's by now
+
+    def _let_go_of_token(self, *, remove: bool) -> None:
+        if self._kept is not None:
+            self._kept.close(remove=remove)
+            self._kept = None
 
     def leave(self, timeout_s: float = 1.0) -> None:
         """A coordinator that nobody else was told of ends with the run; do not leave before it."""
@@ -108,3 +139,13 @@ class Standalone:
             self.start()
         except CannotStart as error:
             say(str(error))
+
+
+def _new_token(host: str, port: int) -> KeptToken | str | None:
+    """Kept from now on where the address is known, so that those who join at the same moment find it at once."""
+    if run_token.given():
+        return None
+    try:
+        return KeptToken(files.home(), host, port) if port else run_token.new()
+    except OSError:
+        return run_token.new()  # the coordinator will say that nobody can find it

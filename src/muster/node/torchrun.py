@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[attr-defined]
@@ -30,12 +29,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from muster import files, run_token
 from muster.node.standalone import CannotStart, Standalone
 from muster.node.torchrun_guard import MARK
 from muster.node.torchrun_member import TorchrunMember
 from muster.types.frames import FailedFrame, report
 from muster.types.world import MemberId, OutcomeState, Place, RankEnd, RunId, Settings
 from muster.world import wire
+from muster.world.connection import Address
 from muster.world.membership import MemberIdentity
 
 STORE_LOOK_S = 0.01  # how often a blocked store operation looks whether its round is still on
@@ -232,9 +233,8 @@ def _read(params: RendezvousParameters) -> tuple[MemberIdentity, float]:
     parsed = Settings.parse({"min": params.min_nodes, "max": params.max_nodes} | given)
     if problems := parsed.problems():
         raise ValueError(f"--nnodes and --rdzv-conf: {'; '.join(problems)}")
-    addresses = [wire.parse_address(part) for part in params.endpoint.split(",")]
-    if str(config.get("standalone", "")).lower() in ("1", "true", "yes"):
-        _start_coordinator(addresses[0])
+    join_timeout_s = float(config.get("join_timeout_s") or JOIN_TIMEOUT_S)
+    addresses = _addresses(params, brings=str(config.get("standalone", "")).lower() in ("1", "true", "yes"))
     infra = config.get("infra_rank")
     identity = MemberIdentity(
         addresses=lambda: addresses,
@@ -242,22 +242,49 @@ def _read(params: RendezvousParameters) -> tuple[MemberIdentity, float]:
         member_id=MemberId(secrets.token_hex(6)),
         name=str(config.get("name") or f"{socket.gethostname()}-{os.getpid()}"),
         settings={key: getattr(parsed, key) for key in ("min", "max", *given)},
-        token=os.environ.get("MUSTER_RUN_TOKEN") or None,
+        token=_token(addresses, join_timeout_s),
         infra_rank=int(infra) if infra is not None else None,
         domain=config.get("domain"),
         local_addr=params.local_addr,
         launcher="torchrun",
     )
-    return identity, float(config.get("join_timeout_s") or JOIN_TIMEOUT_S)
+    return identity, join_timeout_s
 
 
-def _start_coordinator(address: tuple[str, int]) -> None:
-    """`--rdzv-conf standalone=true`: this node brings the coordinator, unless one is there already."""
-    state = Path(f"/tmp/muster-{os.getuid()}") / f"coordinator-{os.getpid()}-{secrets.token_hex(4)}.json"
+def _addresses(params: RendezvousParameters, *, brings: bool) -> list[Address]:
+    """Where the coordinator is. `--rdzv-conf standalone=true`: this node brings it, unless one is there already."""
+    if params.endpoint:
+        addresses = [wire.parse_address(part) for part in params.endpoint.split(",")]
+        return _start_coordinator(*addresses[0], private=False) or addresses if brings else addresses
+    if params.max_nodes > 1:
+        raise ValueError("several nodes need --rdzv-endpoint=HOST:PORT, and one of them --rdzv-conf standalone=true")
+    found = _start_coordinator("127.0.0.1", 0, private=True)
+    if not found:
+        raise RendezvousConnectionError("no coordinator could be started here")
+    return found
+
+
+def _start_coordinator(host: str, port: int, *, private: bool) -> list[Address]:
+    """Nothing if there is one already; joining will tell whether it is a coordinator."""
+    started = Standalone.here(host, port, idle_s=2.0 if private else 30.0, private=private)
     try:
-        Standalone(*address, state=state, idle_s=30.0, private=False).start()
+        started.start()
     except CannotStart:
-        return  # someone else was first; joining will tell whether it is a coordinator
+        return []
+    return started.addresses
+
+
+def _token(addresses: list[Address], timeout_s: float) -> str | None:
+    """What the user gave, or what is kept on this machine. Our guard and torch's ranks have it from the environment."""
+    try:
+        token = run_token.given() or run_token.await_found(files.home(), lambda: addresses, timeout_s)
+    except TimeoutError as error:
+        raise RendezvousConnectionError(f"no muster coordinator ({error}); gave up after {timeout_s:g} s") from None
+    except run_token.AnotherUsersPort as error:
+        raise RendezvousConnectionError(str(error)) from None
+    if token is not None:
+        os.environ[run_token.VARIABLE] = token
+    return token
 
 
 def _failures(error: ChildFailedError, worker: str) -> list[RankEnd]:

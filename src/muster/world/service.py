@@ -354,11 +354,5 @@ async def serve(
     return not stopped
 
 
-def check_listen(host: str, token: str | None) -> None:
-    """Beyond loopback a token is required; ValueError says so."""
-    if not token and not wire.is_loopback(host):
-        raise ValueError(f"listening on {host} needs a run token: set MUSTER_RUN_TOKEN here and on every node")
-
-
 def default_state_path(home: Path, host: str, port: int) -> Path:
     return home / "coordinators" / f"{host.replace(':', '_')}-{port}.json"

@@ -158,4 +158,8 @@ def _no_room() -> ErrorFrame:
 
 
 def _wrong_token() -> wire.WireError:
-    return wire.WireError("bad_token", "wrong or missing run token (MUSTER_RUN_TOKEN)")
+    return wire.WireError(
+        "bad_token",
+        "wrong or missing run token: export MUSTER_RUN_TOKEN=$(ssh HOST cat FILE); "
+        "the coordinator keeps it in MUSTER_HOME/coordinators",
+    )
