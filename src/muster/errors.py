@@ -2,6 +2,7 @@
 
 MusterError                     message, code, retryable, hint
 ├── Unavailable                 no control plane answered: try again                      unavailable
+│   └── TooManyRequests         too much at once with this token: try again               too_many_requests
 ├── NotFound                    no such object                                            not_found
 ├── AlreadyExists               the name is taken                                         already_exists
 ├── Conflict                    somebody else wrote first: read again, then decide        conflict
@@ -76,6 +77,10 @@ class MusterError(Exception):
 
 class Unavailable(MusterError):
     code, status, retryable = "unavailable", 503, True
+
+
+class TooManyRequests(Unavailable):
+    code, status = "too_many_requests", 429
 
 
 class NotFound(MusterError):
@@ -275,6 +280,7 @@ def from_wire(status: int, body: object) -> MusterError:
 
 _WIRE: tuple[type[MusterError], ...] = (
     Unavailable,
+    TooManyRequests,
     NotFound,
     AlreadyExists,
     Conflict,
@@ -306,6 +312,7 @@ _BY_STATUS: dict[int, type[MusterError]] = {
     410: Compacted,
     413: TooLarge,
     422: InvalidRequest,
+    429: TooManyRequests,
     500: InternalError,
     503: Unavailable,
 }

@@ -16,7 +16,7 @@ from tests.cli.stand_in import StandIn, a_training
 LEAVES = [
     *([verb] for verb in main.VERBS),
     *(["server", verb] for verb in ("start", "stop", "status")),
-    *(["token", verb] for verb in ("create", "list", "revoke")),
+    *(["token", verb] for verb in ("create", "list", "rotate", "revoke")),
 ]
 
 

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import pytest
 
 from muster import files
 from muster.cli import doctor, session
+from muster.errors import Unauthenticated
 from muster.sdk import find, home, peers
+from muster.server import auth
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
 from tests.fleet import eventually
@@ -158,7 +161,10 @@ def test_a_token_is_shown_once_and_kept_for_its_owner_alone(muster: Muster) -> N
     assert made.code == 0
     assert len(made.out.split()) == 1
     assert made.out.strip() not in listed.out
-    assert json.loads(listed.out)["items"] == [{"name": "ci", "role": "editor", "namespaces": ["research", "vision"]}]
+    [item] = json.loads(listed.out)["items"]
+    assert item.pop("created").startswith("20")
+    identity = {"name": "ci", "role": "editor", "namespaces": ["research", "vision"]}
+    assert item == identity | {"expires": None, "lastUse": None}
     for path in files.home().iterdir():
         assert made.out.strip() not in path.read_text()
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077
@@ -177,6 +183,41 @@ def test_a_revoked_token_is_gone_and_an_unknown_one_is_answered_with_the_nearest
     assert (wrong.code, right.code) == (3, 0)
     assert "hint: did you mean ci-runner?" in wrong.err
     assert json.loads(muster("token", "list", "-o", "json").out)["items"] == []
+
+
+def test_a_token_lasts_as_long_as_it_is_told_and_again_as_long_when_it_is_rotated(muster: Muster) -> None:
+    muster("token", "create", "ci", "--role", "viewer", "--expires", "7d")
+    rotated = muster("token", "rotate", "ci")
+    [item] = json.loads(muster("token", "list", "-o", "json").out)["items"]
+    lasts = datetime.fromisoformat(item["expires"]) - datetime.fromisoformat(item["created"])
+
+    assert (rotated.code, len(rotated.out.split())) == (0, 1)
+    assert "the old one is good until 20" in rotated.err
+    assert lasts == timedelta(days=7)
+    assert "in 6d23h" in muster("token", "list").out
+
+
+@pytest.mark.parametrize("span", ["nonsense", "7", "0", "0d", "-5d", "11000w", "5d7w", ""])
+def test_a_life_that_makes_no_sense_is_refused(muster: Muster, span: str) -> None:
+    said = muster("token", "create", "ci", "--role", "viewer", f"--expires={span}")
+
+    assert said.code == (0 if span == "7" else 2)  # seconds
+    assert (said.out == "") == (span != "7")
+
+
+def test_the_embedded_token_is_rotated_in_its_file_and_is_not_printed(muster: Muster) -> None:
+    before = auth.ensure_embedded(files.home())
+    said = muster("token", "rotate", "embedded", "--grace", "0")
+    now = (files.home() / "token").read_text().strip()
+
+    assert (said.code, said.out) == (0, "")
+    assert now != before and now not in said.err
+    assert stat.S_IMODE((files.home() / "token").stat().st_mode) == 0o600
+    assert auth.Tokens(files.home()).identify(now).role == "admin"
+    with pytest.raises(Unauthenticated):
+        auth.Tokens(files.home()).identify(before)
+    assert auth.ensure_embedded(files.home()) == now
+    assert muster("token", "rotate", "embedded", "--expires", "1h").code == 2
 
 
 # Doctor ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who goes when too many are there."""
+"""Who goes when too many are there, and who may ask for more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from muster.core.crowding import who_goes
+from muster.core.crowding import has_room, who_goes
 
 
 @dataclass
@@ -40,3 +40,20 @@ FOLLOWS = tuple(One(f"follows {at}", token="viewer", asking=True, since=at) for 
 )
 def test_strangers_go_first_then_who_wants_nothing_then_the_greediest(present: tuple[One, ...], goes: One) -> None:
     assert who_goes(present) == goes
+
+
+@pytest.mark.parametrize(
+    ("open_requests", "whose", "room"),
+    [
+        ({}, "a", True),
+        ({"a": 3}, "a", True),
+        ({"a": 4}, "a", False),
+        ({"a": 4, "b": 4, "c": 4}, "d", True),  # it has nothing yet, though all is taken
+        ({"a": 4, "b": 4, "c": 2, "d": 2}, "d", True),
+        ({"a": 4, "b": 3, "c": 2, "d": 3}, "d", False),  # three is its part
+        ({name: 1 for name in "abcdefghijkl"}, "a", False),
+        ({name: 1 for name in "abcdefghijkl"}, "m", True),
+    ],
+)
+def test_what_is_left_goes_to_those_who_have_less(open_requests: dict[str, int], whose: str, room: bool) -> None:
+    assert has_room(open_requests, whose, 16) is room

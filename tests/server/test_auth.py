@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from muster.errors import AlreadyExists, InvalidRequest, NotFound, Unauthenticated, Unavailable
-from muster.server import auth
-from muster.server.auth import Identity, Role, Tokens
+from muster.server import auth, token_use
+from muster.server.auth import ExpiredToken, Identity, Role, Tokens
 from tests.server.house import TRAININGS, House, a_body, error_of, in_house
 
 DEMO = f"{TRAININGS}/demo"
@@ -119,10 +121,10 @@ def test_tokens_are_kept_hashed_in_a_file_for_the_owner_alone(tmp_path: Path) ->
     clear = tokens.create("ci", "editor", ("a", "b"))
     path = tmp_path / "tokens.json"
     assert clear not in path.read_text() and stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert set(json.loads(path.read_text())[0]) == {"name", "sha256", "role", "namespaces"}
+    assert set(json.loads(path.read_text())[0]) == {"name", "sha256", "role", "namespaces", "created", "former"}
     assert tokens.identify(clear) == Identity("ci", "editor", ("a", "b"))
     assert tokens.list() == (Identity("ci", "editor", ("a", "b")),)
-    assert sorted(os.listdir(tmp_path)) == ["tokens.json"]
+    assert sorted(os.listdir(tmp_path)) == ["tokens.json", "tokens.lock"]
     with pytest.raises(Unauthenticated):
         tokens.identify(clear + "x")
     with pytest.raises(AlreadyExists):
@@ -169,3 +171,136 @@ def test_beyond_loopback_encryption_is_needed_or_a_word(host: str) -> None:
         auth.check_listen(host, tls=False, insecure=False)
     auth.check_listen(host, tls=True, insecure=False)
     auth.check_listen(host, tls=False, insecure=True)
+
+
+# Time ---------------------------------------------------------------------------------------------
+
+
+class Wall:
+    """The time of day, as the test has it."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def passes(self, **span: float) -> None:
+        self.time += timedelta(**span)
+
+
+def test_an_expired_token_is_refused_with_the_reason_and_says_whose_it_was(tmp_path: Path) -> None:
+    wall = Wall()
+    tokens = Tokens(tmp_path, wall)
+    token = tokens.create("ci", "viewer", expires_in=timedelta(days=7))
+    wall.passes(days=6, hours=23)
+    shown = tokens.admit(token)
+    wall.passes(hours=1)
+    for refused in (lambda: tokens.admit(token), lambda: tokens.check(shown)):
+        with pytest.raises(ExpiredToken, match="expired at 2026-02-07T12:00:00") as caught:
+            refused()
+        assert caught.value.name == "ci" and "muster token rotate ci" in caught.value.hint
+    fresh = tokens.rotate("ci")
+    assert tokens.identify(fresh).name == "ci"
+    with pytest.raises(Unauthenticated):
+        tokens.identify(token)  # no grace brings it back
+
+
+def test_a_rotation_leaves_no_gap_and_its_grace_an_end(tmp_path: Path) -> None:
+    wall = Wall()
+    tokens, beside = Tokens(tmp_path, wall), Tokens(tmp_path, wall)
+    first = tokens.create("ci", "editor", ("a",))
+    second = beside.rotate("ci", grace=timedelta(hours=1))
+    assert tokens.identify(first) == tokens.identify(second) == Identity("ci", "editor", ("a",))
+    wall.passes(minutes=59)
+    tokens.identify(first)
+    wall.passes(minutes=1)
+    with pytest.raises(ExpiredToken, match="was rotated"):
+        tokens.identify(first)
+    tokens.identify(second)
+
+
+def test_a_rotation_at_once_ends_all_that_were_before(tmp_path: Path) -> None:
+    """Who rotates twice because the first secret has leaked must not be left with it."""
+    tokens = Tokens(tmp_path)
+    secrets = [tokens.create("ci", "viewer")]
+    secrets += [tokens.rotate("ci") for _ in range(3)]
+    for one in secrets:
+        tokens.identify(one)
+    last = tokens.rotate("ci", grace=timedelta(0))
+    for one in secrets:
+        with pytest.raises(Unauthenticated):
+            tokens.identify(one)
+    assert tokens.identify(last).name == "ci"
+    tokens.revoke("ci")
+    with pytest.raises(Unauthenticated):
+        tokens.identify(last)
+
+
+def test_many_rotations_do_not_make_the_file_grow(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path)
+    tokens.create("ci", "viewer")
+    for _ in range(40):
+        tokens.rotate("ci")
+    assert (tmp_path / "tokens.json").stat().st_size < 4096
+
+
+def test_tokens_that_are_made_at_the_same_moment_are_all_kept(tmp_path: Path) -> None:
+    names = [f"t-{number}" for number in range(12)]
+    with ThreadPoolExecutor(12) as threads:
+        made = list(threads.map(lambda name: Tokens(tmp_path).create(name, "viewer"), names))
+    assert sorted(one.name for one in Tokens(tmp_path).list()) == sorted(names)
+    assert [Tokens(tmp_path).identify(token).name for token in made] == names
+
+
+def test_tokens_of_0_1_are_read_rotated_and_kept(tmp_path: Path) -> None:
+    old = Path(__file__).parents[1] / "data" / "0.1.0" / "home" / "tokens.json"
+    (tmp_path / "tokens.json").write_text(old.read_text())
+    tokens = Tokens(tmp_path)
+    assert [(one.name, one.created, one.expires, one.last_use) for one in tokens.listed()] == [
+        ("embedded", None, None, None),
+        ("ada", None, None, None),
+    ]
+    assert tokens.identify(tokens.rotate("ada")) == Identity("ada", "viewer", ("*",))
+    assert [one.name for one in tokens.list()] == ["embedded", "ada"]
+
+
+def test_the_last_use_is_kept_without_a_write_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(token_use.TokenUse, "write", lambda self, text: written.append(text))
+
+    async def test(house: House) -> None:
+        for _ in range(50):
+            await house.client.get(TRAININGS)
+        assert len(written) <= 1
+
+    in_house(tmp_path, test)
+    assert 1 <= len(written) <= 2  # and at the end
+
+
+def test_the_last_use_outlives_the_server_and_a_rotation_but_not_the_token(tmp_path: Path) -> None:
+    wall = Wall()
+    tokens = Tokens(tmp_path, wall)
+    token = tokens.create("ci", "viewer")
+    used = wall.time
+    tokens.identify(token)
+    tokens.save_use()
+    path = tmp_path / "token-use.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and token not in path.read_text()
+    wall.passes(hours=2)
+    fresh = Tokens(tmp_path, wall)
+    fresh.rotate("ci")
+    assert [one.last_use for one in fresh.listed()] == [used]
+    fresh.revoke("ci")
+    fresh.create("ci", "viewer")
+    assert [one.last_use for one in fresh.listed()] == [None]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1}', '{"a": "yesterday"}', '{"a": "2026-01-31"}'])
+def test_a_file_of_uses_that_cannot_be_read_keeps_nobody_out(tmp_path: Path, content: str) -> None:
+    tokens = Tokens(tmp_path)
+    token = tokens.create("ci", "viewer")
+    (tmp_path / "token-use.json").write_text(content)
+    assert tokens.identify(token).name == "ci"
+    tokens.save_use()
+    assert tokens.listed()[0].last_use is not None

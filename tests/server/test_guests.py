@@ -158,6 +158,19 @@ def test_one_who_follows_everything_gives_way_to_others(tmp_path: Path) -> None:
     in_house(tmp_path, test)
 
 
+def test_an_admin_who_is_answered_stays_though_its_requests_are_the_most(tmp_path: Path) -> None:
+    async def run() -> list[str]:
+        present = guests.Guests(8)
+        left: list[str] = []
+        for name in ("admin",) * 6 + ("ann", "bob", "cid", "dan"):
+            guest = present.come(name)
+            guest.token, guest.admin, guest.asking = name, name == "admin", True
+            guest.leave = lambda name=name: left.append(name)  # type: ignore[misc]
+        return left
+
+    assert asyncio.run(run()) == ["ann", "bob"]
+
+
 def test_a_crowd_from_one_address_keeps_to_its_half(tmp_path: Path) -> None:
     async def run() -> list[str]:
         present = guests.Guests(8)

@@ -1,9 +1,12 @@
-"""Who has to go when too many are there? Those of whom nothing is known, those who want nothing, then the greediest."""
+"""Who has to go when too many are there? Those of whom nothing is known, those who want nothing, then the greediest.
+
+And who may ask for more? Whoever leaves room for others.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -42,3 +45,17 @@ def eldest_of_greediest(present: Iterable[tuple[T, str]]) -> T:
     counts = Counter(whose for _, whose in listed)
     greediest = max(counts.values())
     return next(one for one, whose in listed if counts[whose] == greediest)
+
+
+def has_room(open_requests: Mapping[str, int], whose: str, most: int) -> bool:
+    """Whether one more request of that token may be answered at the same time as those, of which `most` can be.
+
+    One token has at most a quarter, and all together three quarters: the rest is for admins, who are not counted here.
+    When it is full, a token that has less than its part still gets it; whoever has more has to wait.
+    """
+    own = open_requests.get(whose, 0)
+    if own >= max(most // 4, 1):
+        return False
+    everybodys = most - most // 4
+    part = everybodys // len({*open_requests, whose})
+    return sum(open_requests.values()) < everybodys or own < max(part, 1)

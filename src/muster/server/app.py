@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections import defaultdict
@@ -44,6 +45,15 @@ class App(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         return Front(self.router, self.services)
+
+    async def tend(self) -> None:
+        """What has to be done while it serves."""
+        services = self.services
+        await asyncio.gather(services.visits.tend(services.tokens), services.tokens.keep_use())
+
+    async def close(self) -> None:
+        """What has to be written when it no longer serves."""
+        self.services.tokens.save_use()
 
     def openapi(self) -> dict[str, Any]:
         return describe.document(OPERATIONS, self.services.version, self.services.backends)

@@ -87,6 +87,7 @@ _REFUSALS = {
     410: "The history asked for is no longer kept: list, then watch again.",
     413: "The body is too large.",
     422: "Something in the request is wrong; details.fields lists all of it.",
+    429: "Too much at once with this token: try again after Retry-After.",
     500: "A fault of the server's own.",
     503: "Not now: try again.",
 }
@@ -121,7 +122,7 @@ def _operation(operation: Operation, links: Schema) -> Schema:
         str(status): _answer(answer) | ({"links": links} if answer.links else {})
         for status, answer in operation.answers.items()
     }
-    refusals = {*operation.refusals, 500, 503} | (set() if operation.open else {401})
+    refusals = {*operation.refusals, 500, 503} | (set() if operation.open else {401, 429})
     if "{" in operation.path:
         refusals.add(404)  # whatever cannot be a name leads nowhere
     answers |= {str(status): _answer(Answer(_REFUSALS[status], "Error")) for status in sorted(refusals)}

@@ -1,7 +1,7 @@
 """Who may come in, and what do they hear when something goes wrong? One ASGI layer around every route.
 
-It gives each request an id, finds out whose token it carries, turns every exception into the one form of error, and
-counts. It is a single layer because each costs every request.
+It gives each request an id, finds out whose token it carries, turns every exception into the one form of error, ends
+what its token may no longer do, and counts. It is a single layer because each costs every request.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from muster.errors import Forbidden, InternalError, MusterError, NotFound, Unauthenticated, Unavailable
+from muster.errors import (
+    Forbidden,
+    InternalError,
+    MusterError,
+    NotFound,
+    TooManyRequests,
+    Unauthenticated,
+    Unavailable,
+)
 from muster.server.answers import as_error
-from muster.server.auth import Identity
+from muster.server.auth import Pass
 from muster.server.services import Services
 
 log = logging.getLogger("muster.server")
@@ -30,6 +38,7 @@ _GUARDED = ("/v1", "/metrics")
 _READING = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = (b"same-origin", b"none")
 _SLASHES = re.compile(rb"%(2f|5c|00)", re.IGNORECASE)
+_LAST_WORDS_S = 0.2  # for somebody whose stream ends to take the reason
 
 
 class Front:
@@ -56,20 +65,21 @@ class _Exchange:
         self._raw_send = send
         self._status = 0
         self._request_id = _request_id(scope)
+        self._shown: Pass | None = None
+        self._task = asyncio.current_task()
+        self._ended: MusterError | None = None
         scope["muster.abort"] = self._abort
 
     async def run(self, receive: Receive) -> None:
         began = time.perf_counter()
         try:
-            self._admit()
-            await self._app(self._scope, receive, self._send)
+            await self._answer(receive)
         except MusterError as error:
-            headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}
-            await self._fail(error, error.status, headers)
+            await self._fail(error, error.status, _headers_of(error))
         except HTTPException as error:
             await self._fail(_no_route(self._scope, error.status_code), error.status_code, error.headers or {})
-        except asyncio.CancelledError:  # this server ends while somebody waits: the next one answers
-            await self._fail(Unavailable("the control plane stops", hint="ask again"), Unavailable.status)
+        except asyncio.CancelledError:
+            await self._cut_short()
         except ClientDisconnect:
             log.debug("the client of request %s left", self._request_id)
         except Exception:  # the top of the HTTP app: whatever was not foreseen becomes one error, and a line in the log
@@ -77,6 +87,35 @@ class _Exchange:
             await self._fail(InternalError("the server failed; its log has the details under this request's id"), 500)
         finally:
             self._count(time.perf_counter() - began)
+
+    async def _answer(self, receive: Receive) -> None:
+        self._admit()
+        if self._shown is None:
+            await self._app(self._scope, receive, self._send)
+            return
+        self._services.visits.begin(self._shown, self)
+        try:
+            await self._app(self._scope, receive, self._send)
+        finally:
+            self._services.visits.end(self._shown, self)
+
+    def leave(self, error: MusterError) -> None:
+        """The token has ended. A read hears it; what may be in the middle of a change is left alone, and unheard."""
+        if self._ended is not None:
+            return
+        self._ended = error
+        if self._scope["method"] in _READING and self._task is not None:
+            self._task.cancel()
+        else:
+            self._cut()
+
+    async def _cut_short(self) -> None:
+        if self._ended is None:  # this server ends while somebody waits: the next one answers
+            await self._fail(Unavailable("the control plane stops", hint="ask again"), Unavailable.status)
+            return
+        if self._task is not None:
+            self._task.uncancel()
+        await self._fail(self._ended, self._ended.status, _headers_of(self._ended))
 
     def _admit(self) -> None:
         path: str = self._scope["path"]
@@ -88,17 +127,19 @@ class _Exchange:
                     "a page of another site may not change anything here",
                     hint="a proxy in front of the control plane has to keep the Host header",
                 )
-            self._scope["muster.identity"] = identity = self._identity()
-            self._scope["muster.guest"].token = identity.name
+            self._shown = shown = self._pass()
+            self._scope["muster.identity"] = shown.identity
+            guest = self._scope["muster.guest"]
+            guest.token, guest.admin = shown.identity.name, shown.identity.role == "admin"
 
-    def _identity(self) -> Identity:
+    def _pass(self) -> Pass:
         given = [value for name, value in self._scope["headers"] if name == b"authorization"]
         scheme, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
         if scheme.lower() != b"bearer" or not token.strip():
             raise Unauthenticated(
                 "a token is needed", hint="send `Authorization: Bearer TOKEN`; the embedded one is in MUSTER_HOME/token"
             )
-        return self._services.tokens.identify(token.strip().decode("latin-1"))
+        return self._services.tokens.admit(token.strip().decode("latin-1"))
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -107,24 +148,47 @@ class _Exchange:
         await self._raw_send(message)
 
     async def _fail(self, error: MusterError, status: int, headers: Mapping[str, str] | None = None) -> None:
-        if self._status:  # the answer has begun: all that is left is to break it off, so that nobody takes it for whole
-            log.warning("request %s was broken off: %s", self._request_id, error.message)
-            await self._abort()
+        if self._status:
+            await self._break_off(error)
             return
         answer = as_error(error, self._request_id, status, headers or {})
         await answer(self._scope, _nothing_more, self._send)
 
+    async def _break_off(self, error: MusterError) -> None:
+        """The answer has begun: it ends with a word if it has one for that, else so that nobody takes it for whole."""
+        if self._ended is None:
+            log.warning("request %s was broken off: %s", self._request_id, error.message)
+        words = self._scope.get("muster.last_words")
+        try:
+            if words is not None:
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._raw_send({"type": "http.response.body", "body": words(error)})
+                return
+        except TimeoutError:  # it does not read
+            pass
+        await self._abort()
+
     async def _abort(self) -> None:
+        self._cut()
+        await asyncio.sleep(0)  # lets the server hear of it before this request is seen to end unfinished
+
+    def _cut(self) -> None:
         """Cut the connection. ASGI has no word for it; a transport that closes politely would wait for the reader."""
         transport: Any = getattr(getattr(self._raw_send, "__self__", None), "transport", None)
         if transport is not None:
             transport.abort()
-            await asyncio.sleep(0)  # lets the server hear of it before this request is seen to end unfinished
 
     def _count(self, seconds: float) -> None:
         waited = self._scope.get("muster.stream", False)
         route = self._scope.get("muster.route", "none")
         self._services.meter.count(self._scope["method"], route, self._status, None if waited else seconds)
+
+
+def _headers_of(error: MusterError) -> Mapping[str, str]:
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
+    # Whoever asks for too much gives its connection back.
+    return {"Retry-After": "1", "Connection": "close"} if isinstance(error, TooManyRequests) else {}
 
 
 def _request_id(scope: Scope) -> str:

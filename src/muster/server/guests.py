@@ -1,7 +1,8 @@
 """Who is connected, and for how long may they be? One entry per connection, from the moment it is taken.
 
 Whoever says nothing, or says it too slowly, is let go after a while; when too many are there, somebody has to go at
-once (`core.crowding`). A connection that carried a good token counts as somebody's; without one it is a stranger's.
+once (`core.crowding`), and never an admin who is being answered, as long as there is anybody else. A connection that
+carried a good token counts as somebody's; without one it is a stranger's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Guest:
         self.address = address
         self.since = now
         self.token = ""
+        self.admin = False
         self.asking = False
         self.leave: Callable[[], object] = lambda: None
         self.unsent: Callable[[], int] = lambda: 0
@@ -51,7 +53,8 @@ class Guests:
             if len(strangers) >= half:
                 self._send_away(strangers[0])
             elif len(self._here) >= self.most:
-                self._send_away(crowding.who_goes(list(self._here)))
+                others = [one for one in self._here if not (one.admin and one.asking)]
+                self._send_away(crowding.who_goes(others or list(self._here)))
         guest = Guest(address, self._now())
         self._here[guest] = None
         return guest

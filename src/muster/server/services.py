@@ -13,6 +13,7 @@ from muster.ports import Backend, Clock, Store
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
 from muster.server.quotas import Quotas
+from muster.server.visits import Visits
 from muster.sharing.service import PoolService
 
 
@@ -46,6 +47,7 @@ class Services:
     ready: Callable[[], bool] = _always
     rates: Rates | None = None
     quotas: Quotas | None = None
+    visits: Visits = field(default_factory=Visits)
     meter: Meter = field(default_factory=Meter)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     pools: Mapping[str, PoolService] = field(default_factory=dict)  # of shared GPUs, by name
