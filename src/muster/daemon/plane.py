@@ -182,10 +182,11 @@ class ControlPlane:
         from muster.server.auth import Tokens, ensure_embedded
         from muster.server.protocol import Protocol
         from muster.server.quotas import Quotas
+        from muster.server.sealing import Seal
         from muster.server.services import Services
         from muster.server.serving import ApiServer
 
-        ensure_embedded(self._home, self._site.token())
+        token = ensure_embedded(self._home, self._site.token())
         services = Services(
             store=self._store,
             backends=backends,
@@ -196,6 +197,7 @@ class ControlPlane:
             gauges=lambda: {"muster_reconciles_total": self._loop.handled},
             rates=_rates(self._home / "rates.json"),
             quotas=Quotas(self._home / "quotas.json"),
+            seal=Seal(token.encode()),  # the same after a restart, and for all replicas
             pools=self._pools,
         )
         options = self._options

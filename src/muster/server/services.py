@@ -13,6 +13,7 @@ from muster.ports import Backend, Clock, Store
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
 from muster.server.quotas import Quotas
+from muster.server.sealing import Seal
 from muster.server.visits import Visits
 from muster.sharing.service import PoolService
 
@@ -47,6 +48,7 @@ class Services:
     ready: Callable[[], bool] = _always
     rates: Rates | None = None
     quotas: Quotas | None = None
+    seal: Seal = field(default_factory=Seal.anew)  # of what clients carry from page to page
     visits: Visits = field(default_factory=Visits)
     meter: Meter = field(default_factory=Meter)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)

@@ -18,6 +18,7 @@ from muster.core.training.admission import backend_of
 from muster.core.training.edits import Edit
 from muster.errors import AlreadyExists, Conflict, Unavailable
 from muster.ports import Filter, Record, Stored, Write
+from muster.server import paging
 from muster.server.answers import as_json, as_object
 from muster.server.calls import JSON, MERGE_PATCH, MOST, Call, is_label, no_training, read_selector
 from muster.server.describe import Answer, Body, Header, Operation
@@ -200,9 +201,9 @@ def _listed(call: Call, namespace: str | None) -> Response:
     """A page, joined from what the store keeps as bytes: decoding five hundred objects would cost ten times more."""
     query = call.query(ListQuery)
     which = Filter(namespace, query.phase, read_selector(query.label_selector))
-    page = call.services.store.page(which, limit=query.limit, token=query.continue_)
-    sees_all = namespace is not None or call.identity.sees_all
-    items = [one.shown for one in page.items if sees_all or call.identity.sees(one.key.namespace)]
+    services = call.services
+    page = paging.page(services.store, services.seal, call.identity, which, query.limit, query.continue_)
+    items = [one.shown for one in page.items]
     metadata = {"resourceVersion": str(page.version), "continue": page.next}
     head = json.dumps({"apiVersion": API_VERSION, "kind": "TrainingList", "metadata": metadata})
     body = b"".join((head[:-1].encode(), b', "items": [', b",".join(items), b"]}"))
