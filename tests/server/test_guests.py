@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import cast
 
+import httpx2
 import pytest
 
 from muster import listening
-from muster.server import guests
+from muster.server import attempts, guests
 from tests.server.house import BOUND_S, TRAININGS, House, in_house
 
 LOGS = f"{TRAININGS}/demo/logs?follow=true"
@@ -115,6 +116,23 @@ def test_whoever_asks_again_before_the_answer_is_complete_is_cut_off(tmp_path: P
         together = await Line.to(house, asking(house, "/healthz") * 10_000)
         assert (await together.rest()).count(b"HTTP/1.1 200") <= 1
         assert (await house.client.get("/healthz")).status_code == 200
+
+    in_house(tmp_path, test)
+
+
+def test_trailers_without_an_end_are_not_kept(tmp_path: Path) -> None:
+    """Behind a chunked body come headers again: a stranger could fill the memory with them."""
+
+    async def test(house: House) -> None:
+        head = asking(house, TRAININGS, token="wrong", method="POST", more="Transfer-Encoding: chunked\r\n")
+        line = await Line.to(house, head + b"0\r\n")
+        assert b" 401 " in await line.reader.readuntil(b"\r\n\r\n")
+        [connection] = house.connections
+        before = len(connection.headers)
+        line.writer.write(b"Authorization: Bearer other\r\n" * 2000 + b"X: " + b"x" * 100_000 + b"\r\n")
+        await line.writer.drain()
+        await asyncio.sleep(0.2)  # it is read
+        assert len(connection.headers) == before
 
     in_house(tmp_path, test)
 
@@ -242,3 +260,40 @@ def test_a_shortage_of_files_is_told_once_and_waited_out(
 )
 def test_a_network_that_is_handed_out_as_one_is_one_client(host: str, counts_as: str) -> None:
     assert listening.whose(host) == counts_as
+
+
+# Guesses ------------------------------------------------------------------------------------------
+
+
+def test_whoever_guesses_on_and_on_waits_for_each_answer_and_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "FREE", 5)
+    monkeypatch.setattr(attempts, "PAUSE_S", 0.3)
+
+    async def took(client: httpx2.AsyncClient, status: int) -> float:
+        began = time.monotonic()
+        assert (await client.get(TRAININGS)).status_code == status
+        return time.monotonic() - began
+
+    async def test(house: House) -> None:
+        stranger = house.with_token("guess")
+        free = [await took(stranger, 401) for _ in range(5)]
+        assert min(free) < 0.3 < await took(stranger, 401)
+        waiting = asyncio.create_task(took(stranger, 401))
+        assert min([await took(house.client, 200) for _ in range(3)]) < 0.3
+        await waiting
+
+    in_house(tmp_path, test)
+
+
+def test_guesses_from_many_addresses_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "_MOST_ADDRESSES", 10)
+
+    async def run() -> None:
+        failed = attempts.FailedAttempts()
+        for number in range(100):
+            await failed.pause(f"10.0.0.{number}")
+        assert len(failed._failed) == 11
+
+    asyncio.run(run())

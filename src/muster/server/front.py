@@ -39,6 +39,11 @@ _READING = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = (b"same-origin", b"none")
 _SLASHES = re.compile(rb"%(2f|5c|00)", re.IGNORECASE)
 _LAST_WORDS_S = 0.2  # for somebody whose stream ends to take the reason
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+)
 
 
 class Front:
@@ -89,7 +94,11 @@ class _Exchange:
             self._count(time.perf_counter() - began)
 
     async def _answer(self, receive: Receive) -> None:
-        self._admit()
+        try:
+            self._admit()
+        except Unauthenticated:
+            await self._services.attempts.pause(self._scope["muster.guest"].address)
+            raise
         if self._shown is None:
             await self._app(self._scope, receive, self._send)
             return
@@ -144,7 +153,10 @@ class _Exchange:
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id.encode())]
+            given = message.get("headers", ())
+            said = {name.lower() for name, _ in given}
+            added = [one for one in _HEADERS if one[0] not in said]
+            message["headers"] = [*given, *added, (b"x-request-id", self._request_id.encode())]
         await self._raw_send(message)
 
     async def _fail(self, error: MusterError, status: int, headers: Mapping[str, str] | None = None) -> None:

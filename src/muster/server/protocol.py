@@ -1,7 +1,8 @@
 """How are bytes on a socket taken? As uvicorn does it, where it leaves something open: pass as `http=Protocol`.
 
-Four things: what is not HTTP gets the one form of error too, a head has a limit, answers leave at once, and there is
-one request at a time: whoever sends another before its answer is complete is cut off, or it could queue any number.
+What is not HTTP gets the one form of error too, a head has a limit, trailers are not kept, answers leave at once, and
+there is one request at a time: whoever sends another before its answer is complete is cut off, or it could queue any
+number.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Protocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         self.scope["muster.guest"] = self._guest  # type: ignore[typeddict-unknown-key]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # behind a body there is no end to them, and nobody reads them
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
         if self._guest.asking:
@@ -73,6 +78,7 @@ class Protocol(HttpToolsProtocol):
         body = json.dumps(to_wire(InvalidRequest(msg), request_id)).encode()
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"x-content-type-options: nosniff\r\ncache-control: no-store\r\n"
             f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

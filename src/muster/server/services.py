@@ -10,6 +10,7 @@ from datetime import datetime
 
 from muster.core.training.metering import Rates
 from muster.ports import Backend, Clock, Store
+from muster.server.attempts import FailedAttempts
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
 from muster.server.quotas import Quotas
@@ -50,6 +51,7 @@ class Services:
     quotas: Quotas | None = None
     seal: Seal = field(default_factory=Seal.anew)  # of what clients carry from page to page
     visits: Visits = field(default_factory=Visits)
+    attempts: FailedAttempts = field(default_factory=FailedAttempts)
     meter: Meter = field(default_factory=Meter)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     pools: Mapping[str, PoolService] = field(default_factory=dict)  # of shared GPUs, by name

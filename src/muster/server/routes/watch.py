@@ -55,7 +55,7 @@ async def watch_trainings(call: Call) -> Response:
         raise Compacted(
             f"version {since} is not of this store, which is at {store.version}", hint="list, then watch from there"
         )
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    headers = {"X-Accel-Buffering": "no"}
     if call.request.method == "HEAD":
         return Response(headers=headers, media_type=EVENT_STREAM)
     changes = aiter(store.changes(since, Filter(query.namespace, None, read_selector(query.label_selector))))
