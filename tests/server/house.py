@@ -18,6 +18,7 @@ import uvicorn
 
 from muster.ports import LogQuery, Stored, Write
 from muster.server.app import App, Services, build
+from muster.server.audit import Audit
 from muster.server.auth import Role, Tokens
 from muster.server.protocol import Protocol
 from muster.server.quotas import Quotas
@@ -156,6 +157,7 @@ async def serving(home: Path, *, keep_changes: int = 5000, **more: Any) -> Async
     store = MemoryStore(keep_changes=keep_changes, clock=clock)
     tokens, backend = Tokens(home), Pretender()
     more.setdefault("quotas", Quotas(home / "quotas.json"))
+    more.setdefault("audit", Audit(home))
     services = Services(store, {"local": backend}, tokens, clock, "0.0-test", clock.now(), **more)
     app = build(services)
     listening = socket.socket()

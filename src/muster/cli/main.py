@@ -39,6 +39,7 @@ VERBS = {
     "apply": "apply",
     "top": "top",
     "usage": "usage",
+    "audit": "audit",
     "doctor": "doctor",
     "completion": "completion",
     "coordinator": "coordinator",

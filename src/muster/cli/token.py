@@ -13,6 +13,7 @@ from muster.cli import durations, exits
 from muster.cli.output import Output, write_data, write_table
 from muster.core.training.explain import show_age
 from muster.errors import NotFound
+from muster.server.audit import note_local
 from muster.server.auth import EMBEDDED, EMBEDDED_FILE, GRACE, ListedToken, Tokens
 from muster.types.codec import show_time, to_wire
 
@@ -49,6 +50,7 @@ def create(
     """Make a token and print it. It is shown this once and kept only as a hash."""
     token = _tokens().create(name, role.value, tuple(namespace) or ("*",), expires_in=_span(expires))
     print(token)
+    note_local(files.home(), "token create", name)
     typer.echo(f"token {name!r} was made; it cannot be shown again", err=True)
 
 
@@ -68,6 +70,7 @@ def rotate(
     tokens = _tokens()
     _must_know(tokens, name)
     token = tokens.rotate(name, grace=timedelta(seconds=grace), expires_in=_span(expires))
+    note_local(files.home(), "token rotate", name)
     old = f"the old one is good until {show_time(datetime.now(UTC) + timedelta(seconds=grace))}" if grace else ""
     if name == EMBEDDED:
         typer.echo(f"the new one is in {files.home() / EMBEDDED_FILE}, where commands find it", err=True)
@@ -108,6 +111,7 @@ def revoke(name: str = typer.Argument(..., help="The name that it was made with.
     tokens = _tokens()
     _must_know(tokens, name)
     tokens.revoke(name)
+    note_local(files.home(), "token revoke", name)
     typer.echo(f"token {name!r} is revoked", err=True)
 
 

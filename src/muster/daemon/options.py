@@ -12,6 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from muster.backends.local import gpus
+from muster.server.audit import AuditSize
 from muster.server.auth import check_listen
 from muster.world import wire
 
@@ -73,6 +74,7 @@ def check(options: Options) -> None:
     """Raises ValueError for what cannot work, before anything is started."""
     if devices := gpus.pooled(os.environ):
         gpus_per_node(os.environ, len(devices))
+    AuditSize.told(os.environ)
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ValueError("--tls-cert and --tls-key belong together: give both")
     for path in (options.tls_cert, options.tls_key):

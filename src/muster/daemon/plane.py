@@ -179,6 +179,7 @@ class ControlPlane:
         import uvicorn
 
         from muster.server.app import build
+        from muster.server.audit import Audit, AuditSize
         from muster.server.auth import Tokens, ensure_embedded
         from muster.server.protocol import Protocol
         from muster.server.quotas import Quotas
@@ -197,6 +198,7 @@ class ControlPlane:
             gauges=lambda: {"muster_reconciles_total": self._loop.handled},
             rates=_rates(self._home / "rates.json"),
             quotas=Quotas(self._home / "quotas.json"),
+            audit=Audit(self._home, AuditSize.told(os.environ), echo=self._site.name == "kube"),
             seal=Seal(token.encode()),  # the same after a restart, and for all replicas
             pools=self._pools,
         )

