@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from muster import DistributedTraining
 from muster.server.auth import Tokens
 from muster.world import wire
 from tests.control.test_found import high_water_kib
@@ -118,6 +120,143 @@ def test_workers_have_the_limit_that_the_control_plane_was_given(tmp_path: Path)
         training.result(timeout=60)
     finally:
         plane.close()
+
+
+# A thousand ---------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Connections that come again whenever they are cut off, and say their words a byte at a time."""
+
+    def __init__(self, places: list[tuple[tuple[str, int], bytes, int]]) -> None:
+        self._kinds = [(place, words) for place, words, count in places for _ in range(count)]
+        self._here: dict[int, socket.socket] = {}
+        self._said = [0] * len(self._kinds)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.came = 0
+
+    def __enter__(self) -> Crowd:
+        self._round()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for one in self._here.values():
+            one.close()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.5):
+            self._round()
+
+    def _round(self) -> None:
+        for number in range(len(self._kinds)):
+            try:
+                self._say_more(number)
+            except OSError:
+                if (gone := self._here.pop(number, None)) is not None:
+                    gone.close()
+
+    def _say_more(self, number: int) -> None:
+        place, words = self._kinds[number]
+        if number not in self._here:
+            self._here[number], self._said[number] = socket.create_connection(place, timeout=10), 0
+            self._here[number].setblocking(False)
+            self.came += 1
+        line, at = self._here[number], self._said[number]
+        head, _, slow = words.partition(b"|")
+        if at == 0 and head:
+            line.send(head)
+        elif slow:
+            line.send(slow[at % len(slow) : at % len(slow) + 1])
+        elif not line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            raise ConnectionResetError
+        self._said[number] += 1
+
+
+def all_go_on(plane: Plane, training: DistributedTraining, crowd: Crowd) -> None:
+    """The local user's commands work, workers stay, one that is killed is replaced, and the log stays short."""
+    assert plane.daemon is not None
+    said, before = len(plane.daemon.text), plane.worker_pids()
+    slowest = 0.0
+    for _ in range(12):
+        began = time.monotonic()
+        asked = plane.muster("ps")
+        assert asked.wait(30) == 0 and "demo" in asked.text, asked.text
+        slowest = max(slowest, time.monotonic() - began)
+        assert plane.worker_pids() == before
+    plane.kill_worker("demo-0")
+    eventually(lambda: len(plane.worker_pids()) == 2 and plane.worker_pids() != before, "another one is started")
+    training.wait_until_target_world(timeout=60)
+    plane.started(1, 2)
+    added = plane.daemon.text[said:]
+    audit = sum(one.stat().st_size for one in plane.home.glob("audit.log*"))
+    print(f"{crowd.came} came; slowest command {slowest:.2f} s; log {len(added)} B, audit {audit} B")
+    assert len(added) < 100_000 and "Traceback" not in added
+    assert audit < 100_000
+
+
+@pytest.fixture
+def thousand(tmp_path: Path) -> Iterator[tuple[Plane, DistributedTraining]]:
+    """A control plane that may open 1,024 files, with a training of two workers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard == resource.RLIM_INFINITY else max(soft, hard), hard))
+    made = Plane(tmp_path)
+    made.serve(files="-n 1024")
+    training = made.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=60)
+    made.started(0, 2)
+    yield made, training
+    made.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+HEAD = b"GET /v1/trainings HTTP/1.1\r\nHost: x\r\n"
+BODY = b"POST /v1/namespaces/default/trainings HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("where", ["api", "everywhere"])
+def test_a_thousand_strangers_keep_nobody_from_working(thousand: tuple[Plane, DistributedTraining], where: str) -> None:
+    plane, training = thousand
+    idle, slow, body = (
+        (api(plane), b"", 500),
+        (api(plane), HEAD + b"|X-Slow: ", 300),
+        (api(plane), BODY + b"\r\n| ", 200),
+    )
+    if where == "everywhere":
+        idle, slow = (api(plane), b"", 300), (api(plane), HEAD + b"|X-Slow: ", 100)
+        others = [(coordinator(plane), b"", 250), (mesh(plane), b"", 150)]
+    with Crowd([idle, slow, body, *(others if where == "everywhere" else [])]) as crowd:
+        all_go_on(plane, training, crowd)
+    assert reasons(training).count("RoundReleased") == 2
+    plane.go()
+    training.result(timeout=60)
+
+
+@pytest.mark.soak
+def test_a_thousand_slow_readers_and_writers_with_tokens_keep_nobody_from_working(
+    thousand: tuple[Plane, DistributedTraining],
+) -> None:
+    plane, training = thousand
+    tokens = Tokens(plane.home)
+    viewer, editor = (
+        f"Authorization: Bearer {tokens.create(role, role)}\r\n".encode() for role in ("viewer", "editor")
+    )
+    logs = b"GET /v1/namespaces/default/trainings/demo/logs?follow=true HTTP/1.1\r\nHost: x\r\n"
+    crowd = Crowd(
+        [
+            (api(plane), logs + viewer + b"\r\n", 500),
+            (api(plane), HEAD + viewer + b"\r\n", 300),
+            (api(plane), BODY + editor + b"\r\n| ", 200),
+        ]
+    )
+    with crowd:
+        all_go_on(plane, training, crowd)
+    plane.go()
+    training.result(timeout=60)
 
 
 # Readers of logs ----------------------------------------------------------------------------------

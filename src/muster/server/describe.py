@@ -185,6 +185,7 @@ def _schemas(backends: Collection[str]) -> Schema:
         "Identity": schema_of(Identity),
         "Health": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}},
         "Document": {"type": "object"},
+        "ServerSentEvent": _server_sent_event(),
         "Error": _error(),
         **_pool_schemas(),
     }
@@ -317,6 +318,14 @@ def _list_metadata() -> Schema:
 def _workers() -> Schema:
     size: Schema = schema_of(Training)["properties"]["spec"]["properties"]["worldSize"]["properties"]["target"]
     return size
+
+
+def _server_sent_event() -> Schema:
+    """One of a stream: a change with its version, an entry of the journal, or an error and then the end."""
+    kinds = {"type": "string", "enum": ["ADDED", "MODIFIED", "DELETED", "EVENT", "error"]}
+    data = {"type": "string", "description": "JSON: a type and its object, or an Error."}
+    fields: Schema = {"event": kinds, "id": {"type": "string"}, "data": data}
+    return {"type": "object", "required": ["event", "data"], "properties": fields}
 
 
 def _grace() -> Schema:

@@ -156,9 +156,9 @@ OPERATIONS = (
         "/v1/watch",
         watch_trainings,
         "Follow changes",
-        {200: Answer("ADDED, MODIFIED, DELETED, EVENT as server-sent events; heartbeats.", media_type=EVENT_STREAM)},
+        {200: Answer("Changes as server-sent events; heartbeats.", "ServerSentEvent", EVENT_STREAM)},
         (403, 410, 422),
         WatchQuery,
-        headers=(Header("Last-Event-ID", "Go on after this version.", "[0-9]{1,15}"),),
+        headers=(Header("Last-Event-ID", "Go on after this version.", "[0-9]{0,15}"),),
     ),
 )
