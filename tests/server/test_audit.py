@@ -18,6 +18,7 @@ import pytest
 
 from muster.core.auditing import MOST_ALLOWED, MOST_LINES, MOST_SOURCES, Sums
 from muster.daemon import options
+from muster.ports import Stored, Write
 from muster.server import audit
 from muster.server.audit import Audit, AuditSize
 from muster.server.auth import Tokens
@@ -119,6 +120,35 @@ def test_an_expired_token_and_a_stream_that_ended_say_whose_they_were(tmp_path: 
         ("old", 401, "refused"),
         ("eve", 401, "ended"),
     ]
+
+
+def test_a_change_that_was_made_though_its_caller_was_cut_off_is_told_as_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(house: House) -> None:
+        reached, go, write = asyncio.Event(), asyncio.Event(), house.store.write
+
+        async def slow(one: Write) -> Stored | None:
+            reached.set()
+            await go.wait()
+            return await write(one)
+
+        monkeypatch.setattr(house.store, "write", slow)
+        eve = house.services.tokens.create("eve", "editor")
+        body = json.dumps(a_body("made")).encode()
+        head = asking(house, TRAININGS, eve, "POST", f"Content-Length: {len(body)}\r\n")
+        line = await Line.to(house, head + body)
+        await asyncio.wait_for(reached.wait(), BOUND_S)
+        house.services.tokens.revoke("eve")
+        await line.is_cut()
+        go.set()
+        async with asyncio.timeout(BOUND_S):
+            while len(house.services.visits):
+                await asyncio.sleep(0.01)
+        assert house.store.version == 1
+
+    [only] = after(tmp_path, test)
+    assert (only["who"], only["status"], only["decision"], only["about"]) == ("eve", 201, "allowed", "default/made")
 
 
 def test_hundreds_of_refusals_leave_a_trace_and_no_flood(tmp_path: Path) -> None:

@@ -207,13 +207,16 @@ class _Exchange:
     def _note(self) -> None:
         """Tell the audit. Neither tokens nor bodies nor queries are told."""
         audit, scope = self._services.audit, self._scope
-        status = self._status if self._ended is None else self._ended.status
+        ended = self._ended
+        if self._status and scope["method"] not in auditing.READING:
+            ended = None  # its caller has not heard it, but it was done
+        status = self._status if ended is None else ended.status
         if audit is None or not scope["path"].startswith(_GUARDED) or not auditing.is_worth(scope["method"], status):
             return
         whose = self._shown.identity if self._shown is not None else None
         entry = AuditEntry(
             datetime.now(UTC),
-            "ended" if self._ended is not None else auditing.decision_of(status),
+            "ended" if ended is not None else auditing.decision_of(status),
             who=whose.name if whose is not None else self._expired,
             role=whose.role if whose is not None else NOBODY,
             from_=scope["muster.peer"],
