@@ -43,7 +43,14 @@ def _forget_trainings(home: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("how", [_delete, _truncate, _empty, _forget_trainings])
+def _damage_wal(home: Path) -> None:
+    path = home / "muster.db-wal"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("how", [_delete, _truncate, _empty, _forget_trainings, _damage_wal])
 def test_a_database_that_does_not_know_its_living_workers_is_not_served(
     plane: Plane, how: Callable[[Path], None]
 ) -> None:
@@ -60,6 +67,7 @@ def test_a_database_that_does_not_know_its_living_workers_is_not_served(
     shown = plane.muster("ps")
     assert shown.wait() == 7, shown.text
     assert "workers run here (demo-0, demo-1)" in shown.text and "muster server start --forget" in shown.text
+    assert "muster server restore FILE" in shown.text and "no trainings" not in shown.text
     assert plane.worker_pids() == workers, "they go on"
     if how in (_delete, _truncate):
         assert [path.name for path in _files(plane.home)] == left, "nothing stands in the way of the right file"
@@ -93,13 +101,22 @@ def test_workers_of_another_home_are_nobodys_business_here(
     plane.go()
 
 
-def test_a_database_that_was_made_anew_where_nothing_runs_is_served(plane: Plane) -> None:
+def test_a_database_that_is_gone_next_to_logs_of_trainings_is_not_served(plane: Plane) -> None:
     plane.train("done", "exit=0", world=(1, 1, 1)).result(timeout=60)
     plane.no_worker_left()
     plane.crash()
     _delete(plane.home)
-    plane.serve()
+    for mark in ("identity.json", "reached", "logs/.home"):
+        (plane.home / mark).unlink()
+    for words in (("ps",), ("get", "done"), ("server", "start")):
+        shown = plane.muster(*words)
+        assert shown.wait() == 7, shown.text
+        assert "is missing or empty" in shown.text and "muster server forget" in shown.text
+    assert not (plane.home / "muster.db").exists()
+    plane.serve("--forget")
     assert plane.client.list() == []
+    plane.crash()
+    plane.serve()  # given up is given up
 
 
 def test_another_users_imitation_of_a_worker_keeps_nobody_from_starting(plane: Plane) -> None:

@@ -11,20 +11,21 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from muster import errors
-from muster.backends import records
 from muster.backends.local import processes
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
+from muster.core import home as rules
+from muster.core.home import FileState, Found
+from muster.daemon import home
 from muster.daemon.direction import Listens
 from muster.daemon.options import Options, etcd_address
 from muster.files import write_private
 from muster.mesh.serving import KeyServer
-from muster.ports import Clock, Filter, Keys, Store
+from muster.ports import Clock, Filter, Keys
+from muster.store.reached import Reached
 from muster.store.sqlite import SqliteStore
 from muster.world import wire
 
@@ -47,18 +48,27 @@ class LocalSite:
         self._mesh_endpoint = ""
 
     async def open(self) -> SqliteStore:
-        path = self._home / "muster.db"
-        living = processes.agents(self._home / "coordinator.addr")
-        if living and not self._options.forget and not (path.exists() and path.stat().st_size):
-            raise _lost(path, living)  # before a new one is made, which would stand in the way of the old one
-        self._store = SqliteStore.open(path, synchronous=self._options.synchronous)
-        strangers = unknown(living, self._store)
-        if strangers and not self._options.forget:
-            await self._store.close()
-            raise _lost(path, strangers)
-        if strangers:
-            log.warning("given up: %s", ", ".join(name for _, name in strangers))
+        found = home.look(self._home) if self._options.forget else home.checked(self._home)
+        if self._options.forget:
+            self._forget(found)
+        identity = home.identity_of(found)
+        self._store = SqliteStore.open(
+            self._home / home.DATABASE,
+            synchronous=self._options.synchronous,
+            home=identity,
+            reached=Reached(self._home / home.REACHED, processes.boot_id()),
+        )
+        home.settle(self._home, identity, found, forget=self._options.forget)
         return self._store
+
+    def _forget(self, found: Found) -> None:
+        """Take what is there for all that there is. The database is kept beside as it was found."""
+        if what := rules.loss(found):
+            aside = home.set_aside(self._home, "forget", copy=found.kept.state is FileState.READABLE)
+            kept = f"; what was there is kept in {aside}" if aside is not None else ""
+            log.warning("accepted: %s%s", what, kept)
+        if found.strangers:
+            log.warning("given up: %s", ", ".join(name for _, name in found.strangers))
 
     async def keys(self) -> Keys:
         """Where workers learn how their mesh is: in an etcd, or here on the port of the last time, if it is free."""
@@ -130,25 +140,3 @@ class LocalSite:
     async def close(self) -> None:
         if self._keys is not None:
             await self._keys.stop()
-
-
-def unknown(living: Sequence[tuple[str, str]], store: Store) -> list[tuple[str, str]]:
-    """Workers that run and that the store has never heard of: each is written down before it is started.
-
-    One whose training is gone was left behind by somebody who removed that; unless there is no training at all.
-    """
-    trainings = {stored.uid for stored in store.page(Filter()).items}
-    started = store.records(records.KIND)
-    known = {uid for uid, name in living if f"{uid}/{name}" in started} if trainings else set()
-    return [(uid, name) for uid, name in living if uid not in trainings | known]
-
-
-def _lost(path: Path, living: Sequence[tuple[str, str]]) -> errors.MusterError:
-    names = [name for _, name in living]
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    what = "does not know them" if path.exists() and path.stat().st_size else "is missing or empty"
-    return errors.MusterError(
-        f"workers run here ({shown}), but {path} {what}: it was lost or replaced. They go on without a control plane. "
-        "Put the right file back and type muster server start; or give them up, with what they "
-        "have done since their last checkpoint: muster server start --forget"
-    )

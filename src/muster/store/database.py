@@ -21,6 +21,7 @@ from muster import errors
 from muster.ports import StoreChange, Stored, Version
 from muster.store import schema
 from muster.store.ledger import Entry
+from muster.store.reached import Reached
 from muster.store.schema import Row
 from muster.types import codec
 from muster.types.event import Event
@@ -29,6 +30,7 @@ from muster.types.training import Key, Uid
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 _BUSY_MS = 5000  # how long another program may hold the file before a write of ours gives up
 _AT_ONCE = 500
+_NOTHING = Entry()
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,31 @@ class Foreign:
 class Database:
     """One file, open for this process alone."""
 
-    def __init__(self, path: Path, *, synchronous: Synchronous, keep_changes: int) -> None:
+    def __init__(
+        self, path: Path, *, synchronous: Synchronous, keep_changes: int, home: str = "", reached: Reached | None = None
+    ) -> None:
         if synchronous not in get_args(Synchronous):
             raise errors.InvalidRequest(f"synchronous must be one of {', '.join(get_args(Synchronous))}")
         self.path = path
         self._synchronous = synchronous
         self._keep_changes = keep_changes
         self._seen: int | None = None  # the data_version up to which foreign writes are known
+        self._reached = reached
         with contextlib.ExitStack() as undo, _translated(path, "opened"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = undo.enter_context(_locked(path))
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            if reached is not None:
+                undo.callback(reached.close)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, self._file)  # not before SQLite has closed it: its locks would go with ours
             path.chmod(0o600)  # SQLite gives its side files the same mode
             self._writer = undo.enter_context(contextlib.closing(_connect(path)))
-            schema.bring_up_to_date(self._writer, path)
+            schema.bring_up_to_date(self._writer, path, home)
             self._writer.execute("PRAGMA journal_mode = WAL")
             self._set_synchronous(synchronous)
+            self._commits = schema.number(self._writer, schema.COMMITS)
+            if reached is not None:
+                reached.begin(self._commits)
             self._reader = undo.enter_context(contextlib.closing(_connect(path)))
             self._reader.execute("PRAGMA query_only = ON")
             self._undo = undo.pop_all()
@@ -88,7 +99,8 @@ class Database:
                 records.setdefault(kind, {})[key] = json.loads(value)
             rows = list(schema.rows(self._writer))
             latest = self._number("SELECT max(version) FROM changes")
-            version = max([latest, *(row.version for row in rows)])
+            floor = schema.number(self._writer, schema.FLOOR)
+            version = max([latest, floor, *(row.version for row in rows)])
             return Contents(rows, records, version, self._last_event())
 
     def commit(self, entries: Iterable[Entry], *, durable: bool) -> Foreign | None:
@@ -116,14 +128,24 @@ class Database:
             self._writer.execute("ROLLBACK")
             self._seen = now
             return Foreign([row for row in rows if not row.ours], frozenset(row.key for row in rows), last_event)
-        latest = 0
+        latest, commits = 0, self._commits
         for entry in entries:
             self._write(entry)
+            commits = self._commits + (entry != _NOTHING or commits > self._commits)
             latest = entry.change.version if entry.change is not None else latest
         if latest:
             self._writer.execute("DELETE FROM changes WHERE version <= ?", (latest - self._keep_changes,))
+        if commits > self._commits:
+            schema.put_note(self._writer, schema.COMMITS, str(commits))
         self._writer.execute("COMMIT")
+        self._count(commits, durable)
         return None
+
+    def _count(self, commits: int, durable: bool) -> None:
+        """Only now: whoever finds the count must find the transaction."""
+        if commits > self._commits and self._reached is not None:
+            self._reached.note(commits, forced=durable and self._synchronous in ("FULL", "EXTRA"))
+        self._commits = commits
 
     def _write(self, entry: Entry) -> None:
         run = self._writer.execute

@@ -1,8 +1,10 @@
 """Which tables are there? The layout of the database file, and the way from an older one to this one.
 
-`meta` holds the version of the layout. A file from a newer muster is refused untouched; an older one is migrated
-step by step, all steps in one transaction, so that a crash leaves either the old layout or the new one.
-Every row of `objects` carries a seal, a hash of the row as muster wrote it, so that an edit around the API shows.
+`meta` holds the version of the layout, the identity of the home, how many transactions were committed, and the version
+that the store is at least at (where an older copy was put back, none may be given twice). A file from a newer muster is
+refused untouched; an older one is migrated step by step, all steps in one transaction, so that a crash leaves either
+the old layout or the new one. Every row of `objects` carries a seal, a hash of the row as muster wrote it, so that an
+edit around the API shows.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from muster.types import codec
 from muster.types.training import Key, Spec, Training, Uid
 
 VERSION = 2
+SCHEMA, HOME, COMMITS, FLOOR = "schema", "home", "commits", "floor"  # what `meta` holds
 
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -90,6 +93,20 @@ def rows(connection: sqlite3.Connection) -> Iterator[Row]:
         )
 
 
+def note(connection: sqlite3.Connection, name: str) -> str:
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return str(row[0]) if row is not None else ""
+
+
+def number(connection: sqlite3.Connection, name: str) -> int:
+    told = note(connection, name)
+    return int(told) if told.isdecimal() else 0
+
+
+def put_note(connection: sqlite3.Connection, name: str, value: str) -> None:
+    connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
+
+
 def read_labels(text: str) -> dict[str, str]:
     if text == "{}":
         return {}
@@ -130,8 +147,8 @@ def _add_records_and_seals(connection: sqlite3.Connection) -> None:
 _STEPS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _add_records_and_seals}
 
 
-def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables, or migrate those that are there."""
+def bring_up_to_date(connection: sqlite3.Connection, path: Path, home: str = "") -> None:
+    """Create the tables, or migrate those that are there. `home`: whose database it is from now on."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         found = _found(connection, path)
@@ -141,7 +158,9 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
         for step in range(found or VERSION, VERSION):
             _STEPS[step](connection)
         if found != VERSION:
-            connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('schema', ?)", (str(VERSION),))
+            put_note(connection, SCHEMA, str(VERSION))
+        if home and note(connection, HOME) != home:
+            put_note(connection, HOME, home)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
@@ -153,14 +172,14 @@ def _found(connection: sqlite3.Connection, path: Path) -> int:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables:
         return 0
-    row = connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() if "meta" in tables else None
-    if row is None or not str(row[0]).isdecimal() or not int(row[0]):
+    told = note(connection, SCHEMA) if "meta" in tables else ""
+    if not told.isdecimal() or not int(told):
         raise errors.MusterError(
             f"{path} is a database, but not one of muster's",
             code="store_unknown",
             hint="move it away, or choose another MUSTER_HOME",
         )
-    found = int(row[0])
+    found = int(told)
     if found > VERSION:
         raise errors.MusterError(
             f"{path} has schema version {found}; this muster knows versions up to {VERSION}",

@@ -27,6 +27,7 @@ from muster.ports import Clock, StoreChange, Stored, Version, Write
 from muster.store import schema
 from muster.store.database import Database, Foreign, Synchronous
 from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, closed
+from muster.store.reached import Reached
 from muster.store.schema import Row
 from muster.types.event import Event
 from muster.types.training import Training, check
@@ -65,10 +66,15 @@ class SqliteStore(LedgerStore):
         synchronous: Synchronous = "FULL",
         keep_changes: int = KEEP_CHANGES,
         clock: Clock | None = None,
+        home: str = "",
+        reached: Reached | None = None,
     ) -> Self:
-        """Open the file, or make it. Raises MusterError if another process has it, or a newer muster wrote it."""
+        """Open the file, or make it. Raises MusterError if another process has it, or a newer muster wrote it.
+
+        `home` is the identity that it has from now on; `reached` is told of every transaction.
+        """
         ledger = Ledger(keep=keep_changes, at_hand=_AT_HAND, clock=clock)
-        database = Database(path, synchronous=synchronous, keep_changes=ledger.keep)
+        database = Database(path, synchronous=synchronous, keep_changes=ledger.keep, home=home, reached=reached)
         try:
             found = database.load()
             edited = [row for row in found.rows if not row.ours]
