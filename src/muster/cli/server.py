@@ -20,6 +20,9 @@ from muster.errors import Conflict, MusterError, Unavailable
 from muster.sdk import home
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from muster.daemon.backups import Restored
     from muster.sdk.home import Running
     from muster.sdk.training import DistributedTraining
 
@@ -94,23 +97,28 @@ def start(
         options += ["--forget"]
     where = files.home()
     if home.is_locked(where):
-        running = home.running(where)
-        at = f" at {running.url}" if running else ""
         if options or foreground:
-            raise Conflict(f"the control plane runs already{at}", hint="muster server stop, then start it again")
-        typer.echo(f"the control plane runs already{at}", err=True)
+            raise _runs(where)
+        typer.echo(_runs(where).message, err=True)
         return
     if foreground:
         _become(where, options)
     _start(where, options)
 
 
-def _start(where: Path, options: list[str]) -> None:
+def _runs(where: Path) -> Conflict:
+    running = home.running(where)
+    at = f" at {running.url}" if running else ""
+    return Conflict(f"the control plane runs already{at}", hint="muster server stop, then start it again")
+
+
+def _start(where: Path, options: list[str]) -> str:
     from muster.sdk.find import Search, find
 
     search = Search(home=where)
     found = find(Search(home=where, daemon=(*search.daemon, *options)))
     typer.echo(f"the control plane listens at {found.url}", err=True)
+    return found.url
 
 
 def _check_listen(listen: str, *, tls: bool, insecure: bool) -> None:
@@ -200,3 +208,87 @@ def status(output: Report = typer.Option(Report.TABLE, "-o", "--output", help="H
         typer.echo(f"in a browser: {running.url}/ (its token is in {files.home() / 'token'})", err=True)
     else:
         write_data(running.to_wire(), output)
+
+
+# What it keeps -----------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example: muster server backup ~/muster-monday.tar")
+def backup(
+    file: Path = typer.Argument(metavar="FILE", help="Where to put it; only you will be able to read it."),
+    force: bool = typer.Option(False, "--force", help="Replace a file of that name."),
+    output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print what is in it."),
+) -> None:
+    """Write all that the control plane keeps to one file, while it runs or not: trainings, events, tokens, quotas.
+
+    Logs, checkpoints and the embedded token are not in it.
+    """
+    from muster.daemon import backups
+    from muster.types.codec import to_wire
+
+    made = backups.make(files.home(), file.absolute(), force=force)
+    if output is Report.TABLE:
+        typer.echo(
+            f"{made.trainings} trainings and their journal are in {file}, with {', '.join(sorted(made.files))}",
+            err=True,
+        )
+    else:
+        write_data({"file": str(file.absolute()), **to_wire(made)}, output)
+
+
+@app.command(epilog="Example: muster server restore ~/muster-monday.tar")
+def restore(
+    file: Path = typer.Argument(metavar="FILE", help="A backup, or a copy of a muster.db."),
+    force: bool = typer.Option(False, "--force", help="Also one of another home, which becomes this one's."),
+    output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print what was done."),
+) -> None:
+    """Put a backup back. What was there is kept beside; workers that it knows are adopted at the next start."""
+    from muster.daemon import backups
+    from muster.types.codec import to_wire
+
+    done = backups.restore(files.home(), file.absolute(), force=force)
+    if output is not Report.TABLE:
+        write_data({"file": str(file.absolute()), **to_wire(done)}, output)
+        return
+    for line in _story_of(done):
+        typer.echo(line, err=True)
+
+
+def _story_of(done: Restored) -> Iterator[str]:
+    from muster.types.codec import show_time
+
+    yield f"{done.trainings} trainings are back, as of {show_time(done.made_at) if done.made_at else 'that copy'}"
+    if done.before is not None:
+        yield f"what was there is kept in {done.before}"
+    if done.files:
+        yield f"what was missing came from the backup: {', '.join(done.files)}"
+    if done.only_logs:
+        yield f"{len(done.only_logs)} trainings are not in it; their logs stay where they are"
+    if done.adopted:
+        yield f"workers that run, and are adopted at the next start: {', '.join(done.adopted)}"
+    if done.unknown:
+        yield f"workers that run, and that it does not know: {', '.join(done.unknown)}"
+    yield f"next: {'muster server forget, which gives those up' if done.unknown else 'muster server start'}"
+
+
+@app.command(epilog="Example: muster server forget")
+def forget(output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print it.")) -> None:
+    """Start the control plane with what its database has, and give up what that does not know.
+
+    For when something of it is lost and there is no backup: workers that it does not know end.
+    """
+    from muster.core.home import loss
+    from muster.daemon import home as homes
+
+    where = files.home()
+    if home.is_locked(where):
+        raise _runs(where)
+    found = homes.look(where)
+    what, names = loss(found), [name for _, name in found.strangers]
+    url = _start(where, ["--forget"])
+    if output is not Report.TABLE:
+        write_data({"url": url, "accepted": what, "workers": names, "onlyLogs": found.unexplained}, output)
+        return
+    typer.echo(f"accepted: {what}" if what else "nothing was lost: there was nothing to forget", err=True)
+    if names:
+        typer.echo(f"given up: {', '.join(names)}", err=True)

@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -62,13 +62,21 @@ def checked(home: Path) -> Found:
     """The home, if nothing of it is lost. Raises MusterError with what to type."""
     found = look(home)
     if what := rules.loss(found):
-        raise errors.MusterError(rules.advice(found, what), code="home_lost")
+        raise lost(found, what)
     return found
+
+
+def lost(found: Found, what: str) -> errors.MusterError:
+    return errors.MusterError(rules.advice(found, what), code="home_lost")
 
 
 def identity_of(found: Found) -> str:
     """Whose home it is if it is served as it is."""
-    return found.kept.home or next(iter(found.marks.values()), "") or secrets.token_hex(16)
+    return found.kept.home or next(iter(found.marks.values()), "") or new_identity()
+
+
+def new_identity() -> str:
+    return secrets.token_hex(16)
 
 
 def settle(home: Path, identity: str, found: Found, *, forget: bool) -> None:
@@ -119,10 +127,6 @@ def read_identity(home: Path) -> Identity | None:
 
 def write_identity(home: Path, identity: Identity) -> None:
     write_private(home / IDENTITY, json.dumps(to_wire(identity)) + "\n", durable=True)
-
-
-def forget_folders(home: Path, identity: Identity, uids: list[str]) -> None:
-    write_identity(home, replace(identity, forgotten=tuple(sorted({*identity.forgotten, *uids}))))
 
 
 def _marks(home: Path, identity: Identity | None) -> Iterator[tuple[str, str]]:

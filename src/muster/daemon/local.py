@@ -11,10 +11,12 @@ import contextlib
 import logging
 import os
 import signal
-from datetime import datetime
+import socket
+from datetime import datetime, timedelta
 
 from muster import errors
-from muster.backends.local import processes
+from muster.backends import records
+from muster.backends.local import gpus, processes
 from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
 from muster.core import home as rules
@@ -27,6 +29,8 @@ from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Filter, Keys
 from muster.store.reached import Reached
 from muster.store.sqlite import SqliteStore
+from muster.types.training import Uid
+from muster.types.worker import Worker
 from muster.world import wire
 
 log = logging.getLogger("muster.daemon")
@@ -96,6 +100,7 @@ class LocalSite:
 
     async def adopt(self) -> int:
         self._end_given_up()
+        await self._write_down_unwritten()
         kept = self._store.record(ALIVE_KIND, ALIVE_KEY)
         return await self._backend.adopt(datetime.fromisoformat(str(kept["at"])) if kept else None)
 
@@ -108,6 +113,21 @@ class LocalSite:
                 log.warning("%s belongs to no training: told to leave", name)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
+
+    async def _write_down_unwritten(self) -> None:
+        """Workers of trainings that we know, started after the copy of the database that was put back was made."""
+        keys = {stored.uid: stored.key for stored in self._store.page(Filter()).items}
+        written = self._store.records(records.KIND)
+        for uid, name in processes.agents(self._home / "coordinator.addr"):
+            key, pid = keys.get(Uid(uid)), processes.find("--run-id", uid, "--name", name)
+            if key is None or pid is None or f"{uid}/{name}" in written:
+                continue
+            since = self._clock.now() - timedelta(seconds=processes.age_s(pid))
+            shown = processes.environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",")
+            held = tuple(index for index, device in enumerate(gpus.visible(os.environ)) if device in shown)
+            worker = Worker(name, Uid(uid), socket.gethostname(), since, held)
+            log.warning("%s runs and was not written down: it is adopted", name)
+            await records.write(self._store, worker, key, records.started(worker, key, since), boot=processes.boot_id())
 
     async def listen(self, coordinator: Listens) -> None:
         path = self._home / "coordinator.addr"

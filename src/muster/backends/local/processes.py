@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,23 @@ def start_ticks(pid: int) -> int | None:
         return None
     state, *rest = stat.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
+
+
+def age_s(pid: int) -> float:
+    """For how long a process has run; 0 if there is none."""
+    ticks = start_ticks(pid)
+    return (
+        0.0 if ticks is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    )
+
+
+def environment(pid: int) -> dict[str, str]:
+    """What a process of ours was started with; nothing if it is gone."""
+    try:
+        pairs = os.fsdecode((_PROC / str(pid) / "environ").read_bytes()).split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def find(*words: str) -> int | None:
