@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ log = logging.getLogger("muster")
 T = TypeVar("T")
 
 AGAIN_S = 1.0  # before what could not be done is tried again
+_SAID_EVERY = 300
 
 # Store -------------------------------------------------------------------------------------------
 
@@ -92,6 +94,21 @@ class Write:
 
 
 @dataclass(frozen=True)
+class Trouble:
+    """Why a store takes nothing, or nothing new, and since when."""
+
+    since: datetime
+    what: str
+    stuck: bool  # nothing can be written: what is read may be old
+
+    def __str__(self) -> str:
+        at = f"{self.since:%H:%M:%S} UTC"
+        if self.stuck:
+            return f"the control plane cannot write since {at}: {self.what}; what is shown may be as old as that"
+        return f"{self.what} since {at}: nothing new is taken; what is shown is true, and what runs can be ended"
+
+
+@dataclass(frozen=True)
 class Page:
     items: tuple[Stored, ...]
     version: Version
@@ -123,6 +140,10 @@ class Store(Protocol):
 
     @property
     def version(self) -> Version: ...
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What keeps it from writing now."""
 
     def get(self, key: Key) -> Stored | None: ...
 
@@ -166,14 +187,16 @@ async def until_answered(
     passes: Callable[[errors.MusterError], bool] = lambda error: error.retryable,
 ) -> T:
     """Ask for what nobody would ask for again, however long it takes. What does not pass is raised."""
-    while True:
+    for failures in itertools.count():
         try:
             return await ask()
         except errors.MusterError as error:
             if not passes(error):
                 raise
-            log.warning("%s: trying again: %s", what, error)
+            level = logging.WARNING if failures % _SAID_EVERY == 0 else logging.DEBUG  # many may ask, and for days
+            log.log(level, "%s: trying again: %s", what, error)
         await asyncio.sleep(AGAIN_S)
+    raise AssertionError("there is no end of it")
 
 
 async def insist(store: Store, write: Write) -> None:

@@ -13,10 +13,11 @@ import pytest
 
 from muster import errors
 from muster.backends.kube import pod_removal
-from muster.backends.records import SHORTAGE, removals
+from muster.backends.records import removals
 from muster.core.training.reconcile import USAGE_ERROR
 from muster.ports import LogQuery, Write
 from muster.types.training import Resources
+from muster.types.worker import SHORTAGE
 from tests.kube.api import MERGE
 from tests.kube.cluster import NOBODY, Cluster
 from tests.kube.house import House, plain_node, play

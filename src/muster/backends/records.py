@@ -17,7 +17,6 @@ from muster.types.worker import Worker
 KIND = WORKER
 LAST_WORDS = 2000
 _SAME = ("name", "uid", "node", "started_at", "gpus", "pid", "ended_at", "exit_code", "last_words", "reason")
-SHORTAGE = 71  # it could not be started now (files, memory, disk, quota): trying again may help
 
 
 async def write(store: Store, worker: Worker, key: Key, *events: Event, durable: bool = False, **process: Any) -> None:

@@ -308,7 +308,8 @@ class Loop:
         if broken := lifecycle.broken_rules(training.status, status):
             raise errors.InternalError(f"{stored.key}: {'; '.join(broken)}")
         only_steps = not plan.events and _without_steps(status) == _without_steps(training.status)
-        if only_steps and now < self._steps_at.get(stored.key, now) + self._step_interval():
+        too_soon = now < self._steps_at.get(stored.key, now) + self._step_interval()
+        if only_steps and (too_soon or self._store.trouble is not None):
             return
         self._steps_at[stored.key] = now
         put = replace(training, status=status)

@@ -17,6 +17,7 @@ from muster.types.training import Key
 log = logging.getLogger("muster.control")
 
 RETRY = Backoff(0.1, 30.0)
+SOON_S = 2.0
 
 
 class WorkQueue:
@@ -104,7 +105,9 @@ class WorkQueue:
         if text != told:
             self._failed(key, text)
         self._failures[key] = (count + 1, text)
-        self.wake_in(key, RETRY.after(count + 1))
+        after = RETRY.after(count + 1)
+        # What cannot be written now can be soon: nobody tells us when.
+        self.wake_in(key, min(after, SOON_S) if isinstance(error, errors.Unavailable) else after)
 
 
 def sentence(error: Exception) -> str:

@@ -26,7 +26,8 @@ from muster.daemon.direction import Listens
 from muster.daemon.options import Options, etcd_address
 from muster.files import write_private
 from muster.mesh.serving import KeyServer
-from muster.ports import Clock, Filter, Keys
+from muster.ports import Clock, Filter, Keys, Record, Write
+from muster.store import room
 from muster.store.reached import Reached
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Uid
@@ -35,6 +36,7 @@ from muster.world import wire
 
 log = logging.getLogger("muster.daemon")
 
+RESERVE = "reserve"
 FOREIGN_EDITS_EVERY_S = 1.0  # how often the database is checked for edits that went around the API
 
 
@@ -52,6 +54,7 @@ class LocalSite:
         self._mesh_endpoint = ""
 
     async def open(self) -> SqliteStore:
+        room.give_up(self._home / RESERVE)  # what is written at a start needs room, too
         found = home.look(self._home) if self._options.forget else home.checked(self._home)
         if self._options.forget:
             self._forget(found)
@@ -63,6 +66,7 @@ class LocalSite:
             reached=Reached(self._home / home.REACHED, processes.boot_id()),
         )
         home.settle(self._home, identity, found, forget=self._options.forget)
+        await self._store.refresh()
         return self._store
 
     def _forget(self, found: Found) -> None:
@@ -152,10 +156,17 @@ class LocalSite:
         """Take up what was edited around the API, for ever."""
         while True:
             await asyncio.sleep(FOREIGN_EDITS_EVERY_S)
-            try:
-                await self._store.refresh()
-            except errors.Unavailable as error:
-                log.warning("the database cannot be read: %s", error)
+            with contextlib.suppress(errors.Unavailable):  # the store has said so
+                await self._look_after_it()
+
+    async def _look_after_it(self) -> None:
+        await self._store.refresh()
+        trouble = self._store.trouble
+        if trouble is None:
+            await asyncio.to_thread(room.make, self._home / RESERVE)
+        elif trouble.stuck:  # an empty transaction does not tell whether anything can be written again
+            at = {"at": self._clock.now().isoformat()}
+            await self._store.write(Write(records=(Record(ALIVE_KIND, ALIVE_KEY, at),), lazy=True))
 
     async def close(self) -> None:
         if self._keys is not None:

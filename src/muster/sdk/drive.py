@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import threading
 import time
 import weakref
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import httpx2
 
 T = TypeVar("T")
+log = logging.getLogger("muster.sdk")
 
 CONNECT_S = 5.0
 
@@ -41,6 +43,7 @@ class Link:
         self._server: Server | None = None
         self._lock = threading.Lock()
         self.answered = False  # somebody has been there
+        self._warned: set[str] = set()
 
     @property
     def server(self) -> Server | None:
@@ -50,6 +53,14 @@ class Link:
         with self._lock:
             self._server = find.find(self.search, within_s)
             return self._server
+
+    def hear(self, headers: Mapping[str, str]) -> None:
+        """Somebody has answered. What is wrong with the control plane itself is said once, whatever was asked."""
+        self.answered = True
+        told = headers.get("warning", "")
+        if told and told not in self._warned:
+            self._warned.add(told)
+            log.warning("warning: %s", told.partition('"')[2].rstrip('"') or told)
 
     def relocate(self, within_s: float) -> Lost | None:
         try:
@@ -248,7 +259,7 @@ class _SyncRun:
             return _lost(error, self._link)
         if streamed:
             self._chunks, self._lines = opened.iter_bytes(), _Lines()
-        self._link.answered = True
+        self._link.hear(opened.headers)
         return Response(opened.status_code, b"" if streamed else opened.content, opened.headers)
 
     def _next_line(self) -> str | Lost | None:
@@ -379,7 +390,7 @@ class _AsyncRun:
             return _lost(error, self._link)
         if streamed:
             self._chunks, self._lines = opened.aiter_bytes(), _Lines()
-        self._link.answered = True
+        self._link.hear(opened.headers)
         return Response(opened.status_code, b"" if streamed else opened.content, opened.headers)
 
     async def _next_line(self) -> str | Lost | None:

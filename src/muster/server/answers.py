@@ -33,6 +33,12 @@ def as_error(error: MusterError, request_id: str, status: int, headers: Mapping[
     return as_json(to_wire(error, request_id), status, headers)
 
 
+def as_warning(text: str) -> bytes:
+    """A header that every client of ours shows its user, whatever the answer is."""
+    shown = "".join(char if " " <= char <= "~" and char not in '"\\' else "?" for char in text)
+    return f'299 muster "{shown}"'.encode()
+
+
 class StreamedAnswer(Response):
     """Chunks as they come, until they end or nobody listens."""
 

@@ -29,7 +29,7 @@ from muster.errors import (
     Unauthenticated,
     Unavailable,
 )
-from muster.server.answers import as_error
+from muster.server.answers import as_error, as_warning
 from muster.server.auth import ExpiredToken, Pass
 from muster.server.services import Services
 from muster.types.audit import NOBODY, AuditEntry
@@ -165,6 +165,8 @@ class _Exchange:
             said = {name.lower() for name, _ in given}
             added = [one for one in _HEADERS if one[0] not in said]
             message["headers"] = [*given, *added, (b"x-request-id", self._request_id.encode())]
+            if (trouble := self._services.store.trouble) is not None and self._scope["path"].startswith(_GUARDED):
+                message["headers"].append((b"warning", as_warning(str(trouble))))
         await self._raw_send(message)
 
     async def _fail(self, error: MusterError, status: int, headers: Mapping[str, str] | None = None) -> None:

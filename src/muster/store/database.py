@@ -19,9 +19,10 @@ from typing import Any, Literal, get_args
 
 from muster import errors
 from muster.ports import StoreChange, Stored, Version
-from muster.store import schema
+from muster.store import room, schema
 from muster.store.ledger import Entry
 from muster.store.reached import Reached
+from muster.store.room import Space
 from muster.store.schema import Row
 from muster.types import codec
 from muster.types.event import Event
@@ -30,6 +31,8 @@ from muster.types.training import Key, Uid
 Synchronous = Literal["OFF", "NORMAL", "FULL", "EXTRA"]
 _BUSY_MS = 5000  # how long another program may hold the file before a write of ours gives up
 _AT_ONCE = 500
+_PAGE, _LEAST_PAGES = 4096 + 24, 100
+_AT_LEAST = 100  # changes that are kept whatever happens
 _NOTHING = Entry()
 
 
@@ -65,6 +68,8 @@ class Database:
         self._keep_changes = keep_changes
         self._seen: int | None = None  # the data_version up to which foreign writes are known
         self._reached = reached
+        self._owned = 0  # blocks that the file has, once room is kept
+        self.short = False  # there is hardly any room on the disk
         with contextlib.ExitStack() as undo, _translated(path, "opened"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = undo.enter_context(_locked(path))
@@ -77,6 +82,8 @@ class Database:
             schema.bring_up_to_date(self._writer, path, home)
             self._writer.execute("PRAGMA journal_mode = WAL")
             self._set_synchronous(synchronous)
+            pages = room.space(path.parent).part(room.IN_WAL) // _PAGE
+            self._writer.execute(f"PRAGMA wal_autocheckpoint = {max(pages, _LEAST_PAGES)}")
             self._commits = schema.number(self._writer, schema.COMMITS)
             if reached is not None:
                 reached.begin(self._commits)
@@ -108,15 +115,49 @@ class Database:
 
         What need not be durable is handed to the operating system only: it outlives the process, not the machine.
         """
+        decided = list(entries)
         try:
             with _translated(self.path, "written"):
-                return self._transact(entries, durable)
+                try:
+                    return self._transact(decided, durable)
+                except sqlite3.OperationalError as error:
+                    if "full" not in str(error):
+                        raise
+                    self._begin_wal_anew()
+                    return self._transact(decided, durable)
         except errors.Unavailable:
             self._seen = None  # whatever was found meanwhile is found again
-            with contextlib.suppress(sqlite3.Error):
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
+            self._roll_back()
             raise
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+
+    def _begin_wal_anew(self) -> None:
+        """What the WAL has goes into the file, which has room for it, so that its own can be used again."""
+        self._roll_back()
+        self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self.keep_room()
+
+    def keep_room(self) -> Space | None:
+        """Let both files own blocks that nobody else can take; what is left of the disk. None if that is not known."""
+        try:
+            disk = room.space(self.path.parent)
+            upto = os.fstat(self._file).st_size + disk.part(room.IN_DATABASE)
+            room.own(self._file, upto, disk.free)
+            self._owned = os.fstat(self._file).st_blocks
+            wal = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)  # SQLite has no locks on this one
+            try:
+                room.own(wal, disk.part(room.IN_WAL), room.space(self.path.parent).free)
+            finally:
+                os.close(wal)
+            left = room.space(self.path.parent)
+        except OSError:
+            return None
+        self.short = left.is_low(was_low=self.short)
+        return left
 
     def _transact(self, entries: Iterable[Entry], durable: bool) -> Foreign | None:
         self._set_synchronous(self._synchronous if durable else "NORMAL")
@@ -134,12 +175,20 @@ class Database:
             commits = self._commits + (entry != _NOTHING or commits > self._commits)
             latest = entry.change.version if entry.change is not None else latest
         if latest:
-            self._writer.execute("DELETE FROM changes WHERE version <= ?", (latest - self._keep_changes,))
+            self._trim_history(latest)
         if commits > self._commits:
             schema.put_note(self._writer, schema.COMMITS, str(commits))
         self._writer.execute("COMMIT")
         self._count(commits, durable)
+        if self._owned and os.fstat(self._file).st_blocks < self._owned:
+            self.keep_room()  # SQLite has emptied its WAL, and given back what the file has beyond its end
         return None
+
+    def _trim_history(self, latest: Version) -> None:
+        self._writer.execute("DELETE FROM changes WHERE version <= ?", (latest - self._keep_changes,))
+        if self.short:  # old history makes room for what happens; a little at a time, for deleting needs room, too
+            old = "SELECT version FROM changes WHERE version <= ? ORDER BY version LIMIT ?"
+            self._writer.execute(f"DELETE FROM changes WHERE version IN ({old})", (latest - _AT_LEAST, _AT_ONCE // 5))
 
     def _count(self, commits: int, durable: bool) -> None:
         """Only now: whoever finds the count must find the transaction."""

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from muster import errors
-from muster.ports import Clock, Filter, Page, Record, Store, StoreChange, Stored, Version, Write
+from muster.ports import Clock, Filter, Page, Record, Store, StoreChange, Stored, Trouble, Version, Write
 from muster.types import codec
 from muster.types.event import Event
 from muster.types.training import Key, Training
@@ -85,7 +85,7 @@ class Ledger:
     def __init__(self, *, keep: int = KEEP_CHANGES, at_hand: int | None = None, clock: Clock | None = None) -> None:
         self.keep = max(keep, 1)  # changes that a watcher can still ask for
         self._at_hand = min(self.keep, self.keep if at_hand is None else at_hand)  # those of them held here
-        self._clock: Clock = clock or WallClock()
+        self.clock: Clock = clock or WallClock()
         self._objects: dict[Key, Stored] = {}
         self._sorted: list[Stored] = []  # by namespace and name
         self._records: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -206,7 +206,7 @@ class Ledger:
     def _note(self, events: Sequence[Event], about: Stored | None) -> tuple[Noted, ...]:
         noted = []
         for number, event in enumerate(events, self._head_event + 1):
-            at = event.at or self._clock.now()
+            at = event.at or self.clock.now()
             if about is not None:
                 event = replace(
                     event,
@@ -377,6 +377,10 @@ class LedgerStore(Store):
     @property
     def version(self) -> Version:
         return self._ledger.version
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return None
 
     def get(self, key: Key) -> Stored | None:
         return self._ledger.get(key)

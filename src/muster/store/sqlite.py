@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from muster import errors
-from muster.ports import Clock, StoreChange, Stored, Version, Write
+from muster.ports import Clock, StoreChange, Stored, Trouble, Version, Write
 from muster.store import schema
 from muster.store.database import Database, Foreign, Synchronous
 from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, closed
@@ -55,6 +55,8 @@ class SqliteStore(LedgerStore):
         self._queue: list[_QueuedWrite] = []
         self._under_way: list[_QueuedWrite] = []  # the transaction that the writing thread is at
         self._closing = False
+        self._trouble: Trouble | None = None
+        self._short_of = ""  # what there is too little of, when it was last looked at
         self._writes = ThreadPoolExecutor(1, "muster-store-write")
         self._reads = ThreadPoolExecutor(1, "muster-store-read")
 
@@ -88,8 +90,14 @@ class SqliteStore(LedgerStore):
             raise
         return cls(ledger, database)
 
+    @property
+    def trouble(self) -> Trouble | None:
+        return self._trouble
+
     async def write(self, write: Write) -> Stored | None:
         self._refuse_if_closed()
+        if self._trouble is not None and not self._trouble.stuck and write.put is not None and write.expect == 0:
+            raise errors.Unavailable(str(self._trouble), hint="make room on its disk, then try again")
         try:
             entry = self._ledger.prepare(write)
         except (errors.Conflict, errors.AlreadyExists, errors.NotFound):
@@ -103,8 +111,12 @@ class SqliteStore(LedgerStore):
         return await self._put_in_queue(write, entry)
 
     async def refresh(self) -> None:
-        """Take up what another program has written to the file. Cheap when there is nothing."""
+        """Take up what another program has written to the file, and see what room there is. Cheap, most of the time."""
         await self.write(Write(lazy=True))  # every transaction looks, also an empty one
+        left = await asyncio.get_running_loop().run_in_executor(self._writes, self._database.keep_room)
+        self._short_of = f"the disk of {self._database.path} is full ({left})" if self._database.short else ""
+        if self._trouble is None or not self._trouble.stuck:
+            self._turn(self._short_of)
 
     async def events(
         self, *, namespace: str | None = None, training: str | None = None, uid: str | None = None, after: int = 0
@@ -169,7 +181,7 @@ class SqliteStore(LedgerStore):
         error = asyncio.CancelledError() if ended.cancelled() else ended.exception()
         try:
             if isinstance(error, errors.Unavailable):
-                log.error("%s", error)
+                self._turn(error.message, stuck=True)
                 self._fail(batch, error)
             elif error is not None:  # nobody waits for ever
                 log.error("the store's writer failed", exc_info=error)
@@ -181,8 +193,23 @@ class SqliteStore(LedgerStore):
         finally:
             self._start_next()
 
+    def _turn(self, what: str, *, stuck: bool = False) -> None:
+        """Trouble begins, becomes another, or is over (nothing to say). Said once, for it may last."""
+        before = self._trouble
+        if not what:
+            if before is not None:
+                log.warning("everything can be written again, after trouble since %s", before.since.isoformat())
+            self._trouble = None
+            return
+        since = before.since if before is not None and before.stuck == stuck else self._ledger.clock.now()
+        self._trouble = Trouble(since, what, stuck)
+        if before is None or before.stuck != stuck:
+            log.error("%s", self._trouble)
+
     def _publish(self, batch: Sequence[_QueuedWrite]) -> None:
         self._ledger.commit([job.entry for job in batch])
+        if self._trouble is not None and self._trouble.stuck and any(job.entry != Entry() for job in batch):
+            self._turn(self._short_of)
         for job in batch:
             if job.done is None or job.done.done():
                 continue

@@ -9,6 +9,7 @@ from datetime import datetime
 from muster.types.training import Uid
 
 OOM_KILLED = "OOMKilled"
+SHORTAGE = 71  # it could not be started now (files, memory, disk, quota): trying again may help
 KILLED = 137  # the exit code of what SIGKILL ended
 
 

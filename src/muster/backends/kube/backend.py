@@ -27,7 +27,7 @@ from muster.kube.client import Informer, KubeApi
 from muster.ports import Clock, LogQuery, Store, Write
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
-from muster.types.worker import Capacity, Worker
+from muster.types.worker import SHORTAGE, Capacity, Worker
 
 PATIENCE = timedelta(minutes=10)  # images may be large, but a container that runs has its own
 _Place = tuple[Uid, str]
@@ -353,4 +353,4 @@ def _verdict(error: errors.MusterError) -> int | None:
     if isinstance(error, errors.InvalidRequest | errors.TooLarge):
         return USAGE_ERROR
     over_quota = isinstance(error, errors.Forbidden) and "exceeded quota" in error.message
-    return records.SHORTAGE if over_quota or isinstance(error, _NameTaken) else None
+    return SHORTAGE if over_quota or isinstance(error, _NameTaken) else None

@@ -30,7 +30,7 @@ from muster.core.training.reconcile import USAGE_ERROR
 from muster.ports import Clock, LogQuery, Store, Write
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
-from muster.types.worker import Capacity, Worker
+from muster.types.worker import SHORTAGE, Capacity, Worker
 from muster.types.world import HELD_VARIABLE
 
 log = logging.getLogger("muster.local")
@@ -141,7 +141,7 @@ class LocalBackend:
             child = self._spawn(training, worker, token)
         except (OSError, ValueError) as error:
             why = f"cannot be started: {error}"
-            code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else records.SHORTAGE
+            code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else SHORTAGE
             return await self._ended(worker.uid, worker.name, self._clock.now(), code, why, last_words=why)
         self._children[(training.uid, name)] = child
         worker = self._watch(replace(worker, pid=child.pid), processes.ProcessHandle(child.pid, None))

@@ -30,7 +30,7 @@ from muster.types.training import (
     WorldStatus,
     problems_of,
 )
-from muster.types.worker import KILLED, OOM_KILLED, Worker
+from muster.types.worker import KILLED, OOM_KILLED, SHORTAGE, Worker
 from muster.types.world import Gate, GateState
 
 RankPhase = Literal["starting", "running", "stopping", "succeeded", "failed", "lost"]
@@ -179,11 +179,20 @@ def _why(seen: Observed, wanted: int, invalid: str) -> str:
     running = sum(worker.alive and not worker.waiting and not worker.stopping for worker in seen.workers)
     if running < wanted and (told := waits(seen)):
         return told
+    failed = _not_started(seen) if running < wanted else ""
     if seen.run is not None:
-        return seen.reason
+        return f"{seen.reason}; {failed}" if failed else seen.reason
     if invalid:
         return invalid
-    return "workers are being started" if seen.grant.admitted else seen.grant.message
+    return (failed or "workers are being started") if seen.grant.admitted else seen.grant.message
+
+
+def _not_started(seen: Observed) -> str:
+    """Why the last worker that was ordered could not be started; empty if it was."""
+    last = max(seen.workers, key=lambda worker: worker.started_at, default=None)
+    if last is None or last.alive or last.exit_code != SHORTAGE:
+        return ""
+    return f"{last.name} {' '.join(last.why_ended.split())[:_LONGEST_CAUSE]}"
 
 
 # Waiting for the platform ------------------------------------------------------------------------

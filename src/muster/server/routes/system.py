@@ -27,6 +27,8 @@ async def healthz(call: Call) -> Response:
 async def readyz(call: Call) -> Response:
     if not call.services.ready():
         raise Unavailable("the control plane is not ready yet", hint="try again in a moment")
+    if (trouble := call.services.store.trouble) is not None:
+        raise Unavailable(str(trouble), hint="make room on its disk; it goes on by itself")
     return as_json({"status": "ready"})
 
 
