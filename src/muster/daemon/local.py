@@ -21,7 +21,7 @@ from muster.backends.local.backend import LocalBackend
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
 from muster.core import home as rules
 from muster.core.home import FileState, Found
-from muster.daemon import home
+from muster.daemon import home, output
 from muster.daemon.direction import Listens
 from muster.daemon.options import Options, etcd_address
 from muster.files import write_private
@@ -156,6 +156,7 @@ class LocalSite:
         """Take up what was edited around the API, for ever."""
         while True:
             await asyncio.sleep(FOREIGN_EDITS_EVERY_S)
+            output.keep_short(self._home / "daemon.log")
             with contextlib.suppress(errors.Unavailable):  # the store has said so
                 await self._look_after_it()
 
