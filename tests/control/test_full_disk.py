@@ -38,7 +38,7 @@ def fill(at: Path) -> Path:
 
 def fill_with_files(at: Path) -> list[Path]:
     """Blocks are left, but no file can be made."""
-    made = []
+    made: list[Path] = []
     with contextlib.suppress(OSError):
         while True:
             made.append(at / f"filler-{len(made)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ import pytest
 
 from muster import errors
 from muster.daemon import backups, home
-from muster.ports import Write
+from muster.ports import Filter, Write
 from muster.store.sqlite import SqliteStore
 from muster.types.event import Event
 from tests.daemon.test_home import contents, serve
@@ -42,8 +43,6 @@ def names_in(folder: Path) -> list[str]:
     found: list[str] = []
 
     def story(store: SqliteStore) -> None:
-        from muster.ports import Filter
-
         found.extend(one.key.name for one in store.page(Filter()).items)
 
     serve(folder, story=story)
@@ -135,18 +134,12 @@ def test_nothing_is_numbered_twice(place: Path, backup: Path) -> None:
     async def story(store: SqliteStore) -> None:
         assert store.version > 1000
         with pytest.raises(errors.Compacted):
-            await anext(store.changes(1, _everything()))
+            await anext(store.changes(1, Filter()))
         written = await store.write(Write(put=a_training("third"), events=[Event("Created")]))
         assert written is not None and written.version > 1000
         assert [event.id > 1000 for event in await store.events()] == [False, True]
 
     serve(place, story=story)
-
-
-def _everything() -> Any:
-    from muster.ports import Filter
-
-    return Filter()
 
 
 def test_a_database_of_before_a_restore_is_older_than_what_came_after_it(place: Path, backup: Path) -> None:
@@ -256,7 +249,10 @@ def _stowaway(backup: Path) -> None:
 
 
 def _no_database(backup: Path) -> None:
-    _again(backup, lambda manifest, held: held.pop("muster.db") and None)
+    def change(manifest: dict[str, Any], held: dict[str, bytes]) -> None:
+        del held["muster.db"]
+
+    _again(backup, change)
 
 
 def _text(backup: Path) -> None:
@@ -354,7 +350,7 @@ def _killed_at(step: int, work: Callable[[], object]) -> bool:
 def test_a_backup_that_is_killed_anywhere_leaves_no_half_of_one(place: Path, tmp_path: Path) -> None:
     for step in range(MOST_STEPS):
         to = tmp_path / f"{step}.tar"
-        lived = _killed_at(step, lambda to=to: backups.make(place, to))
+        lived = _killed_at(step, functools.partial(backups.make, place, to))
         if to.exists():
             backups.restore(tmp_path / f"home-{step}", to)
         backups.make(place, to, force=True)
@@ -372,7 +368,7 @@ def test_a_restore_that_is_killed_anywhere_is_refused_or_done_and_can_be_done_ag
     for step in range(MOST_STEPS):
         home_then = tmp_path / f"home-{step}"
         shutil.copytree(place, home_then)
-        lived = _killed_at(step, lambda at=home_then: backups.restore(at, backup))
+        lived = _killed_at(step, functools.partial(backups.restore, home_then, backup))
         try:
             outcomes.add(tuple(names_in(home_then)))
         except errors.MusterError as refused:

@@ -23,6 +23,7 @@ SITTINGS = [
     ("first-training.md",),
     ("scaling.md",),
     ("sdk.md",),
+    ("backup.md",),
     ("muster-node.md", "torchrun.md"),
 ]
 PAGES = [page for pages in SITTINGS for page in pages]

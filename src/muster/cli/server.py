@@ -228,10 +228,8 @@ def backup(
 
     made = backups.make(files.home(), file.absolute(), force=force)
     if output is Report.TABLE:
-        typer.echo(
-            f"{made.trainings} trainings and their journal are in {file}, with {', '.join(sorted(made.files))}",
-            err=True,
-        )
+        what = "1 training with its journal is" if made.trainings == 1 else f"{made.trainings} trainings are"
+        typer.echo(f"{what} in {file}, and: {', '.join(sorted(made.files))}", err=True)
     else:
         write_data({"file": str(file.absolute()), **to_wire(made)}, output)
 
@@ -257,7 +255,8 @@ def restore(
 def _story_of(done: Restored) -> Iterator[str]:
     from muster.types.codec import show_time
 
-    yield f"{done.trainings} trainings are back, as of {show_time(done.made_at) if done.made_at else 'that copy'}"
+    what = "1 training is" if done.trainings == 1 else f"{done.trainings} trainings are"
+    yield f"{what} back, as of {show_time(done.made_at) if done.made_at else 'the time of that copy'}"
     if done.before is not None:
         yield f"what was there is kept in {done.before}"
     if done.files:
