@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import subprocess
 import time
 import urllib.error
@@ -95,6 +96,36 @@ def test_a_full_disk_is_told_and_what_runs_heals_and_can_be_ended(full: Plane) -
     filler.unlink()
     eventually(lambda: ready(plane)[0] == 200, "it is ready again")
     assert "is full" not in said(plane, "ps")
+    plane.go()
+    training.result(timeout=60)
+
+
+def limit_files(plane: Plane, size: int) -> None:
+    """A file can be no longer than that: a stand-in for a disk that takes nothing at all, not even what is kept."""
+    assert plane.daemon is not None
+    resource.prlimit(plane.daemon.proc.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_what_is_shown_while_nothing_can_be_written_is_said_to_be_old(plane: Plane) -> None:
+    training = plane.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=60)
+    limit_files(plane, 0)
+    eventually(lambda: ready(plane)[0] == 503, "it is not ready")
+    plane.kill_worker("demo-0")
+    assert "may be as old as that" in said(plane, "ps")
+    assert "cannot" in said(plane, "cancel", "demo", code=7)
+    limit_files(plane, resource.RLIM_INFINITY)
+    eventually(lambda: ready(plane)[0] == 200, "it is ready again")
+    eventually(lambda: fresh(training).training.status.round == 1, "what happened meanwhile is written")
+    eventually(lambda: fresh(training).world.ready == 2, "and it goes on by itself")
+    limit_files(plane, 0)
+    plane.kill_worker("demo-1")
+    eventually(lambda: ready(plane)[0] == 503, "it is not ready")
+    began = time.monotonic()
+    said(plane, "server", "stop")
+    assert time.monotonic() - began < 20, "a stop waits for no disk"
+    plane.serve()
+    eventually(lambda: fresh(training).world.ready == 2, "and it goes on by itself")
     plane.go()
     training.result(timeout=60)
 

@@ -128,3 +128,31 @@ def test_another_users_imitation_of_a_worker_keeps_nobody_from_starting(plane: P
     other.expect("here")
     assert processes.agents(plane.home / "coordinator.addr") == []
     other.kill()
+
+
+@pytest.mark.parametrize(("taken", "killed"), [("muster.db", False), ("muster.db-wal", True)])
+def test_a_database_that_is_taken_away_while_it_is_served_is_saved(plane: Plane, taken: str, killed: bool) -> None:
+    training = plane.train(world=(2, 2, 2))
+    training.wait_until_target_world(timeout=60)
+    workers = plane.worker_pids()
+    (plane.home / taken).unlink()
+    eventually(lambda: "was removed or replaced while it is in use" in _said(plane, "ps"), "it is told")
+    _said(plane, "cancel", "demo", code=7)  # what would be lost is not promised
+    if killed:
+        plane.crash()
+    else:
+        _said(plane, "server", "stop")
+    (rescued,) = plane.home.glob("muster.db.rescued-*")
+    assert "muster server restore" in _said(plane, "ps", code=7)
+    _said(plane, "server", "restore", str(rescued))
+    plane.serve()
+    eventually(lambda: plane.client.get("demo").world.ready == 2, "its workers are adopted")
+    assert plane.worker_pids() == workers
+    plane.go()
+    training.result(timeout=60)
+
+
+def _said(plane: Plane, *words: str, code: int = 0) -> str:
+    shown = plane.muster(*words)
+    assert shown.wait() == code, shown.text
+    return shown.text

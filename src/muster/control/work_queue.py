@@ -18,6 +18,7 @@ log = logging.getLogger("muster.control")
 
 RETRY = Backoff(0.1, 30.0)
 SOON_S = 2.0
+STOP_S = 5.0
 
 
 class WorkQueue:
@@ -56,11 +57,12 @@ class WorkQueue:
                 await asyncio.wait(self._busy.values())
 
     async def stop(self) -> None:
-        """Finish what is being handled."""
+        """Finish what is being handled, unless it waits for a disk that takes nothing."""
         self._stopping = True
         for timer in self._timers.values():
             timer.cancel()
-        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        if self._busy:
+            await asyncio.wait(self._busy.values(), timeout=STOP_S)
 
     def _cancel_timer(self, key: Key) -> None:
         if (timer := self._timers.pop(key, None)) is not None:

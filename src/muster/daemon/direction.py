@@ -7,6 +7,7 @@ doing. What it has to tell is handed over and dealt with when there is time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from muster.types.training import Uid
 from muster.types.world import RunId
 from muster.world.direct import DirectedWorlds
 from muster.world.service import Coordinator
+
+LAST_WRITES_S = 3.0  # how long what is still to be written may hold up a stop
 
 
 class Listens(Protocol):
@@ -59,7 +62,9 @@ class Direction:
     async def stop(self) -> None:
         await self._thread.run(self._coordinator.stop())
         await asyncio.to_thread(self._thread.stop)
-        await self._writes.finish()
+        with contextlib.suppress(TimeoutError):  # a disk without room: members bring back what is not written
+            async with asyncio.timeout(LAST_WRITES_S):
+                await self._writes.finish()
 
     # What the coordinator says, on its thread
 

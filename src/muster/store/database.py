@@ -14,6 +14,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -68,6 +69,8 @@ class Database:
         self._keep_changes = keep_changes
         self._seen: int | None = None  # the data_version up to which foreign writes are known
         self._reached = reached
+        self._wal: os.stat_result | None = None  # once it was seen
+        self._rescued = ""  # where the database was saved, if somebody took it away
         self._owned = 0  # blocks that the file has, once room is kept
         self.short = False  # there is hardly any room on the disk
         with contextlib.ExitStack() as undo, _translated(path, "opened"):
@@ -141,6 +144,29 @@ class Database:
         self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self.keep_room()
 
+    def _is_displaced(self) -> bool:
+        """Whether what we write is not what lies there under its name: it would be lost with this process."""
+        try:
+            wal = os.stat(f"{self.path}-wal") if self._wal is not None else None
+            moved = wal is not None and self._wal is not None and not os.path.samestat(wal, self._wal)
+            return moved or not os.path.samestat(os.stat(self.path), os.fstat(self._file))
+        except FileNotFoundError:
+            return True
+
+    def _displaced(self) -> errors.Unavailable:
+        """Everything that was committed is still to be had from what we have open: it is saved, once."""
+        if not self._rescued:
+            rescued = self.path.with_name(f"{self.path.name}.rescued-{datetime.now(UTC):%Y%m%dT%H%M%S}Z")
+            os.close(os.open(rescued, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with contextlib.closing(sqlite3.connect(rescued)) as copy:
+                self._writer.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")
+            self._rescued = str(rescued)
+        what = (
+            f"{self.path} or its -wal was removed or replaced while it is in use, all that it had is in {self._rescued}"
+        )
+        return errors.Unavailable(f"{what}: muster server stop, then muster server restore {self._rescued}")
+
     def keep_room(self) -> Space | None:
         """Let both files own blocks that nobody else can take; what is left of the disk. None if that is not known."""
         try:
@@ -150,6 +176,7 @@ class Database:
             self._owned = os.fstat(self._file).st_blocks
             wal = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)  # SQLite has no locks on this one
             try:
+                self._wal = self._wal or os.fstat(wal)
                 room.own(wal, disk.part(room.IN_WAL), room.space(self.path.parent).free)
             finally:
                 os.close(wal)
@@ -160,6 +187,8 @@ class Database:
         return left
 
     def _transact(self, entries: Iterable[Entry], durable: bool) -> Foreign | None:
+        if self._is_displaced():
+            raise self._displaced()
         self._set_synchronous(self._synchronous if durable else "NORMAL")
         self._writer.execute("BEGIN IMMEDIATE")
         now = self._data_version()
