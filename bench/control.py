@@ -25,9 +25,9 @@ import muster
 from bench import load, programs, report
 from bench.report import Figure, below, p50, p99, spread
 from muster import WorldSize
+from muster.clock import SystemClock
 from muster.control.loop import Loop
 from muster.ports import Filter, Write
-from muster.store.ledger import WallClock
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Metadata, Outcome, Spec, Status, Training, Uid
 from tests.fleet import eventually, family, kill_all
@@ -195,7 +195,7 @@ def _one(index: int, running: bool) -> Training:
 
 async def _reconcile_all(path: Path) -> float:
     await _fill(path, STORED - RUNNING, RUNNING)
-    clock = WallClock()
+    clock = SystemClock()
     store = SqliteStore.open(path)
     loop: Loop
 

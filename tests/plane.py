@@ -13,6 +13,8 @@ import muster
 from muster import DistributedTraining, WorldSize
 from tests.fleet import PROBE, PROGRAMS, Fleet, Process, eventually
 
+_TIMES = {"LEASE_S", "ALIVE_S", "STALL_S", "TIME_SET"}
+
 
 class Plane(Fleet):
     """Everything of one test lives in one folder and is taken down with it."""
@@ -26,14 +28,10 @@ class Plane(Fleet):
     def serve(self, *options: str, files: str = "", **env: str) -> Process:
         """Start the control plane, or start it again; returns when it serves.
 
-        `files` is for ulimit. With LEASE_S or ALIVE_S it has that time instead of its own.
+        `files` is for ulimit. With LEASE_S, ALIVE_S or TIME_SET it has that time instead of its own.
         """
         limit = ("/bin/sh", "-c", f'ulimit {files} && exec "$@"', "sh") if files else ()
-        program = (
-            (str(PROGRAMS / "daemon.py"),)
-            if {"LEASE_S", "ALIVE_S", "STALL_S"} & env.keys()
-            else ("-m", "muster.daemon")
-        )
+        program = (str(PROGRAMS / "daemon.py"),) if _TIMES & env.keys() else ("-m", "muster.daemon")
         command = (*limit, sys.executable, *program, "--home", str(self.home), *options)
         self.daemon = self.start(*command, **env)
         self.daemon.expect(r"muster serves on (\S+)")

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeVar
 
 from muster import errors
+from muster.core.steady import Mark
 from muster.core.world.run import Run
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
@@ -299,6 +300,14 @@ class Keys(Protocol):
 
 
 class Clock(Protocol):
-    def now(self) -> datetime: ...
+    def now(self) -> datetime:
+        """The time of day, for people. It can be set, so nothing is measured with it."""
 
-    def monotonic(self) -> float: ...
+    def steady(self) -> datetime:
+        """For all that is measured, over restarts too: it goes on evenly, and may be far from the time of day."""
+
+    def monotonic(self) -> float:
+        """The same in seconds, within this process."""
+
+    def mark(self) -> Mark:
+        """What a control plane that comes after this one needs to go on."""

@@ -18,9 +18,9 @@ import pytest
 from muster.backends.kube.logs import LONGEST, Reader
 from muster.backends.local import logs, processes
 from muster.backends.local.backend import LocalBackend
+from muster.clock import SystemClock
 from muster.node import logs as agent_logs
 from muster.ports import LogQuery
-from muster.store.ledger import WallClock
 from tests.backends.test_local import read, written
 from tests.contract.test_backend import until
 from tests.memory_store import MemoryStore
@@ -234,7 +234,7 @@ def test_the_last_words_of_a_worker_are_its_own(tmp_path: Path) -> None:
     (home / "token").write_text("secret\n")
 
     async def run() -> str:
-        backend = LocalBackend(home, MemoryStore(), WallClock())
+        backend = LocalBackend(home, MemoryStore(), SystemClock())
         training = a_training(command=("/bin/true",), working_dir=str(tmp_path))
         worker = await backend.start(training, "demo-0", (), "token")
         path = home / "logs" / training.uid / "demo-0" / "worker.log"

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import uuid
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from muster.kube.crd import custom_resource_definition
 from muster.ports import Store
 from muster.store.kube import KubeStore
 from muster.store.sqlite import SqliteStore
+from tests.clocks import HandClock
 from tests.contract.stores import Run, Story
 from tests.kube.cluster import Cluster
 from tests.memory_store import MemoryStore
@@ -27,14 +27,6 @@ BOUND_S = 20.0
 NAMESPACES = ("another", "other", "n2")
 TRAININGS = "/apis/muster.dev/v1alpha1/trainings"
 NAMESPACED = "/apis/muster.dev/v1alpha1/namespaces/{}/trainings"
-
-
-class _Clock:
-    def now(self) -> datetime:
-        return BIRTH
-
-    def monotonic(self) -> float:
-        return 0.0
 
 
 def _api_of(cluster: Cluster) -> KubeApi:
@@ -52,7 +44,7 @@ async def _kube(cluster: Cluster, keep_changes: int) -> Store:
     await clear(api)
     log_space = f"log-{uuid.uuid4().hex[:8]}"
     await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": log_space}})
-    return await KubeStore.open(api, log_space, "contract", keep_changes=keep_changes, clock=_Clock())
+    return await KubeStore.open(api, log_space, "contract", keep_changes=keep_changes, clock=HandClock(BIRTH))
 
 
 async def clear(api: KubeApi) -> None:
@@ -75,8 +67,10 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
         if cluster is not None:
             return await _kube(cluster, keep_changes)
         if request.param == "memory":
-            return MemoryStore(keep_changes=keep_changes, clock=_Clock())
-        return SqliteStore.open(tmp_path / "store.db", synchronous="NORMAL", keep_changes=keep_changes, clock=_Clock())
+            return MemoryStore(keep_changes=keep_changes, clock=HandClock(BIRTH))
+        return SqliteStore.open(
+            tmp_path / "store.db", synchronous="NORMAL", keep_changes=keep_changes, clock=HandClock(BIRTH)
+        )
 
     def tell(story: Story, *, keep_changes: int = 5000) -> None:
         async def bounded() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from muster.backends.local.backend import LocalBackend
+from muster.clock import SystemClock
 from muster.ports import Backend, LogQuery
-from muster.store.ledger import WallClock
 from muster.types.training import Training
 from muster.types.worker import Worker
 from tests.kube.cluster import Cluster
@@ -36,7 +36,7 @@ async def as_it_is(training: Training) -> Training:
 @asynccontextmanager
 async def a_local(home: Path) -> AsyncIterator[tuple[Backend, Submit]]:
     """Its workers look for a coordinator that is not there, which is enough to live for a while."""
-    backend = LocalBackend(home, MemoryStore(), WallClock())
+    backend = LocalBackend(home, MemoryStore(), SystemClock())
     try:
         yield backend, as_it_is
     finally:
@@ -49,7 +49,7 @@ async def a_local(home: Path) -> AsyncIterator[tuple[Backend, Submit]]:
 
 @asynccontextmanager
 async def a_simulated(home: Path) -> AsyncIterator[tuple[Backend, Submit]]:
-    yield SimulatedBackend(WallClock(), gpus=GPUS), as_it_is
+    yield SimulatedBackend(SystemClock(), gpus=GPUS), as_it_is
 
 
 def on(cluster: Cluster, namespace: str) -> Callable[[Path], AbstractAsyncContextManager[tuple[Backend, Submit]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,25 +18,13 @@ from muster.ports import Store, Write
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Cancel, Resources, Training, Uid, WorldSize
 from muster.types.worker import Worker
+from tests.clocks import HandClock
 from tests.memory_store import MemoryStore
 from tests.simulator.control import SimulatedBackend, SimulatedWorlds
 from tests.training_builders import a_training
 
 BOUND_S = 20.0
 FULL = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-
-
-class HandClock:
-    """Wall-clock time moves by hand."""
-
-    def __init__(self) -> None:
-        self.at = datetime.now(UTC)
-
-    def now(self) -> datetime:
-        return self.at
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 class Cluster(SimulatedBackend):

@@ -14,12 +14,12 @@ import pytest
 
 from muster import errors
 from muster.backends.local import processes
+from muster.clock import SystemClock
 from muster.daemon import home
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.ports import Write
 from muster.store import reached
-from muster.store.ledger import WallClock
 from muster.store.sqlite import SqliteStore
 from muster.types.event import Event
 from tests.training_builders import a_training
@@ -31,7 +31,7 @@ def serve(folder: Path, *, forget: bool = False, story: Callable[[SqliteStore], 
     folder.mkdir(exist_ok=True)
 
     async def run() -> None:
-        site = LocalSite(Options(folder, forget=forget), WallClock())
+        site = LocalSite(Options(folder, forget=forget), SystemClock())
         store = await site.open()
         try:
             told = story(store)

@@ -12,9 +12,9 @@ import pytest
 
 from muster import errors, files
 from muster.backends.local import processes
+from muster.clock import SystemClock
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
-from muster.store.ledger import WallClock
 from muster.world.service import Coordinator
 
 BOUND_S = 20.0
@@ -22,7 +22,7 @@ BOUND_S = 20.0
 
 def at_site(home: Path, test: Callable[[LocalSite], Awaitable[None]], **options: bool) -> None:
     async def run() -> None:
-        site = LocalSite(Options(home, **options), WallClock())  # type: ignore[arg-type]
+        site = LocalSite(Options(home, **options), SystemClock())  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(BOUND_S):
                 await test(site)

@@ -26,7 +26,7 @@ from muster.types.worker import Worker
 from muster.types.world import RunId
 from muster.world import wire
 from muster.world.connection import CoordinatorRefused, ask
-from tests.server.house import TRAININGS, Pretender, StoppedClock, a_body
+from tests.server.house import NOON, TRAININGS, Pretender, a_body
 
 BOUND_S = 20.0
 
@@ -44,7 +44,7 @@ class Names(Pretender):
         return tuple(self.there.get(uid, ()))
 
     async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
-        worker = Worker(name, training.uid, "here", StoppedClock().now(), gpus)
+        worker = Worker(name, training.uid, "here", NOON, gpus)
         self.there.setdefault(training.uid, []).append(worker)
         self.tokens[name] = token
         return worker

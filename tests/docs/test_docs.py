@@ -234,12 +234,12 @@ def test_every_route_of_the_api_is_described(tmp_path: Path) -> None:
 
 
 def _paths(home: Path) -> list[str]:
+    from muster.clock import SystemClock
     from muster.server.auth import Tokens
     from muster.server.services import Services
-    from muster.store.ledger import WallClock
     from tests.memory_store import MemoryStore
 
-    clock = WallClock()
+    clock = SystemClock()
     services = Services(
         store=MemoryStore(), backends={}, tokens=Tokens(home), clock=clock, version="0", started_at=clock.now()
     )

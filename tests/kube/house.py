@@ -13,10 +13,10 @@ from typing import Any
 from lightkube import KubeConfig
 
 from muster.backends.kube.backend import KubeBackend
+from muster.clock import SystemClock
 from muster.kube.client import Json, KubeApi
 from muster.kube.crd import custom_resource_definition
 from muster.ports import Write
-from muster.store.ledger import WallClock
 from muster.types.training import Training, Uid
 from muster.types.worker import Worker
 from tests.kube.cluster import ADMIN, Cluster
@@ -71,7 +71,7 @@ class House:
         return KubeBackend(
             self.api,
             self.store,
-            WallClock(),
+            SystemClock(),
             coordinator="127.0.0.1:9",
             image="base",
             changed=lambda uid: self._stir.set(),

@@ -25,19 +25,13 @@ from muster.server.quotas import Quotas
 from muster.server.serving import ApiServer
 from muster.types.training import Key, Phase, Training, Uid
 from muster.types.worker import Capacity, Worker
+from tests.clocks import HandClock
 from tests.memory_store import MemoryStore
 
 TRAININGS = "/v1/namespaces/default/trainings"
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 BOUND_S = 10.0  # no test waits longer for anything
 SECRET = "hunter2-correct-horse"
-
-
-class StoppedClock:
-    def now(self) -> datetime:
-        return datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-    def monotonic(self) -> float:
-        return 0.0
 
 
 @dataclass
@@ -51,7 +45,7 @@ class Pretender:
     patience: timedelta = timedelta(seconds=90)
 
     def workers(self, uid: Uid) -> Sequence[Worker]:
-        return (Worker("w-0", uid, "here", StoppedClock().now()),)
+        return (Worker("w-0", uid, "here", NOON),)
 
     def capacity(self) -> Capacity:
         return Capacity(0)
@@ -153,7 +147,7 @@ class _Server(ApiServer):
 
 @asynccontextmanager
 async def serving(home: Path, *, keep_changes: int = 5000, **more: Any) -> AsyncIterator[House]:
-    clock = StoppedClock()
+    clock = HandClock(NOON)
     store = MemoryStore(keep_changes=keep_changes, clock=clock)
     tokens, backend = Tokens(home), Pretender()
     more.setdefault("quotas", Quotas(home / "quotas.json"))

@@ -45,7 +45,7 @@ class SimulatedBackend:
         return {"workers": training.spec.world_size.target + training.spec.spares}
 
     async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
-        worker = Worker(name, training.uid, "simulated", self._clock.now(), gpus)
+        worker = Worker(name, training.uid, "simulated", self._clock.steady(), gpus)
         self._workers.setdefault(training.uid, {})[name] = worker
         self.changed(worker)
         return worker
@@ -53,7 +53,7 @@ class SimulatedBackend:
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         worker = self._workers.get(uid, {}).get(name)
         if worker is not None and worker.alive:
-            ended = replace(worker, stopping=True, ended_at=self._clock.now(), exit_code=0, why_ended=why)
+            ended = replace(worker, stopping=True, ended_at=self._clock.steady(), exit_code=0, why_ended=why)
             self._workers[uid][name] = ended
             self.changed(ended)
 

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from muster.core.keeping import WORKER, WorkerRecord
-from muster.ports import Record, Store, Write, insist
+from muster.core.training import metering
+from muster.ports import Clock, Record, Store, Write, insist
 from muster.types.codec import from_wire, to_wire
 from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.training import Key, Uid
@@ -42,17 +43,21 @@ def removals(uid: Uid, names: Mapping[str, object]) -> tuple[Record, ...]:
     return tuple(Record(KIND, f"{uid}/{name}", None) for name in names)
 
 
-def started(worker: Worker, key: Key, now: datetime, *, shown: str = "") -> Event:
-    data = {"worker": worker.name, "gpus": len(worker.gpus)}
-    return _about(Event(WORKER_STARTED, f"{worker.name}{shown}", data=data), key, worker.uid, now)
+def started(worker: Worker, key: Key, clock: Clock, *, shown: str = "") -> Event:
+    at = worker.started_at + (clock.now() - clock.steady())
+    data = {"worker": worker.name, "gpus": len(worker.gpus)} | metering.when(at, worker.started_at)
+    return _about(Event(WORKER_STARTED, f"{worker.name}{shown}", data=data), key, worker.uid, at)
 
 
-def exited(worker: Worker, key: Key, now: datetime, store: Store) -> Event:
+def exited(worker: Worker, key: Key, clock: Clock, store: Store) -> Event:
     """A warning unless it ended well, was asked to, or its training had its outcome: workers then leave with a code."""
     assert worker.ended_at is not None
     bad = worker.exit_code not in (0, None) and not worker.stopping and not _is_over(store, key, worker.uid)
     data = {"worker": worker.name, "gpus": len(worker.gpus), "exitCode": worker.exit_code}
-    data |= {"at": worker.ended_at.isoformat()} | ({"reason": worker.reason} if worker.reason else {})
+    now = clock.now()
+    at = worker.ended_at + (now - clock.steady())
+    data |= {"at": at.isoformat()} | metering.when(at, worker.ended_at)
+    data |= {"reason": worker.reason} if worker.reason else {}
     told = Event(WORKER_EXITED, f"{worker.name}: {worker.why_ended}", "Warning" if bad else "Normal", data=data)
     return _about(told, key, worker.uid, now)
 

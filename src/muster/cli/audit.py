@@ -17,7 +17,8 @@ import typer
 
 from muster import files
 from muster.cli import durations, exits
-from muster.cli.output import Report, shown, write_data, write_table
+from muster.cli.output import Report, write_data, write_table
+from muster.cli.safe_text import shown
 from muster.errors import MusterError
 from muster.server.audit import AUDIT_FILE, numbered, read_line
 from muster.types.audit import AuditEntry

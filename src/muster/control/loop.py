@@ -21,6 +21,7 @@ from muster.core.training.admission import backend_of
 from muster.core.training.edits import marks
 from muster.core.training.reconcile import Plan
 from muster.ports import Backend, Clock, Filter, Record, Store, StoreChange, Stored, Worlds, Write, insist
+from muster.types.codec import to_wire
 from muster.types.event import Event
 from muster.types.training import TERMINAL, Key, Status, Training, Uid
 
@@ -50,7 +51,7 @@ class Loop:
     ) -> None:
         """`delay_s` holds every look back by that long: it shows that no wait believes an old status.
 
-        `alive_every_s` is None where something else tells that this process lives.
+        `alive_every_s`: how often word is left of what time it is; None for never.
         """
         self._store = store
         self._backends = backends
@@ -112,9 +113,9 @@ class Loop:
     async def _stay_alive(self, every_s: float) -> None:
         """Leave word of when this process was last alive, for whoever starts after it."""
         while True:
-            at = self._clock.now().isoformat()
+            kept = Record(ALIVE_KIND, ALIVE_KEY, to_wire(self._clock.mark()))
             try:
-                await self._store.write(Write(records=(Record(ALIVE_KIND, ALIVE_KEY, {"at": at}),), lazy=True))
+                await self._store.write(Write(records=(kept,), lazy=True))
             except errors.Unavailable as error:
                 log.warning("cannot tell that it lives: %s", error)
             await asyncio.sleep(every_s)
@@ -219,7 +220,7 @@ class Loop:
         if stored is None:
             return
         self.handled += 1
-        now = self._clock.now()
+        now = self._clock.steady()
         training = stored.training
         plan = reconcile.reconcile(training, self._observer.look(training), now)
         if self._publisher is not None and training.spec.mesh.required:
@@ -230,7 +231,7 @@ class Loop:
         if not removed:
             await self._write_status(stored, plan, now)
             if plan.wake_at is not None:
-                self._queue.wake_in(key, (plan.wake_at - self._clock.now()).total_seconds())
+                self._queue.wake_in(key, (plan.wake_at - self._clock.steady()).total_seconds())
 
     async def _carry_out(self, stored: Stored, plan: Plan) -> None:
         training = stored.training

@@ -96,6 +96,7 @@ class Observer:
             grant=self._grant(training, name, backend),
             backend=name,
             altered=altered(training.spec, self._marks(training.uid)),
+            ahead=self._clock.now() - self._clock.steady(),
         )
 
     def _grant(self, training: Training, name: str, backend: Backend | None) -> Grant:
@@ -126,7 +127,7 @@ class Observer:
         here = {member.name for member in view.run.members.values()}
         joined = self._joined.setdefault(training.uid, set())
         joined |= here
-        absent, now = self._absent.setdefault(training.uid, {}), self._clock.now()
+        absent, now = self._absent.setdefault(training.uid, {}), self._clock.steady()
         for worker in workers:
             late = worker.name in joined or now - worker.started_at > backend.patience
             if worker.alive and not worker.waiting and worker.name not in here and late:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from muster.core.steady import Mark
 from muster.types.codec import Invalid, camel, from_wire, limited
 
 WORKER = "worker"
@@ -58,16 +59,16 @@ class _Mesh:
 
 
 @dataclass(frozen=True)
-class _Alive:
-    at: datetime
-
-
-@dataclass(frozen=True)
 class _Idempotency:
     uid: str
     name: str
     digest: str
     at: datetime
+
+
+def last_alive(kept: Mapping[str, Any] | None) -> Mark | None:
+    """When the control plane before this one was last known to live."""
+    return from_wire(Mark, kept, strict=False) if kept else None
 
 
 def _any(read: Any) -> str:
@@ -79,7 +80,7 @@ _SHAPES: Mapping[str, tuple[type, Callable[[Any], str]]] = {
     WORKER: (WorkerRecord, lambda read: f"{read.uid}/{read.name}"),
     TOKEN: (_Token, _any),
     MESH: (_Mesh, lambda read: f"{read.namespace}/{read.training}"),
-    CONTROL: (_Alive, _any),
+    CONTROL: (Mark, _any),
     IDEMPOTENCY: (_Idempotency, _any),
 }
 

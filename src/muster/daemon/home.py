@@ -20,6 +20,7 @@ from pathlib import Path
 
 from muster import errors
 from muster.backends.local import processes
+from muster.clock import boot_id
 from muster.core import home as rules
 from muster.core.home import Found
 from muster.files import write_private
@@ -45,7 +46,7 @@ class Identity:
 def look(home: Path) -> Found:
     """The home as it is. The count is read before the database, which may be written meanwhile."""
     identity = read_identity(home)
-    certain = reached.read(home / REACHED).certain(processes.boot_id())
+    certain = reached.read(home / REACHED).certain(boot_id())
     folders = frozenset(_log_folders(home))
     return Found(
         database=str(home / DATABASE),

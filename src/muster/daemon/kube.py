@@ -38,7 +38,7 @@ ANY = "0.0.0.0"
 
 class KubeSite:
     name = "kube"
-    alive_every_s: float | None = None  # the Lease says it
+    alive_every_s: float | None = 60.0  # that it lives the Lease says; this is for how much time has gone by
     lossy = False
     step_writes_per_s = 20.0  # what an API server can well bear beside everything else
 

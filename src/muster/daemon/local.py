@@ -12,14 +12,16 @@ import logging
 import os
 import signal
 import socket
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from muster import errors
 from muster.backends import records
 from muster.backends.local import gpus, processes
 from muster.backends.local.backend import LocalBackend
+from muster.clock import boot_id
 from muster.control.loop import ALIVE_EVERY_S, ALIVE_KEY, ALIVE_KIND
 from muster.core import home as rules
+from muster.core import keeping
 from muster.core.home import FileState, Found
 from muster.daemon import home, output
 from muster.daemon.direction import Listens
@@ -63,7 +65,7 @@ class LocalSite:
             self._home / home.DATABASE,
             synchronous=self._options.synchronous,
             home=identity,
-            reached=Reached(self._home / home.REACHED, processes.boot_id()),
+            reached=Reached(self._home / home.REACHED, boot_id()),
         )
         home.settle(self._home, identity, found, forget=self._options.forget)
         await self._store.refresh()
@@ -105,8 +107,8 @@ class LocalSite:
     async def adopt(self) -> int:
         self._end_given_up()
         await self._write_down_unwritten()
-        kept = self._store.record(ALIVE_KIND, ALIVE_KEY)
-        return await self._backend.adopt(datetime.fromisoformat(str(kept["at"])) if kept else None)
+        kept = keeping.last_alive(self._store.record(ALIVE_KIND, ALIVE_KEY))
+        return await self._backend.adopt(kept.moment if kept is not None else None)
 
     def _end_given_up(self) -> None:
         """Workers of no training believe nobody who cannot prove to know their run's token, and nobody can any more."""
@@ -126,12 +128,13 @@ class LocalSite:
             key, pid = keys.get(Uid(uid)), processes.find("--run-id", uid, "--name", name)
             if key is None or pid is None or f"{uid}/{name}" in written:
                 continue
-            since = self._clock.now() - timedelta(seconds=processes.age_s(pid))
+            age = timedelta(seconds=processes.age_s(pid))
             shown = processes.environment(pid).get("CUDA_VISIBLE_DEVICES", "").split(",")
             held = tuple(index for index, device in enumerate(gpus.visible(os.environ)) if device in shown)
-            worker = Worker(name, Uid(uid), socket.gethostname(), since, held)
+            worker = Worker(name, Uid(uid), socket.gethostname(), self._clock.steady() - age, held)
             log.warning("%s runs and was not written down: it is adopted", name)
-            await records.write(self._store, worker, key, records.started(worker, key, since), boot=processes.boot_id())
+            began = records.started(worker, key, self._clock)
+            await records.write(self._store, worker, key, began, boot=boot_id())
 
     async def listen(self, coordinator: Listens) -> None:
         path = self._home / "coordinator.addr"

@@ -23,8 +23,10 @@ from urllib.parse import urlsplit
 from muster import __version__, descriptors, errors
 from muster.backends.local import gpus
 from muster.background import Tasks
-from muster.control.loop import RUN_KIND, Loop
+from muster.clock import SystemClock
+from muster.control.loop import ALIVE_KEY, ALIVE_KIND, RUN_KIND, Loop
 from muster.control.publish import Publisher
+from muster.core import keeping
 from muster.core.training.metering import Rates, read_rates
 from muster.core.training.reconcile import settings_of
 from muster.core.training.status import in_effect
@@ -36,7 +38,6 @@ from muster.daemon.rounds import TrainingRounds
 from muster.files import write_private
 from muster.ports import Backend, Clock, Filter, Keys, Store
 from muster.sdk.home import process_of
-from muster.store.ledger import WallClock
 from muster.types.codec import Invalid, show_time
 from muster.types.run_event import RunEvent
 from muster.types.training import TERMINAL, Uid
@@ -111,7 +112,7 @@ class ControlPlane:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._home = options.home
-        self._clock = WallClock()
+        self._clock = SystemClock()
         self._started_at = self._clock.now()
         self._tasks = Tasks()
         self._http: uvicorn.Server | None = None
@@ -122,6 +123,7 @@ class ControlPlane:
     async def start(self) -> str:
         self._site = site = site_of(self._options, self._clock)
         self._store = store = await site.open()
+        self._clock.resume(keeping.last_alive(store.record(ALIVE_KIND, ALIVE_KEY)), moves=not site.lossy)
         self._direction = Direction(store, self)
         worlds = self._direction.worlds
         publisher = Publisher(store, await site.keys())

@@ -116,6 +116,10 @@ ABOUT: dict[str, str] = {
     "status.lastResize.reason": "Who or what asked for it.",
     "status.lastResize.at": "When.",
     "status.startedAt": "When ranks first ran.",
+    "status.steady": "Where the time of day was set: the same moments on the clock that durations are measured with.",
+    "status.steady.decidedAt": "When it came to its outcome.",
+    "status.steady.finishedAt": "When it ended.",
+    "status.steady.startedAt": "When ranks first ran.",
     "status.finishedAt": "When the last phase was written.",
 }
 

@@ -21,6 +21,7 @@ from typing import Self
 from muster import errors
 from muster.background import Tasks
 from muster.backoff import Backoff
+from muster.clock import SystemClock
 from muster.core.training.edits import first_status
 from muster.kube.client import MERGE_PATCH, InDoubt, Informer, Json, KubeApi, passes
 from muster.kube.events import EventRecorder
@@ -41,7 +42,7 @@ from muster.store.kube_objects import (
     version_of,
 )
 from muster.store.kube_outbox import OUTBOX, Outbox, Owner, Seal
-from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, WallClock, check_expectation, closed, subject
+from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, check_expectation, closed, subject
 from muster.types.event import Event
 from muster.types.training import KIND, UNREADABLE, Key, Status, Training
 
@@ -77,7 +78,7 @@ class KubeStore(LedgerStore):
         self._log = journal
         self._seal = seal
         self._leftovers = Leftovers(api, journal, self, seal, self._journal)
-        self._clock = clock or WallClock()
+        self._clock = clock or SystemClock()
         self._cache = TrainingCache(ledger, first=self._leftovers.find, seen=self._take_over_foreign)
         self._informer = Informer(api, ALL, self._cache)
         self._recorder = EventRecorder(api)

@@ -14,13 +14,12 @@ import asyncio
 import base64
 import bisect
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from muster import errors
+from muster.clock import SystemClock
 from muster.ports import Clock, Filter, Page, Record, Store, StoreChange, Stored, Trouble, Version, Write
 from muster.types import codec
 from muster.types.event import Event
@@ -28,16 +27,6 @@ from muster.types.training import Key, Training
 
 KEEP_CHANGES = 5000
 _AT_ONCE = 500  # changes that a watcher is handed in one go, so that one far behind does not copy all history
-
-
-class WallClock:
-    """The time of the machine."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class Ledger:
     def __init__(self, *, keep: int = KEEP_CHANGES, at_hand: int | None = None, clock: Clock | None = None) -> None:
         self.keep = max(keep, 1)  # changes that a watcher can still ask for
         self._at_hand = min(self.keep, self.keep if at_hand is None else at_hand)  # those of them held here
-        self.clock: Clock = clock or WallClock()
+        self.clock: Clock = clock or SystemClock()
         self._objects: dict[Key, Stored] = {}
         self._sorted: list[Stored] = []  # by namespace and name
         self._records: dict[str, dict[str, Mapping[str, Any]]] = {}

@@ -231,6 +231,15 @@ class Resize:
 
 
 @dataclass(frozen=True)
+class SteadyTimes:
+    """Where the time of day was set: the same moments on the clock that durations are measured with."""
+
+    started_at: datetime | None = None
+    decided_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True)
 class Status:
     observed_generation: int = 0
     phase: Phase = "pending"
@@ -245,6 +254,7 @@ class Status:
     last_resize: Resize | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    steady: SteadyTimes | None = None  # None: the same as those that are shown
 
     def condition(self, kind: str) -> Condition | None:
         return next((one for one in self.conditions if one.type == kind), None)

@@ -15,7 +15,7 @@ KILLED = 137  # the exit code of what SIGKILL ended
 
 @dataclass(frozen=True)
 class Worker:
-    """One that runs, or that ended."""
+    """One that runs, or that ended. Its times are of the clock that durations are measured with."""
 
     name: str
     uid: Uid  # the training that it works for

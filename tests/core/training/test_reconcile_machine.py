@@ -9,7 +9,8 @@ from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
 from muster import errors
-from muster.core.training import edits, lifecycle, metering, waits
+from muster.core.steady import TOGETHER
+from muster.core.training import edits, lifecycle, metering, moments, waits
 from muster.core.training.admission import Grant
 from muster.core.training.reconcile import (
     CloseRun,
@@ -32,6 +33,7 @@ from muster.types.worker import Worker
 from muster.types.world import Member, MemberId, RankEnd, Role, Round, RunOutcome
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+DEADLINE_S = 300.0
 
 
 class TrainingLife(stateful.RuleBasedStateMachine):
@@ -44,9 +46,16 @@ class TrainingLife(stateful.RuleBasedStateMachine):
         size = {"min": least, "target": least + more, "max": least + more + room}
         body = {
             "metadata": {"name": "demo"},
-            "spec": {"script": "t.py", "worldSize": size, "spares": spares, "maxRestarts": 1},
+            "spec": {
+                "script": "t.py",
+                "worldSize": size,
+                "spares": spares,
+                "maxRestarts": 1,
+                "activeDeadlineSeconds": DEADLINE_S,
+            },
         }
         self.clock = 0.0
+        self.ahead = timedelta()
         self.training = edits.created(
             body, namespace="default", now=self.now, uid=Uid("u"), actor="a", backends={"local"}
         ).training
@@ -71,7 +80,7 @@ class TrainingLife(stateful.RuleBasedStateMachine):
             return
         self.settle()
         grant = Grant(self.training.spec.world_size.target + self.training.spec.spares, True, "Admitted", "")
-        seen = Observed(self.run, "because", self.confirmed, tuple(self.workers.values()), {}, grant)
+        seen = Observed(self.run, "because", self.confirmed, tuple(self.workers.values()), {}, grant, ahead=self.ahead)
         plan = reconcile(self.training, seen, self.now)
         for action in plan.actions:
             self.carry_out(action)
@@ -278,7 +287,15 @@ class TrainingLife(stateful.RuleBasedStateMachine):
             self.settle()
 
     def stamped(self, event: Event) -> Event:
-        return replace(event, at=self.now, namespace="default", training="demo", uid="u", id=len(self.journal) + 1)
+        shown = self.now + self.ahead
+        data = {**event.data, **metering.when(shown, self.now)}
+        return replace(
+            event, at=shown, data=data, namespace="default", training="demo", uid="u", id=len(self.journal) + 1
+        )
+
+    @stateful.rule(days=st.floats(-400, 400))
+    def somebody_sets_the_time_of_day(self, days: float) -> None:
+        self.ahead += timedelta(days=days)
 
     # What must hold
 
@@ -332,6 +349,21 @@ class TrainingLife(stateful.RuleBasedStateMachine):
             assert all(one.until is not None for one in found)
         for one in found:
             assert one.until is None or one.until >= one.since
+        lives = [(worker.ended_at or self.now) - worker.started_at for worker in self.workers.values()]
+        if self.training.is_terminal:
+            return  # the end closes what is open, sooner than workers leave
+        [usage] = metering.totals(found, now=self.now)
+        assert abs(usage.worker_seconds - sum(lives, timedelta()).total_seconds()) < len(lives)
+
+    @stateful.invariant()
+    def a_deadline_is_over_when_so_much_time_has_gone_by(self) -> None:
+        if not getattr(self, "history", None):
+            return
+        outcome, began = self.training.status.outcome, moments.started(self.training.status)
+        if outcome is not None and outcome.reason == "deadline_exceeded":
+            decided = moments.decided(self.training.status) or moments.finished(self.training.status)
+            assert began is not None and decided is not None
+            assert (decided - began).total_seconds() > DEADLINE_S - 2 * TOGETHER.total_seconds()
 
     @stateful.invariant()
     def members_are_told_only_what_is_stored(self) -> None:

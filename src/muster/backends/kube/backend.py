@@ -29,6 +29,7 @@ from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import SHORTAGE, Capacity, Worker
 
+SEEN_WITHIN = timedelta(seconds=10)  # of a Pod's end: without the cluster for so long, no control plane goes on
 PATIENCE = timedelta(minutes=10)  # images may be large, but a container that runs has its own
 _Place = tuple[Uid, str]
 
@@ -60,6 +61,7 @@ class KubeBackend:
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
         self._asked: dict[_Place, bool] = {}  # who was told to end, and whether by force
+        self._began: dict[_Place, datetime] = {}  # when their containers began to run
         self._writing: dict[_Place, asyncio.Task[None]] = {}  # ends that are on their way to the store
         self._shared = SharedObjects(api)
         self._refused: set[Uid] = set()  # trainings whose last Pod the cluster did not want
@@ -128,7 +130,7 @@ class KubeBackend:
             for worker in workers.values()
             if worker.alive and self._pod(worker.uid, worker.name) is None
         ]
-        at = last_alive or self._clock.now()
+        at = last_alive or self._clock.steady()
         why = "its Pod was gone when the control plane came back"
         how = pods.Termination(None, "NodeLost", why, at)
         await asyncio.gather(*(self._end(worker, None, how) for worker in missing))
@@ -140,16 +142,21 @@ class KubeBackend:
         stored = self._store.get(Key(pod.namespace, pod.training_name))
         if not pod.ours or stored is None or stored.uid != pod.training:
             return
-        worker = Worker(pod.name, pod.training, pod.node, pod.created_at, tuple(range(pod.gpus)))
+        worker = Worker(pod.name, pod.training, pod.node, self._our_time(pod.created_at), tuple(range(pod.gpus)))
         self._keys[pod.training] = stored.key
         self._workers.setdefault(pod.training, {})[pod.name] = worker
-        await self._note(worker, records.started(worker, stored.key, self._clock.now(), shown=", found in the cluster"))
+        await self._note(worker, records.started(worker, stored.key, self._clock, shown=", found in the cluster"))
 
     # Starting
 
     async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
         worker = Worker(
-            name, training.uid, "", self._clock.now(), tuple(range(training.spec.resources.gpus)), waiting=pods.ORDERED
+            name,
+            training.uid,
+            "",
+            self._clock.steady(),
+            tuple(range(training.spec.resources.gpus)),
+            waiting=pods.ORDERED,
         )
         self._keys[training.uid] = training.key
         order = self._render(training, name)
@@ -174,7 +181,7 @@ class KubeBackend:
 
     def _begun(self, worker: Worker) -> Event:
         shown = f" with {len(worker.gpus)} GPUs" if worker.gpus else ""
-        return records.started(worker, self._keys[worker.uid], self._clock.now(), shown=shown)
+        return records.started(worker, self._keys[worker.uid], self._clock, shown=shown)
 
     async def _order(self, worker: Worker, order: render.Json) -> None:
         """Create the Pod of a worker that is written down. What comes of it is known when this returns."""
@@ -208,7 +215,7 @@ class KubeBackend:
     async def _refuse(self, worker: Worker, code: int, why: str) -> Worker:
         """Nothing was created: its start and its end are written at once."""
         over = pods.ended(
-            worker, None, pods.Termination(code, "Error", f"cannot be started: {why}", None, why), self._clock.now()
+            worker, None, pods.Termination(code, "Error", f"cannot be started: {why}", None, why), self._clock.steady()
         )
         await self._note(over, self._begun(over), self._exit(over), durable=True)
         self._workers.setdefault(worker.uid, {})[worker.name] = over
@@ -230,6 +237,7 @@ class KubeBackend:
         if not self._adopted:
             return
         self._listeners.tell(pod.training)
+        pod = self._timed(pod)
         worker = self._workers.get(pod.training, {}).get(pod.name) if pod.ours else None
         how = pods.gone(pod) if gone else pods.end(pod)
         if how is None:
@@ -246,6 +254,21 @@ class KubeBackend:
             self._removal.kill(pod)
         elif how is not None and not gone and (worker.uid, worker.name) not in self._writing:
             self._removal.release(pod)
+
+    def _timed(self, pod: Pod) -> Pod:
+        """With its times on the clock that durations are measured with. Its start is found once: clocks may be set."""
+        place = (pod.training, pod.name)
+        if pod.started_at is not None and place not in self._began:
+            self._began[place] = self._our_time(pod.started_at)
+        ended = None if pod.ended_at is None else self._our_time(pod.ended_at)
+        if ended is not None and not self._quiet:
+            ended = max(ended, self._clock.steady() - SEEN_WITHIN)
+        return replace(pod, started_at=self._began.get(place), ended_at=ended)
+
+    def _our_time(self, at: datetime) -> datetime:
+        """What the cluster's clock says, and nothing that has not happened yet."""
+        now = self._clock.steady()
+        return min(now, at + (now - self._clock.now()))
 
     def _show(self, worker: Worker) -> None:
         if worker != self._workers[worker.uid][worker.name]:
@@ -280,7 +303,7 @@ class KubeBackend:
     def _end(self, worker: Worker, pod: Pod | None, how: pods.Termination) -> asyncio.Task[None]:
         """It counts as ended at once; it is written down, and then its Pod may go."""
         place = (worker.uid, worker.name)
-        over = pods.ended(worker, pod, how, self._clock.now())
+        over = pods.ended(worker, pod, how, self._clock.steady())
         self._workers[worker.uid][worker.name] = over
         self._forget_orders(*place)
         self._writing[place] = self._tasks.start(self._write_end(over))
@@ -298,10 +321,11 @@ class KubeBackend:
 
     def _forget_orders(self, uid: Uid, name: str) -> None:
         self._asked.pop((uid, name), None)
+        self._began.pop((uid, name), None)
         self._removal.forget(uid, name)
 
     def _exit(self, over: Worker) -> Event:
-        return records.exited(over, self._keys[over.uid], self._clock.now(), self._store)
+        return records.exited(over, self._keys[over.uid], self._clock, self._store)
 
     # Writing down
 

@@ -25,6 +25,7 @@ from muster.backends import orders, records
 from muster.backends.local import gpus as devices
 from muster.backends.local import logs, presence, processes, render
 from muster.background import Tasks
+from muster.clock import boot_id
 from muster.core.keeping import WorkerRecord
 from muster.core.training.reconcile import USAGE_ERROR
 from muster.ports import Clock, LogQuery, Store, Write
@@ -54,7 +55,7 @@ class LocalBackend:
         self.mesh_endpoint = ""  # where workers ask how their mesh is
         self._devices = devices.visible(os.environ)
         self._node = socket.gethostname()
-        self._boot = processes.boot_id()
+        self._boot = boot_id()
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
         self._handles: dict[tuple[Uid, str], processes.ProcessHandle] = {}
@@ -124,13 +125,13 @@ class LocalBackend:
     # Starting
 
     async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
-        worker = Worker(name, training.uid, self._node, self._clock.now(), gpus)
+        worker = Worker(name, training.uid, self._node, self._clock.steady(), gpus)
         self._keys[training.uid] = training.key
         self._workers.setdefault(training.uid, {})[name] = worker
         for index in gpus:
             self._taken[index] = name
         shown = f" with GPUs {', '.join(self._devices[index] for index in gpus)}" if gpus else ""
-        begun = records.started(worker, training.key, self._clock.now(), shown=shown)
+        begun = records.started(worker, training.key, self._clock, shown=shown)
         try:
             await self._note(worker, begun, durable=True)
         except (errors.MusterError, asyncio.CancelledError):
@@ -142,7 +143,7 @@ class LocalBackend:
         except (OSError, ValueError) as error:
             why = f"cannot be started: {error}"
             code = USAGE_ERROR if isinstance(error, _WRONG_ORDER) else SHORTAGE
-            return await self._ended(worker.uid, worker.name, self._clock.now(), code, why, last_words=why)
+            return await self._ended(worker.uid, worker.name, self._clock.steady(), code, why, last_words=why)
         self._children[(training.uid, name)] = child
         worker = self._watch(replace(worker, pid=child.pid), processes.ProcessHandle(child.pid, None))
         await self._note(worker)
@@ -232,7 +233,7 @@ class LocalBackend:
     async def _end(self, uid: Uid, name: str, code: int | None, why: str) -> None:
         words = "" if code in (0, None) else await self._last_words(self._workers[uid][name])
         try:
-            await self._ended(uid, name, self._clock.now(), code, why, last_words=words)
+            await self._ended(uid, name, self._clock.steady(), code, why, last_words=words)
         finally:
             self.changed(uid)
 
@@ -244,7 +245,7 @@ class LocalBackend:
         self._workers[uid][name] = over
         self._release(worker)
         self._tasks.start(self._remove_group(worker))
-        event = records.exited(over, self._keys[worker.uid], self._clock.now(), self._store)
+        event = records.exited(over, self._keys[worker.uid], self._clock, self._store)
         await self._note(over, event)
         return over
 

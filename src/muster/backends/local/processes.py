@@ -15,14 +15,6 @@ from muster import descriptors, files
 _PROC = Path("/proc")
 
 
-def boot_id() -> str:
-    """Start times count from the boot of the machine."""
-    try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if there is none, or only what is left of it."""
     try:

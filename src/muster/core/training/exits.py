@@ -23,13 +23,13 @@ def collected(training: Training, seen: Observed, state: str, now: datetime) -> 
     before = {rank.rank: rank for rank in training.status.ranks}
     last, workers = seen.last_round, seen.by_name
     if last is None:
-        return tuple(_lost(rank, workers.get(rank.worker)) for rank in training.status.ranks)
+        return tuple(_lost(rank, workers.get(rank.worker), seen) for rank in training.status.ranks)
     found = []
     for rank in statuses.ranks(training, seen, now):
         if (end := last.exits.get(rank.rank)) is not None:
             found.append(told(end, state, before.get(rank.rank), seen))
         else:
-            found.append(_lost(rank, workers.get(rank.worker)))
+            found.append(_lost(rank, workers.get(rank.worker), seen))
     return tuple(found)
 
 
@@ -82,7 +82,7 @@ def _broke_the_round(name: str, seen: Observed) -> bool:
     return any(loss.name == name and loss.at <= last.recall.at for loss in last.losses)
 
 
-def _lost(rank: RankStatus, worker: Worker | None) -> RankExit:
+def _lost(rank: RankStatus, worker: Worker | None, seen: Observed) -> RankExit:
     """Nobody reported it: its worker's end was its own, as far as the platform knows that."""
     known = RankExit(rank.rank, None, "NodeLost", None, rank.worker, rank.node, rank.round, rank.restarts)
     if worker is None or worker.alive or not worker.reason:
@@ -98,5 +98,5 @@ def _lost(rank: RankStatus, worker: Worker | None) -> RankExit:
         rank.node,
         rank.round,
         rank.restarts,
-        finished_at=worker.ended_at,
+        finished_at=seen.shown(worker.ended_at) if worker.ended_at is not None else None,
     )

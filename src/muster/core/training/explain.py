@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from muster.core.training import moments
 from muster.types.event import FINISHED, WORKER_EXITED, Event
 from muster.types.training import Condition, Outcome, Training
 
@@ -32,9 +33,9 @@ class Explanation:
         return "\n".join([self.summary, *(f"  {line}" for line in self.details)])
 
 
-def explain(training: Training, events: Sequence[Event], now: datetime) -> Explanation:
-    """What holds a training up, or how it ended."""
-    details = (*_details(training, now), *_last_events(training, events, now))
+def explain(training: Training, events: Sequence[Event], now: datetime, steady: datetime | None = None) -> Explanation:
+    """What holds a training up, or how it ended. `steady` is now on the clock that durations are measured with."""
+    details = (*_details(training, now, steady or now), *_last_events(training, events, now))
     return Explanation(_summary(training, now), details)
 
 
@@ -85,8 +86,9 @@ def _ended(training: Training, now: datetime) -> str:
     status = training.status
     ago = f" {show_age(now - status.finished_at)} ago" if status.finished_at else ""
     took = ""
-    if status.finished_at and status.started_at:
-        took = f" after {show_age(status.finished_at - status.started_at)}"
+    began, ended = moments.started(status), moments.finished(status)
+    if began and ended:
+        took = f" after {show_age(ended - began)}"
     verb = {"succeeded": "succeeded", "failed": "failed", "cancelled": "was cancelled"}[status.phase]
     why = "" if status.phase == "succeeded" or status.outcome is None else _why(status.outcome)
     return _sentence(f"{training.metadata.name} {verb}{ago}{took}", why)
@@ -129,13 +131,13 @@ def _message(condition: Condition | None) -> str:
 # What supports it --------------------------------------------------------------------------------
 
 
-def _details(training: Training, now: datetime) -> Iterator[str]:
+def _details(training: Training, now: datetime, steady: datetime) -> Iterator[str]:
     status, spec = training.status, training.spec
     if training.is_terminal:
         yield from _exits(training)
     else:
         yield from _conditions(training, now)
-        yield from _deadlines(training, now)
+        yield from _deadlines(training, now, steady)
         if 0 < status.observed_generation < training.generation:
             yield f"generation {training.generation} was asked for; generation {status.observed_generation} is acted on"
         if status.spares.target:
@@ -158,14 +160,15 @@ def _conditions(training: Training, now: datetime) -> Iterator[str]:
         yield f"{kind} is {condition.status}{since}: {_message(condition) or 'no reason was given'}"
 
 
-def _deadlines(training: Training, now: datetime) -> Iterator[str]:
+def _deadlines(training: Training, now: datetime, steady: datetime) -> Iterator[str]:
     below = training.status.condition("BelowMinimum")
     admitted = not _is_bad(training.status.condition("Admitted"))  # one that queues does not fail for it
     if admitted and below is not None and _is_bad(below) and below.last_transition_time:
         left = below.last_transition_time + timedelta(seconds=training.spec.below_minimum_timeout_seconds) - now
         yield f"it fails in {show_age(left)} unless {training.status.world_size.min} workers train by then"
-    if training.spec.active_deadline_seconds is not None and training.status.started_at:
-        left = training.status.started_at + timedelta(seconds=training.spec.active_deadline_seconds) - now
+    since = moments.started(training.status)
+    if training.spec.active_deadline_seconds is not None and since is not None:
+        left = since + timedelta(seconds=training.spec.active_deadline_seconds) - steady
         yield f"its deadline is in {show_age(left)}"
 
 

@@ -4,6 +4,7 @@ The journal may hold an entry twice, late, or in another order than things happe
 what it is not sure to have written, and learns of exits that took place while it was down. So the answer never
 depends on the order of entries: a worker starts at its earliest start and ends at its earliest end. A replacement
 always has a new name, which is why a name starts once. Who wrote the entries, and when, is left to the control loop.
+All times here are those of the clock that durations are measured with: whoever sets the time of day changes no sum.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from muster.core.steady import apart
 from muster.types.codec import Invalid, Problem, from_wire, limited
-from muster.types.event import FINISHED, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.event import FINISHED, STEADY, WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.usage import Interval, Usage
 
 By = Literal["training", "namespace"]
@@ -45,6 +47,12 @@ def read_rates(text: str) -> Rates:
     except ValueError as error:
         raise Invalid([Problem("rates", f"is neither JSON nor TOML: {error}")]) from error
     return from_wire(Rates, data)
+
+
+def when(shown: datetime, steady: datetime) -> dict[str, str]:
+    """What an entry has to say beside the time that it shows, where that is not the time to measure with."""
+    far = apart(shown, steady)
+    return {} if far is None else {STEADY: far.isoformat()}
 
 
 def intervals(events: Iterable[Event], now: datetime) -> list[Interval]:
@@ -134,7 +142,7 @@ def _seconds(one: Interval, since: datetime | None, now: datetime) -> float:
 
 def _time_of(event: Event, now: datetime) -> datetime:
     """When it happened; never in the future, which a clock that was set back would otherwise make of the past."""
-    meant = event.data.get("at")
+    meant = event.data.get(STEADY) or event.data.get("at")
     at = event.at or now
     if isinstance(meant, str):
         with contextlib.suppress(ValueError):  # the time of writing is the next best

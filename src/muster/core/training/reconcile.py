@@ -1,7 +1,8 @@
 """What has to be done so that a training becomes what its spec says, and what its status is now.
 
 `reconcile(training, observed, now)` looks at the stored object and at what is really there, never at what happened
-before, so that it can be asked again at any time. It starts nothing itself: `control` carries the plan out.
+before, so that it can be asked again at any time. It starts nothing itself: `control` carries the plan out. `now` is
+of the clock that durations are measured with; `observed` says by how much the time of day differs from it.
 
 The stages, in the order in which they are asked about:
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from muster.backoff import Backoff
-from muster.core.training import exits, lifecycle
+from muster.core.training import exits, lifecycle, metering, moments
 from muster.core.training import status as statuses
 from muster.core.training.status import Observed
 from muster.core.world import run
@@ -160,7 +161,7 @@ def _ended(training: Training, seen: Observed, now: datetime) -> Plan:
         status = replace(status, observed_generation=training.generation)
     actions: list[Action] = []
     alive = [worker for worker in seen.workers if worker.alive]
-    finished = status.finished_at or now
+    finished = moments.finished(status) or now
     if seen.run is not None and not seen.confirmed and status.outcome is not None:
         actions.append(Confirm(status.outcome))  # a coordinator that has just come back has told nobody yet
     if seen.run is not None and seen.run.holds_farewell:
@@ -176,7 +177,7 @@ def _ended(training: Training, seen: Observed, now: datetime) -> Plan:
         wake = finished + LEAVE
     elif seen.run is not None:
         actions.append(CloseRun())
-    expiry = _expiry(training)
+    expiry = _expiry(training, now)
     if expiry is not None and not alive:
         if now >= expiry:
             return Plan((*actions, Remove(_why_removed(training))), status, "to be removed", tuple(events))
@@ -184,13 +185,13 @@ def _ended(training: Training, seen: Observed, now: datetime) -> Plan:
     return Plan(tuple(actions), status, f"ended: {status.phase}", tuple(events), wake)
 
 
-def _expiry(training: Training) -> datetime | None:
+def _expiry(training: Training, now: datetime) -> datetime | None:
     if training.metadata.deletion_timestamp is not None:
-        return training.metadata.deletion_timestamp
-    ttl = training.spec.ttl_seconds_after_finished
-    if ttl is None or training.status.finished_at is None:
+        return now
+    ttl, finished = training.spec.ttl_seconds_after_finished, moments.finished(training.status)
+    if ttl is None or finished is None:
         return None
-    return training.status.finished_at + timedelta(seconds=ttl)
+    return finished + timedelta(seconds=ttl)
 
 
 def _why_removed(training: Training) -> str:
@@ -214,13 +215,13 @@ def _proposed(training: Training, seen: Observed, proposal: world.RunOutcome, no
         reason=proposal.reason,
         message=_message(proposal, seen),
         first_failure=exits.first_failure(training, seen, proposal, now),
-        finished_at=now,
+        finished_at=seen.shown(now),
     )
     asked = _asked_to_end(training)
     if asked is not None and proposal.state is world.OutcomeState.SUCCEEDED:
         message = f"{asked.message} (its ranks had all exited 0 by then)"
-        outcome = Outcome("cancelled", asked.reason, message, None, now)
-    status = replace(training.status, outcome=outcome)
+        outcome = Outcome("cancelled", asked.reason, message, None, seen.shown(now))
+    status = moments.kept(replace(training.status, outcome=outcome), "decided_at", now, seen.ahead)
     event = Event("OutcomeDecided", f"{outcome.state}: {outcome.message}", round=status.round)
     return Plan((), status, outcome.message, (event,))
 
@@ -234,7 +235,7 @@ def _message(proposal: world.RunOutcome, seen: Observed) -> str:
 
 def _closing(training: Training, seen: Observed, outcome: Outcome, now: datetime) -> Plan:
     """Every rank's end is collected before the phase turns; what is missing after the grace is a lost node."""
-    decided = outcome.finished_at or now
+    decided = moments.decided(training.status) or now
     if seen.run is not None and not seen.confirmed:
         return Plan((Confirm(outcome),), training.status, "telling the workers the outcome", wake_at=now + COLLECT)
     grace = settings_of(training.spec).stop_grace_s
@@ -268,15 +269,17 @@ def _finish(training: Training, seen: Observed, outcome: Outcome, now: datetime)
         rank_exits=exits.collected(training, seen, outcome.state, now),
         outcome=outcome,
         ranks=statuses.last_ranks(training, seen, now),
-        finished_at=now,
+        finished_at=seen.shown(now),
     )
-    generation = training.generation
+    status = moments.kept(status, "finished_at", now, seen.ahead)
+    generation, shown = training.generation, seen.shown(now)
     for kind in ("TargetReached", "BelowMinimum", "Resizing"):
-        status = lifecycle.with_condition(status, kind, False, "Ended", f"it has {outcome.state}", now, generation)
+        status = lifecycle.with_condition(status, kind, False, "Ended", f"it has {outcome.state}", shown, generation)
     failures = "; ".join(str(one) for one in status.rank_exits or () if one.failed)
     message = outcome.message + (f" [{failures}]" if failures else "")
     warning = outcome.state == "failed"
     event = Event(FINISHED[outcome.state], message, "Warning" if warning else "Normal", round=status.round)
+    event = replace(event, data=metering.when(shown, now))
     return Plan((), status, outcome.message, (event,))
 
 
@@ -345,7 +348,7 @@ def _overdue(training: Training, now: datetime) -> EndRun | None:
 
 
 def _deadline(training: Training) -> datetime | None:
-    limit, since = training.spec.active_deadline_seconds, training.status.started_at
+    limit, since = training.spec.active_deadline_seconds, moments.started(training.status)
     return None if limit is None or since is None else since + timedelta(seconds=limit)
 
 
@@ -383,7 +386,7 @@ def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Pl
         actions: list[Action] = [OpenRun(settings, seen.run.target)] if seen.run.settings != settings else []
         status = statuses.mirrored(training, seen, now)
         return Plan((*actions, order), status, order.message, statuses.news(training, seen, status))
-    outcome = Outcome(order.state.value, order.reason, order.message, None, now)
+    outcome = Outcome(order.state.value, order.reason, order.message, None, seen.shown(now))
     return _finish(training, seen, outcome, now)
 
 

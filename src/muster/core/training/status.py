@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from muster.core.training import lifecycle
+from muster.core.training import lifecycle, moments
 from muster.core.training.admission import Grant
 from muster.core.world import run
 from muster.types import world
@@ -57,6 +57,11 @@ class Observed:
     grant: Grant = NOT_LOOKED_AT
     backend: str = "local"  # where it runs: what the spec's word for it stands for here
     altered: tuple[str, ...] = ()  # fields that were changed around us since its workers were started with them
+    ahead: timedelta = timedelta()  # by how much the time of day is ahead of the clock that durations are measured with
+
+    def shown(self, at: datetime) -> datetime:
+        """A moment of the clock that durations are measured with, as people read it."""
+        return at + self.ahead
 
     @property
     def last_round(self) -> world.Round | None:
@@ -110,14 +115,16 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
         round=old.round if seen.last_round is None else seen.last_round.number,
         restarts=max(old.restarts, _restarts_used(spec, seen)),
         ranks=ranks(training, seen, now),
-        started_at=old.started_at or (now if seen.last_round is not None else None),
     )
+    if old.started_at is None and seen.last_round is not None:
+        status = moments.kept(replace(status, started_at=seen.shown(now)), "started_at", now, seen.ahead)
     if old.phase == "pending" and ready >= size.min:
         status = lifecycle.with_phase(status, "ready")
     if old.observed_generation and old.world_size.target != size.target:
         direction = "scaled up" if size.target > old.world_size.target else "scaled down"
-        status = replace(status, last_resize=Resize(old.world_size.target, size.target, f"{direction} on request", now))
-    status = _validity(training, status, problems, now)
+        resize = Resize(old.world_size.target, size.target, f"{direction} on request", seen.shown(now))
+        status = replace(status, last_resize=resize)
+    status = _validity(training, status, problems, seen.shown(now))
     told = replace(training, spec=spec)
     return _conditions(told, seen, status, reached=reached, below=below, now=now)
 
@@ -151,27 +158,27 @@ def _validity(training: Training, status: Status, problems: Sequence[Problem], n
 def _conditions(
     training: Training, seen: Observed, status: Status, *, reached: bool, below: bool, now: datetime
 ) -> Status:
-    generation, size = training.generation, training.spec.world_size
+    generation, size, shown = training.generation, training.spec.world_size, seen.shown(now)
     turn, valid = lifecycle.with_condition, status.condition("Valid")
     invalid = valid.message if valid is not None and valid.status == "False" else ""
     if not invalid and (seen.grant.admitted or not status.holds("Admitted")):  # once admitted, it stays so
         grant = seen.grant
-        status = turn(status, "Admitted", grant.admitted, grant.reason, grant.message, now, generation)
+        status = turn(status, "Admitted", grant.admitted, grant.reason, grant.message, shown, generation)
     why = _why(seen, size.target, invalid)
     ready = status.world_size.ready
     told = f"{ready} of {size.target} workers train" if reached else f"{ready} of {size.target} ready: {invalid or why}"
     name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
-    status = turn(status, "TargetReached", reached, name, told, now, generation)
+    status = turn(status, "TargetReached", reached, name, told, shown, generation)
     name = "Enough" if not below else "WorkersMissing" if status.phase == "ready" else "Forming"
     told = _why(seen, size.min, invalid) if below else f"at least {size.min} workers are there"
-    status = turn(status, "BelowMinimum", below, name, told, now, generation)
+    status = turn(status, "BelowMinimum", below, name, told, shown, generation)
     moving = status.phase == "ready" and not reached and not below and not invalid
     told = f"towards {size.target}: {why}" if moving else "no resize is going on"
-    status = turn(status, "Resizing", moving, "Resizing" if moving else "Settled", told, now, generation)
+    status = turn(status, "Resizing", moving, "Resizing" if moving else "Settled", told, shown, generation)
     ended = status.outcome is not None or (seen.run is not None and seen.run.outcome is not None)
     if ended or not training.spec.mesh.required:  # how the mesh was at the end stays to be seen
         return status
-    return _mesh_conditions(training, _gate(seen), status, why, now)
+    return _mesh_conditions(training, _gate(seen), status, why, shown)
 
 
 def _why(seen: Observed, wanted: int, invalid: str) -> str:
@@ -362,7 +369,7 @@ def ranks(training: Training, seen: Observed, now: datetime) -> tuple[RankStatus
                     phase=_phase(last, seat, rank),
                     round=last.number,
                     restarts=restarts(old, last.number),
-                    started_at=same.started_at if same is not None else now,
+                    started_at=same.started_at if same is not None else seen.shown(now),
                     step=mark.step if mark is not None else same.step if same is not None else None,
                 )
             )

@@ -138,12 +138,13 @@ async def explain_training(call: Call) -> Response:
     key = call.readable()
     training = call.found(key).training.masked()
     events = await _journal(call, key)
-    return as_json(to_wire(explain.explain(training, events, call.services.clock.now())))
+    clock = call.services.clock
+    return as_json(to_wire(explain.explain(training, events, clock.now(), clock.steady())))
 
 
 async def get_usage(call: Call) -> Response:
     key = call.readable()
-    now = call.services.clock.now()
+    now = call.services.clock.steady()
     events = await _journal(call, key)
     found = metering.totals(metering.intervals(events, now), now=now, by="training", rates=call.services.rates)
     uid = events[-1].uid if events else call.found(key).uid
@@ -156,11 +157,13 @@ async def list_usage(call: Call) -> Response:
     services, identity = call.services, call.identity
     spaces = (None,) if identity.sees_all else identity.namespaces
     events = [event for space in spaces for event in await services.store.events(namespace=space)]
-    now = services.clock.now()
+    now = services.clock.steady()
+    # "For the last hour" is said by the time of day, as it is now.
+    since = None if query.since is None else query.since + (now - services.clock.now())
 
     def fold() -> list[Usage]:
         found = metering.intervals(events, now)
-        return metering.totals(found, now=now, since=query.since, by=query.by, rates=services.rates)
+        return metering.totals(found, now=now, since=since, by=query.by, rates=services.rates)
 
     return _usages(await asyncio.to_thread(fold))  # a long journal must not hold up everyone else
 
