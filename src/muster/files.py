@@ -154,6 +154,18 @@ def read_private(path: Path, most: int = 4096) -> str:
 
 
 @contextmanager
+def changing(name: str | Path, within: int | None = None) -> Iterator[int]:
+    """A descriptor of a regular file that is there, to change it."""
+    _check(os.stat(name, dir_fd=within, follow_symlinks=False), name)
+    opened = os.open(name, os.O_RDWR | _CAREFUL, dir_fd=within)
+    try:
+        _check(os.fstat(opened), name)
+        yield opened
+    finally:
+        os.close(opened)
+
+
+@contextmanager
 def appending(name: str | Path) -> Iterator[int]:
     """A descriptor to write at the end of a regular file, which is made if there is none."""
     opened = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFUL, 0o666)

@@ -303,7 +303,7 @@ def test_readers_of_a_huge_log_hold_up_nobody_and_cost_nothing_when_they_leave(p
     other = plane.train(world=(2, 2, 2))
     other.wait_until_target_world(timeout=60)
     plane.started(0, 2)
-    script = f"import os; os.ftruncate(1, {HUGE})"
+    script = f"import os; os.write(1, b'first'); os.ftruncate(1, {HUGE})"  # nothing of it was dropped
     plane.train("huge", world=(1, 1, 1), command=[sys.executable, "-c", script]).result(timeout=60)
     assert plane.daemon is not None
     before = high_water_kib(plane.daemon.pid)

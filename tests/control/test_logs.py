@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,3 +113,39 @@ def test_a_pending_training_says_so_and_a_deleted_one_is_not_found(tmp_path: Pat
         assert shown.wait() == 3
     finally:
         plane.close()
+
+
+def test_logs_stay_as_small_as_was_asked_while_ranks_write_and_somebody_follows(plane: Plane) -> None:
+    """Two ranks write 8 MB each and may keep 64 KiB: no line waits, none is told twice, and what is gone is said."""
+    program = (
+        "import os, sys, time\n"
+        "for number in range(400_000): print(f'{number:019d}')\n"
+        "sys.stdout.flush()\n"
+        "while not os.path.exists('over'): time.sleep(0.05)\n"
+        "print('the end')\n"
+    )
+    training = plane.train(world=(2, 2, 2), command=[sys.executable, "-c", program], log_bytes=1 << 16)
+    training.wait_until_target_world(timeout=60)
+    following = plane.muster("logs", "-f", "--rank", "0", training.name)
+    logs = plane.home / "logs" / training.training.uid
+
+    def taken() -> int:
+        return sum(one.stat().st_blocks * 512 for one in logs.glob("*/round-*/rank-*.out"))
+
+    def lengths() -> list[int]:
+        return [one.stat().st_size for one in logs.glob("*/round-*/rank-*.out")]
+
+    eventually(lambda: lengths() == [8_000_000, 8_000_000] and taken() < 400_000, "they are small")
+    (plane.folder / "over").touch()
+    training.result(timeout=60)
+    assert following.wait() == 0
+    place = 0
+    for line in following.text.splitlines():
+        if told := re.fullmatch(r"\(muster: (\d+) bytes of older output were dropped\)", line):
+            place += int(told[1])
+        elif line != "the end":
+            assert int(line) * 20 == place, "nothing twice, nothing skipped without a word"
+            place += 20
+    assert place == 8_000_000 and following.text.endswith("the end\n")
+    first = next(training.logs(rank=1))
+    assert first.startswith("(muster: ") and first.endswith("bytes of older output were dropped)")

@@ -9,15 +9,20 @@ from muster.types.training import Spec, Training
 _MESH_MARGIN_S = 10.0  # beyond the gate's own timeout, so that a rank sees that it opened degraded
 
 
-def words(spec: Spec) -> list[str]:
-    """The end of its command line. Everything is an argument of its own: no shell ever reads it."""
-    probe = ["--probe-addr", spec.mesh.probe_address] if spec.mesh.required and spec.mesh.probe_address else []
+def words(spec: Spec, log_bytes: int | None = None) -> list[str]:
+    """The end of its command line. Everything is an argument of its own: no shell ever reads it.
+
+    `log_bytes` is for those that name none; a muster-node that is told nothing has its own.
+    """
+    own = ["--probe-addr", spec.mesh.probe_address] if spec.mesh.required and spec.mesh.probe_address else []
+    keep = log_bytes if spec.log_bytes is None else spec.log_bytes
+    own += [] if keep is None else ["--log-bytes", str(keep)]
     if spec.command is not None:
-        return [*probe, "--no-python", "--", *spec.command, *spec.args]
+        return [*own, "--no-python", "--", *spec.command, *spec.args]
     if spec.module is not None:
-        return [*probe, "-m", "--", spec.module, *spec.args]
+        return [*own, "-m", "--", spec.module, *spec.args]
     assert spec.script is not None
-    return [*probe, "--", spec.script, *spec.args]
+    return [*own, "--", spec.script, *spec.args]
 
 
 def shown(training: Training) -> Training:

@@ -1,4 +1,4 @@
-"""How long, or since when, did the user mean? 90, 90s, 5m, 1h30m; 24h or 2026-01-31T12:00:00Z."""
+"""How long, since when or how much did the user mean? 90, 5m, 1h30m; 24h or 2026-01-31T12:00:00Z; 500M, 1Gi."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import typer
+
+from muster import trimming
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)"
@@ -41,6 +43,14 @@ def option(text: str | float) -> float:
     """`seconds`, for a parameter of a command."""
     try:
         return seconds(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def size(text: str | int) -> int:
+    """A number of bytes, for a parameter of a command."""
+    try:
+        return trimming.read_limit(str(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

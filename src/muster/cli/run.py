@@ -53,6 +53,9 @@ def run(
     ttl: float | None = typer.Option(
         None, parser=durations.option, metavar="D", help="Remove it so long after its end."
     ),
+    log_bytes: int | None = typer.Option(
+        None, parser=durations.size, metavar="N", help="Kept of a rank's output, and of its errors, like 500M; 0: all."
+    ),
     patience: float | None = typer.Option(
         None, parser=durations.option, metavar="D", help="Fail when it is below MIN for so long (5m)."
     ),
@@ -91,6 +94,7 @@ def run(
             active_deadline_seconds=deadline,
             stop_grace_seconds=grace,
             ttl_seconds_after_finished=ttl,
+            log_bytes=log_bytes,
             below_minimum_timeout_seconds=patience,
         ),
         "mesh": _mesh(mesh, timeout_seconds=mesh_timeout, probe_address=probe_address),

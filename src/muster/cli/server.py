@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from muster import files
+from muster import files, trimming
 from muster.cli import exits, session
 from muster.cli.output import Report, write_data, write_table
 from muster.errors import Conflict, MusterError, Unavailable
@@ -44,6 +44,7 @@ def server(
     tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
     insecure: bool = typer.Option(False, "--insecure", help="Listen beyond loopback without TLS."),
     etcd: str | None = typer.Option(None, metavar="URL", help="An etcd for the mesh's keys."),
+    log_bytes: str | None = typer.Option(None, metavar="N", help="Kept of each rank's logs; 0: everything (1Gi)."),
     namespace: str | None = typer.Option(None, metavar="NS", help="In a cluster: its own namespace."),
     identity: str | None = typer.Option(None, metavar="NAME", help="In a cluster: its name among its replicas."),
     address: str | None = typer.Option(None, metavar="IP", help="In a cluster: where the Service finds it."),
@@ -80,6 +81,9 @@ def start(
     tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
     insecure: bool = typer.Option(False, help="Listen beyond loopback without TLS: tokens travel in clear."),
     etcd: str | None = typer.Option(None, metavar="URL", help="An etcd for the mesh's keys, like http://host:2379."),
+    log_bytes: str | None = typer.Option(
+        None, metavar="N", help="Kept of a rank's output, and of its errors, like 500M; 0: everything (1Gi)."
+    ),
     forget: bool = typer.Option(
         False, "--forget", help="Give up workers that run and that its database does not know."
     ),
@@ -93,6 +97,8 @@ def start(
     options = _options(listen, tls_cert, tls_key, insecure=insecure)
     if etcd is not None:
         options += ["--etcd", etcd]
+    if log_bytes is not None:
+        options += ["--log-bytes", str(_size(log_bytes))]
     if forget:
         options += ["--forget"]
     where = files.home()
@@ -131,6 +137,13 @@ def _check_listen(listen: str, *, tls: bool, insecure: bool) -> None:
         check_listen(host, tls=tls, insecure=insecure)
     except ValueError as error:
         raise exits.Misused(f"--listen: {error}", hint="muster server start --listen 127.0.0.1:8470") from error
+
+
+def _size(text: str) -> int:
+    try:
+        return trimming.read_limit(text)
+    except ValueError as error:
+        raise exits.Misused(f"--log-bytes: {error}", hint="muster server start --log-bytes 500M") from error
 
 
 def _options(listen: str | None, cert: Path | None, key: Path | None, *, insecure: bool) -> list[str]:

@@ -102,13 +102,16 @@ class LocalSite:
     async def backend(self) -> LocalBackend:
         self._backend = LocalBackend(self._home, self._store, self._clock)
         self._backend.mesh_endpoint = self._mesh_endpoint
+        self._backend.log_bytes = self._options.log_limit
         return self._backend
 
     async def adopt(self) -> int:
         self._end_given_up()
         await self._write_down_unwritten()
         kept = keeping.last_alive(self._store.record(ALIVE_KIND, ALIVE_KEY))
-        return await self._backend.adopt(kept.moment if kept is not None else None)
+        found = await self._backend.adopt(kept.moment if kept is not None else None)
+        self._backend.keep_logs_small()
+        return found
 
     def _end_given_up(self) -> None:
         """Workers of no training believe nobody who cannot prove to know their run's token, and nobody can any more."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from muster import trimming
 from muster.backends.local import gpus
 from muster.server.audit import AuditSize
 from muster.server.auth import check_listen
@@ -30,6 +31,7 @@ class Options:
     ready_fd: int | None = None
     forget: bool = False
     etcd: str | None = None
+    log_bytes: str = ""
     reconcile_delay_s: float = 0.0
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     store: Literal["sqlite", "kube"] = "sqlite"
@@ -42,6 +44,11 @@ class Options:
     coordinator_port: int = COORDINATOR_PORT
     mesh_port: int = MESH_PORT
 
+    @property
+    def log_limit(self) -> int | None:
+        """What is kept of each rank's logs; None where nobody said. ValueError for what is no size."""
+        return trimming.read_limit(self.log_bytes) if self.log_bytes else None
+
 
 def read(words: list[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m muster.daemon", description="muster's control plane")
@@ -52,6 +59,12 @@ def read(words: list[str] | None = None) -> Options:
     parser.add_argument("--insecure", action="store_true", help="listen beyond loopback without TLS")
     parser.add_argument("--forget", action="store_true", help="start though workers run that it does not know")
     parser.add_argument("--etcd", metavar="URL", help="keep the mesh's keys there (http://HOST:2379), not here")
+    parser.add_argument(
+        "--log-bytes",
+        default=os.environ.get("MUSTER_LOG_BYTES", ""),
+        metavar="N",
+        help="kept of a rank's output, and of its errors, for trainings that name no size; 0: everything (1Gi)",
+    )
     parser.add_argument("--ready-fd", type=int, help="write the URL there once it serves")
     parser.add_argument("--reconcile-delay-s", type=float, default=0.0, help="for tests: look at everything that late")
     parser.add_argument(
@@ -75,6 +88,10 @@ def check(options: Options) -> None:
     if devices := gpus.pooled(os.environ):
         gpus_per_node(os.environ, len(devices))
     AuditSize.told(os.environ)
+    try:
+        _ = options.log_limit
+    except ValueError as error:
+        raise ValueError(f"--log-bytes (or MUSTER_LOG_BYTES): {error}") from None
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ValueError("--tls-cert and --tls-key belong together: give both")
     for path in (options.tls_cert, options.tls_key):

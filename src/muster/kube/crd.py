@@ -49,6 +49,7 @@ ABOUT: dict[str, str] = {
     "spec.belowMinimumTimeoutSeconds": "Fail when fewer than min workers could be had for that long.",
     "spec.stopGraceSeconds": "From SIGTERM to SIGKILL when ranks are stopped for good.",
     "spec.ttlSecondsAfterFinished": "Delete the training that long after its end; never when absent.",
+    "spec.logBytes": "The newest bytes of each rank's output, and of its errors, that are kept; 0 for all.",
     "spec.secretEnv": "Names of env that no read through muster shows, and that reach Pods by a Secret. "
     "Whoever may read the Training with kubectl sees their values. Cannot change later.",
     "spec.cancel": "The order to end the training. Once stored it stands.",

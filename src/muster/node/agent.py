@@ -7,6 +7,7 @@ when a save is over, when what runs ranks has to be started again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from muster import files
+from muster import files, trimming
 from muster.background import Tasks
 from muster.core.member.held_round import InRound
 from muster.core.member.orders import (
@@ -48,6 +49,7 @@ FREEZE_S = 0.5  # all agents hold their ranks still by then, so that every stack
 REVIVE_LOOK_S = 0.05
 ORPHAN_LOOK_S = 0.005
 ECHO_TIMEOUT_S = 5.0
+LOGS_LOOK_S, LOGS_LOOKS = 1.0, 30  # how often logs are looked at, and those of rounds before
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class NodeConfig:
     no_requeue_code: int = 93
     echo: bool = True
     standalone: Standalone | None = None
+    log_bytes: int = trimming.USUAL  # what is kept of a rank's output, and of its errors; 0: everything
     hold: tuple[int, ...] = ()  # descriptors for everything below us to keep open
 
 
@@ -122,6 +125,8 @@ class Agent:
             self._member.handle(self._state.checked(unfit, self._member.now))
         self._tasks.start(self._member.run())
         self._tasks.start(self._watch_files())
+        if self._config.log_bytes:
+            self._tasks.start(self._keep_logs_small(self._config.log_bytes))
 
     async def _keep_alive(self, standalone: Standalone) -> None:
         """The coordinator that we brought is started again if it dies before the run does."""
@@ -261,6 +266,18 @@ class Agent:
             await asyncio.sleep(saves.SAMPLE_S)
             if (current := self._held.current) is not None:
                 self._saves.sample(self._ranks(current.number), self._member.now)
+
+    async def _keep_logs_small(self, keep: int) -> None:
+        """Those of the round that runs at every look, those before it now and then: they grow no more."""
+        for look in itertools.count():
+            await asyncio.sleep(LOGS_LOOK_S)
+            current = self._held.current
+            only = current.number if current is not None and look % LOGS_LOOKS else None
+            try:
+                await asyncio.to_thread(trimming.cut_rounds, self._config.log_dir, keep, only)
+            except OSError as error:
+                self._say(f"what ranks print cannot be kept small in {self._config.log_dir}: {error.strerror}")
+                return
 
     def _fresh_steps(self) -> tuple[tuple[int, int, float], ...]:
         return self._files.fresh_steps() if self._files is not None and self._held.runs else ()

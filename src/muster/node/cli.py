@@ -19,7 +19,7 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
-from muster import __version__, files, run_token
+from muster import __version__, files, run_token, trimming
 from muster.core.member.state import EXIT_COORDINATOR_LOST, EXIT_FAILED
 from muster.node.program import Program
 from muster.node.standalone import Standalone
@@ -83,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     worker.add_argument("--health-check", metavar="CMD", help="run before joining and before promotion")
     worker.add_argument("--log-dir", metavar="DIR", help="LOG_DIR/round-N/rank-R.{out,err}")
+    worker.add_argument("--log-bytes", default="1Gi", metavar="N", help="kept of each file of a rank; 0: all (1Gi)")
     worker.add_argument("--no-echo", action="store_true", help="no copy of rank output on the terminal")
     worker.add_argument("--no-requeue-code", type=int, default=93, metavar="N", help="exit code for no_progress (93)")
     ranks = parser.add_argument_group("ranks")
@@ -143,6 +144,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = _settings(given)
         program = _program(given)
         procs = _procs(given.nproc)
+        log_bytes = _log_bytes(given.log_bytes)
         _check_health_command(given.health_check)
         if given.probe_addr:
             address.read(given.probe_addr)
@@ -187,6 +189,7 @@ def main(argv: list[str] | None = None) -> int:
         join_timeout_s=given.join_timeout,
         no_requeue_code=given.no_requeue_code,
         echo=not given.no_echo,
+        log_bytes=log_bytes,
         standalone=standalone,
         hold=_held(os.environ),
     )
@@ -308,6 +311,13 @@ def _procs(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"--nproc must be a positive number, auto or gpu, not {text!r}")
     return int(text)
+
+
+def _log_bytes(text: str) -> int:
+    try:
+        return trimming.read_limit(text)
+    except ValueError as error:
+        raise ValueError(f"--log-bytes: {error}") from None
 
 
 def _gpus() -> int:

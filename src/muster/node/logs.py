@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-from muster import files
+from muster import files, trimming
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _IN_MODIFY = 0x2
@@ -154,9 +154,11 @@ class Echo:
         """One chunk; True if there may be more."""
         try:
             with files.reading(followed.path) as opened:
-                data = os.pread(opened, _CHUNK, followed.offset)
+                at, data = trimming.read(opened, _CHUNK, followed.offset)
         except OSError:
             return False
+        if at > followed.offset:
+            data = self._pass_over(followed, at, data)
         if not data:
             return False
         followed.offset += len(data)
@@ -167,6 +169,14 @@ class Echo:
         if lines:
             self._write(followed.sink, b"".join(followed.tag + line + b"\n" for line in lines))
         return True
+
+    def _pass_over(self, followed: _Followed, at: int, data: bytes) -> bytes:
+        """The terminal is so slow that what it has not got is gone: go on with the first whole line that is left."""
+        first = data.find(b"\n") + 1
+        gone, followed.rest = at + first - followed.offset + len(followed.rest), b""
+        followed.offset = at + first
+        self._write(followed.sink, followed.tag + b"(muster: %d bytes of older output were dropped)\n" % gone)
+        return data[first:]
 
     def _forget(self, followed: _Followed) -> None:
         if followed.rest:
@@ -227,6 +237,6 @@ def _end_of(path: str, start: int, most: int) -> list[str]:
     try:
         with files.reading(path) as opened:
             at = max(start, os.fstat(opened).st_size - most)
-            return os.pread(opened, most, at).decode(errors="replace").splitlines()
+            return trimming.read(opened, most, at)[1].decode(errors="replace").splitlines()
     except OSError:
         return []

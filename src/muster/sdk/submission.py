@@ -43,6 +43,7 @@ class SubmitOptions(TypedDict, total=False):
     below_minimum_timeout_seconds: float
     stop_grace_seconds: float
     ttl_seconds_after_finished: float | None
+    log_bytes: int | None
     secret_env: Sequence[str]
     priority: int
     backend: str

@@ -35,6 +35,7 @@ UNREADABLE = "muster.dev/unreadable"  # annotation, in our eyes only: what is wr
 MASK = "***"  # shown instead of a secret; sent back in a patch, it means "as it was"
 MOST_WORKERS = 10_000
 LEAST_MEMORY = 1 << 20
+LEAST_LOG = 1 << 16
 LONGEST_VARIABLE = 131_071  # bytes of NAME=value that Linux hands to a program
 MOST_WORDS = 1 << 20  # bytes of all words and variables together: what the API and every store take
 
@@ -137,6 +138,7 @@ class Spec:
     below_minimum_timeout_seconds: float = limited(300.0, ge=0, le=31_536_000)
     stop_grace_seconds: float = limited(15.0, ge=0, le=86_400)
     ttl_seconds_after_finished: float | None = limited(None, ge=0, le=315_360_000)
+    log_bytes: int | None = limited(None, ge=0, le=1 << 50)
     secret_env: tuple[str, ...] = limited((), max_items=1000)
     cancel: Cancel | None = None
     priority: int = limited(0, ge=-1_000_000, le=1_000_000)
@@ -364,6 +366,8 @@ def _spec_problems(spec: Spec) -> list[Problem]:
 
 def _size_problems(spec: Spec) -> list[Problem]:
     found = []
+    if spec.log_bytes is not None and 0 < spec.log_bytes < LEAST_LOG:
+        found.append(Problem("spec.logBytes", f"{spec.log_bytes} is less than {LEAST_LOG}; 0 keeps everything"))
     memory = spec.resources.memory_bytes
     if memory is not None and memory < LEAST_MEMORY:
         found.append(

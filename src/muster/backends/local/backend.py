@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from muster import errors
+from muster import errors, trimming
 from muster.backends import orders, records
 from muster.backends.local import gpus as devices
 from muster.backends.local import logs, presence, processes, render
@@ -39,6 +39,7 @@ log = logging.getLogger("muster.local")
 LOOK_S = 0.1
 _WRONG_ORDER = (ValueError, FileNotFoundError, NotADirectoryError, PermissionError)
 LAST_WORDS_S = 1.0
+LOGS_LOOK_S, LOGS_RESTS = 10.0, 20  # how often logs are looked at, and how much longer than a look the pause is
 GROUP_LEFT_S = 10.0  # how long the last of a worker's processes may take to leave its memory group
 
 
@@ -53,6 +54,7 @@ class LocalBackend:
         self._clock = clock
         self.changed = changed
         self.mesh_endpoint = ""  # where workers ask how their mesh is
+        self.log_bytes: int | None = None  # what is kept of each rank's logs, where its training names no size
         self._devices = devices.visible(os.environ)
         self._node = socket.gethostname()
         self._boot = boot_id()
@@ -63,6 +65,7 @@ class LocalBackend:
         self._presence = presence.Presence(home / "held", self._nobody_left)
         self._taken: dict[int, str] = {}
         self._tasks = Tasks()
+        self._trimming: asyncio.Task[None] | None = None
 
     # What is there
 
@@ -160,6 +163,7 @@ class LocalBackend:
             logs=self._home / "logs",
             inherited=os.environ,
             mesh_endpoint=self.mesh_endpoint,
+            log_bytes=self.log_bytes,
         )
 
     def _spawn(self, training: Training, worker: Worker, token: str) -> subprocess.Popen[bytes]:
@@ -283,8 +287,42 @@ class LocalBackend:
     def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         return logs.read(self._home / "logs" / uid, query, ended)
 
+    async def log_bytes_taken(self, uid: Uid) -> int | None:
+        return await asyncio.to_thread(logs.taken, self._home / "logs" / uid)
+
+    def keep_logs_small(self) -> None:
+        """From now on: also those of workers that are gone, which have no agent to do it."""
+        self._trimming = asyncio.get_running_loop().create_task(self._keep_logs_small())
+
+    async def _keep_logs_small(self) -> None:
+        grew = set(self._workers)
+        while True:
+            began = self._clock.monotonic()
+            growing = {uid for uid, _ in self._handles}
+            for uid in grew | growing:  # what has just ended once more
+                if not await self._cut_logs(uid):
+                    return
+            grew = growing
+            await asyncio.sleep(max(LOGS_LOOK_S, (self._clock.monotonic() - began) * LOGS_RESTS))
+
+    async def _cut_logs(self, uid: Uid) -> bool:
+        """False where the file system cannot do it: it never will."""
+        key = self._keys.get(uid)
+        stored = self._store.get(key) if key is not None else None
+        asked = stored.training.spec.log_bytes if stored is not None and stored.uid == uid else None
+        keep = asked if asked is not None else trimming.USUAL if self.log_bytes is None else self.log_bytes
+        try:
+            if keep:
+                await asyncio.to_thread(logs.cut, self._home / "logs" / uid, keep)
+        except OSError as error:
+            log.warning("logs under %s cannot be kept small: %s", self._home, error.strerror)
+            return False
+        return True
+
     async def close(self) -> None:
         """Let go of everything without ending anything."""
+        if self._trimming is not None:
+            self._trimming.cancel()
         loop = asyncio.get_running_loop()
         for handle in self._handles.values():
             loop.remove_reader(handle.fd)

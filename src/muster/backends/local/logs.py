@@ -8,9 +8,9 @@ keeps workers alive and never waits for a disk. A reader holds one piece and no 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
-import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from muster import files
+from muster import files, trimming
 from muster.ports import LogQuery
 
 LOOK_S = 0.05  # how often a followed file is looked at: what writes it does not tell us
@@ -28,8 +28,6 @@ CHUNK = 1 << 18
 MOST_TAIL = 1 << 24
 MOST_ENTRIES = 100_000  # of folders, in one look
 AT_ONCE = 4
-_FILE = re.compile(r"rank-([0-9]{1,9})\.(out|err)")
-_FOLDER = re.compile(r"round-([0-9]{1,18})")
 
 T = TypeVar("T")
 
@@ -141,6 +139,42 @@ def last_words(root: Path, worker: str, most: int) -> bytes:
         return b""
 
 
+def cut(root: Path, keep: int) -> None:
+    """Keep only the newest of what each rank wrote, and of what each agent said. OSError where that cannot be done."""
+    budget = trimming.Budget(keep)
+    for one in reversed(_rounds(root, None)):
+        with _if_there(), _round_folder(root, one) as opened:
+            budget.spend(opened)
+    with _if_there(), files.folder(root) as top:
+        for worker in _names(top, MOST_ENTRIES):
+            with _if_there(), files.folder(worker, top) as own:
+                trimming.cut_in(own, "worker.log", keep)
+
+
+def taken(root: Path) -> int:
+    """What all of it takes on the disk."""
+    total, left = 0, MOST_ENTRIES
+    for folder, folders, names, opened in os.fwalk(root, follow_symlinks=False):
+        del folder
+        for name in itertools.islice(names, left):
+            with contextlib.suppress(OSError):
+                total += trimming.on_disk(os.stat(name, dir_fd=opened, follow_symlinks=False))
+        left -= len(names) + len(folders)
+        if left <= 0:
+            break
+    return total
+
+
+@contextmanager
+def _if_there() -> Iterator[None]:
+    """Ranks own these folders: what is gone, or is something else, is passed over."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in trimming.UNABLE:
+            raise
+
+
 def _rounds(root: Path, number: int | None) -> list[_Round]:
     found: list[_Round] = []
     left = MOST_ENTRIES
@@ -150,7 +184,7 @@ def _rounds(root: Path, number: int | None) -> list[_Round]:
                 left -= 1
                 for name in _names_in(worker, top, left):
                     left -= 1
-                    named = _FOLDER.fullmatch(name)
+                    named = trimming.ROUND_FOLDER.fullmatch(name)
                     if named is not None and number in (None, int(named[1])):
                         found.append(_Round(int(named[1]), worker, name))
     except OSError:
@@ -177,7 +211,7 @@ def _files(root: Path, folders: list[_Round], rank: int | None) -> list[_File]:
     left = MOST_ENTRIES
     for one in folders:
         try:
-            with files.folder(root) as top, files.folder(one.worker, top) as own, files.folder(one.folder, own) as last:
+            with _round_folder(root, one) as last:
                 for name in _names(last, left):
                     left -= 1
                     found += _file(last, one, name, rank)
@@ -187,7 +221,7 @@ def _files(root: Path, folders: list[_Round], rank: int | None) -> list[_File]:
 
 
 def _file(opened: int, where: _Round, name: str, rank: int | None) -> Iterator[_File]:
-    named = _FILE.fullmatch(name)
+    named = trimming.RANK_FILE.fullmatch(name)
     if named is None or rank not in (None, int(named[1])):
         return
     try:
@@ -199,13 +233,14 @@ def _file(opened: int, where: _Round, name: str, rank: int | None) -> Iterator[_
 
 
 @contextmanager
+def _round_folder(root: Path, which: _Round) -> Iterator[int]:
+    with files.folder(root) as top, files.folder(which.worker, top) as own, files.folder(which.folder, own) as opened:
+        yield opened
+
+
+@contextmanager
 def _opened(root: Path, file: _File) -> Iterator[int]:
-    with (
-        files.folder(root) as top,
-        files.folder(file.round.worker, top) as own,
-        files.folder(file.round.folder, own) as last,
-        files.reading(file.name, last) as opened,
-    ):
+    with _round_folder(root, file.round) as folder, files.reading(file.name, folder) as opened:
         yield opened
 
 
@@ -213,14 +248,17 @@ def _piece(root: Path, file: _File, at: int, end: int, over: bool, tag: bool) ->
     """How much was taken from that place on, and the lines to show for it. One that is longer than a piece is cut."""
     try:
         with _opened(root, file) as opened:
-            data = os.pread(opened, min(CHUNK, end - at), at)
+            begins, data = trimming.read(opened, min(CHUNK, end - at), at)
     except OSError:
         return 0, b""
+    mark = b"[%d] " % file.rank if tag else b""
+    if begins > at:  # go on with the first whole line that is left
+        gone = min(begins + data.find(b"\n") + 1, end) - at
+        return gone, mark + b"(muster: %d bytes of older output were dropped)\n" % gone
     cut = data.rfind(b"\n") + 1
     if not data or (cut == 0 and not over and len(data) < CHUNK):
         return 0, b""
     whole = data[:cut] or data
-    mark = b"[%d] " % file.rank if tag else b""
     shown = whole.removesuffix(b"\n").replace(b"\n", b"\n" + mark) if tag else whole.removesuffix(b"\n")
     return len(whole), mark + shown + b"\n"
 

@@ -36,6 +36,7 @@ def order(
     logs: Path,
     inherited: Mapping[str, str],
     mesh_endpoint: str = "",
+    log_bytes: int | None = None,
 ) -> Order:
     """`gpus` are the devices that the worker may see; None where the machine has none to give."""
     spec = training.spec
@@ -55,7 +56,7 @@ def order(
         "--log-dir",
         str(log_dir),
         "--no-echo",
-        *orders.words(spec),
+        *orders.words(spec, log_bytes),
     ]
     env = {key: value for key, value in inherited.items() if not key.startswith(_OWN)}
     env |= {"MUSTER_RUN_TOKEN": token, "MUSTER_TRAINING": training.metadata.name}
