@@ -77,7 +77,7 @@ def test_the_newest_of_all_rounds_and_workers_is_kept(tmp_path: Path) -> None:
     logs.cut(tmp_path, KEEP)
     assert disk(old) == 0 and disk(other) >= 40_000, "each rank has its own"
     assert disk(new) >= 40_000 and 0 < disk(before) < 40_000
-    assert logs.taken(tmp_path) < 4 * KEEP
+    assert trimming.taken(tmp_path) < 4 * KEEP
     agent = a_file(tmp_path, lines(0, 100_000), number=9).parent.parent
     trimming.cut_rounds(agent, KEEP, only=9)
     assert disk(agent / "round-9" / "rank-0.out") <= KEEP + 2 * trimming.BLOCK

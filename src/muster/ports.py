@@ -241,6 +241,9 @@ class Backend(Protocol):
     def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Chunks of whole lines. With `follow` it goes on until `ended` says that no more will come."""
 
+    async def log_bytes_taken(self, uid: Uid) -> int | None:
+        """What its logs take on the disk; None where somebody else keeps them."""
+
     async def forget(self, uid: Uid) -> None:
         """Remove everything kept for a training that is no more."""
 

@@ -8,6 +8,7 @@ library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import itertools
@@ -47,6 +48,28 @@ def read_limit(text: str) -> int:
 def on_disk(found: os.stat_result) -> int:
     """What a file takes, which is less than its length once its beginning is gone."""
     return found.st_blocks * _SECTOR
+
+
+def taken(root: Path) -> int:
+    """What all below a folder takes on the disk, as far as one look goes."""
+    total, left = 0, MOST_FILES
+    with contextlib.suppress(OSError):  # there may be nothing, or no more
+        for _, folders, names, opened in os.fwalk(root, follow_symlinks=False):
+            for name in itertools.islice(names, left):
+                with contextlib.suppress(OSError):
+                    total += on_disk(os.stat(name, dir_fd=opened, follow_symlinks=False))
+            left -= len(names) + len(folders)
+            if left <= 0:
+                break
+    return total
+
+
+def show(size: int) -> str:
+    """A number of bytes as a person would say it."""
+    for unit, step in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << step:
+            return f"{size / (1 << step):.1f} {unit}"
+    return f"{size} bytes"
 
 
 def begin(opened: int) -> int:

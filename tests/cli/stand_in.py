@@ -57,6 +57,9 @@ class StandInHandle:
     def events(self) -> list[Event]:
         return self.client.journal
 
+    def usage(self) -> Usage:
+        return Usage("default", self.name, log_bytes=3 << 20, journal_bytes=512)
+
     def wait(self, timeout: float | None = None) -> WorldStatus:
         return self._wait("complete", timeout)
 

@@ -138,7 +138,11 @@ def test_describe_tells_all_about_a_training(muster: Muster, control: StandIn) -
     assert "TargetReached is True for 2h5m: 2 of 2\n" in text
     assert "rank 0 running for 2h5m on w0, round 0, step 12\n" in text
     assert "! WorkerLost: w1 is gone\n" in text
+    assert "Takes:       logs 3.0 MiB, journal 512 bytes\n" in text
     assert "hunter2" not in text
+    told = json.loads(muster("describe", "demo", "-o", "json").out)
+    assert (told["usage"]["logBytes"], told["usage"]["journalBytes"]) == (3 << 20, 512)
+    assert told["training"]["metadata"]["name"] == "demo" and told["events"][0]["reason"] == "WorkerLost"
 
 
 def test_describe_shows_how_each_rank_ended_and_what_the_failed_one_said(muster: Muster, control: StandIn) -> None:

@@ -72,6 +72,9 @@ class Pretender:
             self.more.clear()
             await self.more.wait()
 
+    async def log_bytes_taken(self, uid: Uid) -> int | None:
+        return sum(len(line) for line in self.lines)
+
     async def forget(self, uid: Uid) -> None:
         raise AssertionError("the API forgets nothing")
 

@@ -117,6 +117,7 @@ def test_usage_is_summed_per_training_and_per_namespace(tmp_path: Path) -> None:
         await _work(house, "other", "c", 30)
         [one] = (await house.client.get(f"{TRAININGS}/a/usage")).json()["items"]
         assert (one["training"], one["workerSeconds"], one["gpuSeconds"]) == ("a", 10.0, 20.0)
+        assert one["journalBytes"] > 100 and one["logBytes"] == 0
         by_space = (await house.client.get("/v1/usage", params={"by": "namespace"})).json()["items"]
         assert {one["namespace"]: one["workerSeconds"] for one in by_space} == {"default": 30.0, "other": 30.0}
         viewer = house.as_role("viewer", "other")

@@ -60,6 +60,9 @@ class SimulatedBackend:
     async def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         yield b"a simulated rank says nothing\n"
 
+    async def log_bytes_taken(self, uid: Uid) -> int | None:
+        return None
+
     async def forget(self, uid: Uid) -> None:
         self._workers.pop(uid, None)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from muster import trimming
 from muster.cli import exits, session, timeline
 from muster.cli.output import Report, Story, write_data, write_table
 from muster.cli.safe_text import line
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from muster.sdk.client import Client
     from muster.types.event import Event
     from muster.types.training import Training
+    from muster.types.usage import Usage
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -31,13 +33,19 @@ _RANKS_SHOWN = 32
 @app.command(epilog="Example: muster describe demo")
 def describe(
     name: session.Name,
+    output: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print it."),
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
     token: session.Token = None,
 ) -> None:
-    """Tell all about a training: spec, conditions, ranks, exits and its last events."""
+    """Tell all about a training: spec, conditions, ranks, exits, what it used and takes, and its last events."""
     handle = session.find(session.open_client(url, token, namespace), name)
-    print("\n".join(map(line, description(handle.training, handle.events(), datetime.now(UTC)))))
+    found, used = handle.events(), handle.usage()
+    if output is not Report.TABLE:
+        events = [to_wire(event) for event in found]
+        write_data({"training": handle.training.to_wire(), "usage": to_wire(used), "events": events}, output)
+        return
+    print("\n".join(map(line, description(handle.training, found, datetime.now(UTC), used))))
 
 
 def _journal(client: Client, name: str) -> Sequence[Event]:
@@ -103,9 +111,9 @@ def explain(
 # The text of describe ----------------------------------------------------------------------------
 
 
-def description(training: Training, events: Sequence[Event], now: datetime) -> Iterator[str]:
+def description(training: Training, events: Sequence[Event], now: datetime, used: Usage | None = None) -> Iterator[str]:
     """Lines for a person. Values of variables are left out; `get -o json` has those that are not secret."""
-    yield from _fields(_head(training, now))
+    yield from _fields({**_head(training, now), **_taken(used)})
     yield from _section("Conditions", _conditions(training, now))
     yield from _section("Ranks", _ranks(training, now))
     yield from _section("Exits", _exits(training))
@@ -140,6 +148,11 @@ def _head(training: Training, now: datetime) -> Mapping[str, object]:
         "Priority": spec.priority or None,
         "Generation": f"{metadata.generation}, acted on {status.observed_generation}",
     }
+
+
+def _taken(used: Usage | None) -> Mapping[str, object]:
+    sizes = {} if used is None else {"logs": used.log_bytes, "journal": used.journal_bytes}
+    return {"Takes": ", ".join(f"{what} {trimming.show(size)}" for what, size in sizes.items() if size is not None)}
 
 
 def _fields(fields: Mapping[str, object]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from muster import files
+from muster import files, trimming
 from muster.cli import exits
 from muster.cli.output import Report, write_data
 from muster.cli.safe_text import line
@@ -126,6 +126,14 @@ def _home() -> Iterator[Check]:
             yield Check(name, "ok" if good else "fail", f"mode {mode:04o}", f"chmod 600 {path}")
 
 
+def _disk() -> Iterator[Check]:
+    where = files.home()
+    if where.is_dir():
+        logs, journal = trimming.taken(where / "logs"), sum(path.stat().st_size for path in where.glob("muster.db*"))
+        shown = f"{trimming.show(logs)} of logs, {trimming.show(journal)} of database with the journal"
+        yield Check("disk", "ok", f"{where} takes {shown}")
+
+
 def _control_plane() -> Iterator[Check]:
     try:
         running = home.running(files.home())
@@ -203,6 +211,7 @@ LOOKS: tuple[Callable[[], Iterator[Check]], ...] = (
     _packages,
     _gpus,
     _home,
+    _disk,
     _control_plane,
     _clock,
     _limits,

@@ -32,3 +32,5 @@ class Usage:
     gpu_seconds: float = 0.0
     running: int = 0  # workers whose interval is still open; counted up to now
     cost: float | None = None
+    log_bytes: int | None = None  # what its logs take on the disk, and its entries in the journal
+    journal_bytes: int | None = None

@@ -332,6 +332,9 @@ class KubeBackend:
     async def _note(self, worker: Worker, *events: Event, durable: bool = False) -> None:
         await records.write(self._store, worker, self._keys[worker.uid], *events, durable=durable)
 
+    async def log_bytes_taken(self, uid: Uid) -> int | None:
+        return None
+
     async def forget(self, uid: Uid) -> None:
         """Its Pods go with it, at once: nothing waits for the garbage collector."""
         await asyncio.gather(*(task for place, task in self._writing.items() if place[0] == uid))

@@ -288,7 +288,7 @@ class LocalBackend:
         return logs.read(self._home / "logs" / uid, query, ended)
 
     async def log_bytes_taken(self, uid: Uid) -> int | None:
-        return await asyncio.to_thread(logs.taken, self._home / "logs" / uid)
+        return await asyncio.to_thread(trimming.taken, self._home / "logs" / uid)
 
     def keep_logs_small(self) -> None:
         """From now on: also those of workers that are gone, which have no agent to do it."""

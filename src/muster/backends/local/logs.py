@@ -8,7 +8,6 @@ keeps workers alive and never waits for a disk. A reader holds one piece and no 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -149,20 +148,6 @@ def cut(root: Path, keep: int) -> None:
         for worker in _names(top, MOST_ENTRIES):
             with _if_there(), files.folder(worker, top) as own:
                 trimming.cut_in(own, "worker.log", keep)
-
-
-def taken(root: Path) -> int:
-    """What all of it takes on the disk."""
-    total, left = 0, MOST_ENTRIES
-    for folder, folders, names, opened in os.fwalk(root, follow_symlinks=False):
-        del folder
-        for name in itertools.islice(names, left):
-            with contextlib.suppress(OSError):
-                total += trimming.on_disk(os.stat(name, dir_fd=opened, follow_symlinks=False))
-        left -= len(names) + len(folders)
-        if left <= 0:
-            break
-    return total
 
 
 @contextmanager

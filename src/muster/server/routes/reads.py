@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -149,7 +150,19 @@ async def get_usage(call: Call) -> Response:
     found = metering.totals(metering.intervals(events, now), now=now, by="training", rates=call.services.rates)
     uid = events[-1].uid if events else call.found(key).uid
     last = next((one for one in found if one.uid == uid), Usage(key.namespace, key.name, uid))
-    return _usages([last])
+    return _usages([replace(last, log_bytes=await _log_bytes(call, key, uid), journal_bytes=await _size(events))])
+
+
+async def _log_bytes(call: Call, key: Key, uid: str) -> int | None:
+    stored, served = call.services.store.get(key), call.services.backends
+    if stored is None or stored.uid != uid:
+        return None  # they went with it
+    backend = served.get(backend_of(stored.training.spec, served))
+    return await backend.log_bytes_taken(stored.uid) if backend is not None else None
+
+
+async def _size(events: list[Event]) -> int:
+    return await asyncio.to_thread(lambda: sum(len(json.dumps(to_wire(event))) for event in events))
 
 
 async def list_usage(call: Call) -> Response:
