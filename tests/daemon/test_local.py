@@ -13,14 +13,17 @@ import pytest
 from muster import errors, files
 from muster.backends.local import processes
 from muster.clock import SystemClock
+from muster.daemon import local
 from muster.daemon.local import LocalSite
-from muster.daemon.options import Options
+from muster.daemon.options import Options, check, read
+from muster.ports import Write
+from muster.types.event import Event
 from muster.world.service import Coordinator
 
 BOUND_S = 20.0
 
 
-def at_site(home: Path, test: Callable[[LocalSite], Awaitable[None]], **options: bool) -> None:
+def at_site(home: Path, test: Callable[[LocalSite], Awaitable[None]], **options: int) -> None:
     async def run() -> None:
         site = LocalSite(Options(home, **options), SystemClock())  # type: ignore[arg-type]
         try:
@@ -109,3 +112,36 @@ def test_a_file_is_replaced_at_once_and_is_for_its_user_only(tmp_path: Path) -> 
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_journal_is_kept_as_small_as_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "FOREIGN_EDITS_EVERY_S", 0.01)
+
+    async def maintain(site: LocalSite) -> None:
+        store = await site.open()
+        one = Event("RoundReleased", namespace="default", training="demo", uid="u")
+        await store.write(Write(events=[one] * 500))
+        task = asyncio.create_task(site.maintain())
+        while len(found := await store.events()) > 100:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        assert found[0].message.startswith("401 older entries were dropped")
+        await store.close()
+
+    at_site(tmp_path, maintain, events_per_training=100)
+
+
+@pytest.mark.parametrize("words", [["--events", "7"], ["--events-per-training", "-1"], ["--events", "many"]])
+def test_a_size_of_the_journal_that_cannot_be_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read(["--home", "/nowhere", *words])
+    assert "must be a number from 100 on, or 0" in capsys.readouterr().err
+
+
+def test_sizes_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_EVENTS", "5000")
+    monkeypatch.setenv("MUSTER_LOG_BYTES", "200M")
+    found = read(["--home", "/nowhere", "--events-per-training", "0"])
+    assert (found.journal.all, found.journal.each, found.log_limit) == (5000, 0, 200_000_000)
+    with pytest.raises(ValueError, match="--log-bytes"):
+        check(Options(Path("/nowhere"), log_bytes="12"))

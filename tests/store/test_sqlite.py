@@ -7,21 +7,26 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from muster import errors
+from muster.core.training import metering
 from muster.ports import Filter, Record, Write
 from muster.store import schema
 from muster.store.database import Database, Foreign
+from muster.store.entries import Keep
 from muster.store.ledger import Entry
 from muster.store.sqlite import SqliteStore
-from muster.types.event import Event
+from muster.types.event import TRIMMED, Event
 from tests.store.files import opened, sql
-from tests.training_builders import a_rank_exit, a_status, a_training, key_of
+from tests.training_builders import BIRTH, a_rank_exit, a_status, a_training, key_of
 
 ALL = Filter()
+NOW = BIRTH + timedelta(days=30)
 
 
 @pytest.fixture
@@ -415,3 +420,61 @@ def test_a_full_disk_is_said_and_nothing_is_half_written(path: Path) -> None:
         assert written is not None and written.version == held + 1
 
     opened(path, story)
+
+
+# The journal does not grow for ever --------------------------------------------------------------
+
+
+def _told(name: str, first: int, count: int) -> list[Event]:
+    """A worker starts, runs for ten seconds and exits, over and over."""
+    found = []
+    for number in range(first, first + count):
+        at = BIRTH + timedelta(seconds=20 * number)
+        data = {"worker": f"{name}-{number}", "gpus": 1}
+        start = Event("WorkerStarted", data=data, at=at, namespace="default", training=name, uid=f"uid-{name}")
+        found += [start, replace(start, reason="WorkerExited", at=at + timedelta(seconds=10))]
+    return found
+
+
+def test_the_oldest_entries_go_and_their_usage_stays(path: Path) -> None:
+    async def fill(store: SqliteStore) -> None:
+        for begin in range(0, 6000, 500):
+            await store.write(Write(events=_told("chatty", begin, 500), lazy=True))
+        await store.write(Write(events=_told("quiet", 0, 3)))
+        assert await store.trim_events(Keep(each=1000, all=0), NOW) == 11_000
+        assert await store.trim_events(Keep(each=1000, all=0), NOW) == 0, "once"
+        first, *rest = await store.events(uid="uid-chatty")
+        assert len(rest) + 1 == 1000 and first.reason == TRIMMED
+        assert first.message == "11001 older entries were dropped; what they tell of usage is kept"
+        assert [event.id for event in rest] == list(range(11_002, 12_001)), "ids stay, and what is newest"
+        assert len(await store.events(uid="uid-quiet")) == 6
+        assert store.last_event == 12_006
+
+    async def look(store: SqliteStore) -> None:
+        found = metering.totals(metering.intervals(await store.events(), NOW), now=NOW)
+        assert [(one.training, one.workers, one.worker_seconds) for one in found] == [
+            ("chatty", 6000, 60_000.0),
+            ("quiet", 3, 30.0),
+        ]
+        assert await store.trim_events(Keep(each=0, all=100), NOW) > 800
+        assert len(await store.events()) <= 110
+        found = metering.totals(metering.intervals(await store.events(), NOW), now=NOW)
+        assert sum(one.worker_seconds for one in found) == 60_030.0
+
+    opened(path, fill)
+    opened(path, look)
+
+
+def test_what_cannot_be_read_of_a_journal_stays_and_holds_up_no_other(path: Path) -> None:
+    async def fill(store: SqliteStore) -> None:
+        await store.write(Write(events=[*_told("a", 0, 300), *_told("b", 0, 300)]))
+
+    opened(path, fill)
+    sql(path, "UPDATE events SET body = '{' WHERE id = 3")
+
+    async def trim(store: SqliteStore) -> None:
+        await store.trim_events(Keep(each=100, all=0), NOW)
+        assert len(await store.events(uid="uid-b")) == 100
+
+    opened(path, trim)
+    assert sql(path, "SELECT count(*) FROM events WHERE uid = 'uid-a'") == [(600,)]

@@ -84,6 +84,12 @@ def start(
     log_bytes: str | None = typer.Option(
         None, metavar="N", help="Kept of a rank's output, and of its errors, like 500M; 0: everything (1Gi)."
     ),
+    events: int | None = typer.Option(
+        None, min=0, metavar="N", help="Entries of the journal that are kept in all; 0: all (1000000)."
+    ),
+    events_per_training: int | None = typer.Option(
+        None, min=0, metavar="N", help="The same of each training; what is dropped still counts as usage (10000)."
+    ),
     forget: bool = typer.Option(
         False, "--forget", help="Give up workers that run and that its database does not know."
     ),
@@ -99,6 +105,8 @@ def start(
         options += ["--etcd", etcd]
     if log_bytes is not None:
         options += ["--log-bytes", str(_size(log_bytes))]
+    for name, count in (("--events", events), ("--events-per-training", events_per_training)):
+        options += [] if count is None else [name, str(count)]
     if forget:
         options += ["--forget"]
     where = files.home()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ from muster.ports import Clock, Filter, Keys, Record, Write
 from muster.store import room
 from muster.store.reached import Reached
 from muster.store.sqlite import SqliteStore
+from muster.types.codec import to_wire
 from muster.types.training import Uid
 from muster.types.worker import Worker
 from muster.world import wire
@@ -40,6 +42,7 @@ log = logging.getLogger("muster.daemon")
 
 RESERVE = "reserve"
 FOREIGN_EDITS_EVERY_S = 1.0  # how often the database is checked for edits that went around the API
+JOURNAL_LOOKS = 60  # as many of these looks are between two at the size of the journal
 
 
 class LocalSite:
@@ -159,12 +162,15 @@ class LocalSite:
         pass
 
     async def maintain(self) -> str:
-        """Take up what was edited around the API, for ever."""
+        """Take up what was edited around the API, and keep the journal small, for ever."""
+        looks = itertools.count()
         while True:
             await asyncio.sleep(FOREIGN_EDITS_EVERY_S)
             output.keep_short(self._home / "daemon.log")
             with contextlib.suppress(errors.Unavailable):  # the store has said so
                 await self._look_after_it()
+                if next(looks) % JOURNAL_LOOKS == 0:
+                    await self._store.trim_events(self._options.journal, self._clock.steady())
 
     async def _look_after_it(self) -> None:
         await self._store.refresh()
@@ -172,8 +178,8 @@ class LocalSite:
         if trouble is None:
             await asyncio.to_thread(room.make, self._home / RESERVE)
         elif trouble.stuck:  # an empty transaction does not tell whether anything can be written again
-            at = {"at": self._clock.now().isoformat()}
-            await self._store.write(Write(records=(Record(ALIVE_KIND, ALIVE_KEY, at),), lazy=True))
+            alive = Record(ALIVE_KIND, ALIVE_KEY, to_wire(self._clock.mark()))
+            await self._store.write(Write(records=(alive,), lazy=True))
 
     async def close(self) -> None:
         if self._keys is not None:

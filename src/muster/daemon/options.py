@@ -15,9 +15,11 @@ from muster import trimming
 from muster.backends.local import gpus
 from muster.server.audit import AuditSize
 from muster.server.auth import check_listen
+from muster.store.entries import Keep
 from muster.world import wire
 
 ETCD_PORT = 2379
+LEAST_EVENTS = 100
 API_PORT, COORDINATOR_PORT, MESH_PORT = 8470, 8471, 8472  # in a cluster
 
 
@@ -32,6 +34,8 @@ class Options:
     forget: bool = False
     etcd: str | None = None
     log_bytes: str = ""
+    events: int = Keep.all
+    events_per_training: int = Keep.each
     reconcile_delay_s: float = 0.0
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     store: Literal["sqlite", "kube"] = "sqlite"
@@ -43,6 +47,10 @@ class Options:
     image: str = ""
     coordinator_port: int = COORDINATOR_PORT
     mesh_port: int = MESH_PORT
+
+    @property
+    def journal(self) -> Keep:
+        return Keep(self.events_per_training, self.events)
 
     @property
     def log_limit(self) -> int | None:
@@ -65,6 +73,13 @@ def read(words: list[str] | None = None) -> Options:
         metavar="N",
         help="kept of a rank's output, and of its errors, for trainings that name no size; 0: everything (1Gi)",
     )
+    for name, usual, what in (
+        ("events", Keep.all, "in all"),
+        ("events-per-training", Keep.each, "of each training"),
+    ):
+        told = os.environ.get(f"MUSTER_{name.upper().replace('-', '_')}") or usual
+        about = f"entries of the journal that are kept {what}; 0: all ({usual})"
+        parser.add_argument(f"--{name}", type=_count, default=str(told), metavar="N", help=about)
     parser.add_argument("--ready-fd", type=int, help="write the URL there once it serves")
     parser.add_argument("--reconcile-delay-s", type=float, default=0.0, help="for tests: look at everything that late")
     parser.add_argument(
@@ -81,6 +96,12 @@ def read(words: list[str] | None = None) -> Options:
     cluster.add_argument("--coordinator-port", type=int, default=COORDINATOR_PORT, metavar="PORT")
     cluster.add_argument("--mesh-port", type=int, default=MESH_PORT, metavar="PORT")
     return Options(**vars(parser.parse_args(words)))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or 0 < int(text) < LEAST_EVENTS:
+        raise argparse.ArgumentTypeError(f"must be a number from {LEAST_EVENTS} on, or 0, not {text!r}")
+    return int(text)
 
 
 def check(options: Options) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from muster import errors
 from muster.ports import StoreChange, Stored, Version
-from muster.store import room, schema
+from muster.store import entries, room, schema
 from muster.store.ledger import Entry
 from muster.store.reached import Reached
 from muster.store.room import Space
@@ -225,6 +225,19 @@ class Database:
             self._reached.note(commits, forced=durable and self._synchronous in ("FULL", "EXTRA"))
         self._commits = commits
 
+    def fold_events(self, uid: str, upto: int, now: datetime) -> int:
+        """Make one entry of the oldest of a training; how many are gone."""
+        with _translated(self.path, "written"):
+            self._set_synchronous("NORMAL")
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                gone = entries.fold(self._writer, uid, upto, now)
+                self._writer.execute("COMMIT")
+            finally:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+            return gone
+
     def _write(self, entry: Entry) -> None:
         run = self._writer.execute
         if entry.change is not None:
@@ -317,6 +330,10 @@ class Database:
             )
             for version, kind, namespace, name, uid, stored_version, phase, labels, body in found
         ]
+
+    def surplus(self, keep: entries.Keep) -> list[tuple[str, int]]:
+        with _translated(self.path, "read"):
+            return list(entries.surplus(self._reader, keep))
 
     def events(self, where: Mapping[str, str], after: int) -> list[Event]:
         """Entries of the journal whose columns have these values."""

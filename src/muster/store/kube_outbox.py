@@ -20,7 +20,7 @@ from muster.core import keeping
 from muster.kube.client import Json
 from muster.ports import Record, Write
 from muster.types.codec import from_wire, to_wire
-from muster.types.event import WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.event import TRIMMED, WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.training import REQUEST, Key
 
 OUTBOX = "muster.dev/journal"  # annotation
@@ -28,7 +28,7 @@ STATUS_OUTBOX = "journal"  # field of the status
 LARGEST = 65_536  # characters
 ASIDE = "aside-"  # how the mark begins of an entry that tells what was not taken
 _SEAL = 64  # characters, and a dot after them
-USAGE = (WORKER_STARTED, WORKER_EXITED)  # is written together with its worker, and never travels
+USAGE = (WORKER_STARTED, WORKER_EXITED, TRIMMED)  # is written together with its worker or not at all, and never travels
 
 
 @dataclass(frozen=True)

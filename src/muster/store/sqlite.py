@@ -19,6 +19,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +27,7 @@ from muster import errors
 from muster.ports import Clock, StoreChange, Stored, Trouble, Version, Write
 from muster.store import schema
 from muster.store.database import Database, Foreign, Synchronous
+from muster.store.entries import Keep
 from muster.store.ledger import KEEP_CHANGES, Entry, Ledger, LedgerStore, closed
 from muster.store.reached import Reached
 from muster.store.schema import Row
@@ -126,6 +128,19 @@ class SqliteStore(LedgerStore):
         where = {column: value for column, value in wanted.items() if value is not None}
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reads, self._database.events, where, after)
+
+    async def trim_events(self, keep: Keep, now: datetime) -> int:
+        """Drop the oldest entries of the journal where there are too many; how many went."""
+        self._refuse_if_closed()
+        loop, gone = asyncio.get_running_loop(), 0
+        for uid, upto in await loop.run_in_executor(self._reads, self._database.surplus, keep):
+            fold = functools.partial(self._database.fold_events, uid, upto, now)
+            try:
+                while (count := await loop.run_in_executor(self._writes, fold)) > 0:
+                    gone += count
+            except ValueError as error:  # edited around us: it stays as it is
+                log.warning("the journal of %s cannot be trimmed: %s", uid, error)
+        return gone
 
     async def _older(self, position: Version) -> Sequence[StoreChange]:
         if position >= self.version - self._ledger.keep:

@@ -1,4 +1,4 @@
-"""What happened to a training: entries of the journal, which is never rewritten."""
+"""What happened to a training: entries of the journal. The oldest go in time, and one that sums them up stays."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ WORKER_STARTED = "WorkerStarted"
 WORKER_EXITED = "WorkerExited"
 FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelled"}
 STEADY = "steady"
+TRIMMED = "JournalTrimmed"  # stands for older entries that were dropped; data is a `usage.Dropped`
 TERMINAL_EDIT = "UDTerminalState"
 TARGET_REACHED = "TargetReached"  # data["target"], and in data["generation"] for which one
 

@@ -7,6 +7,26 @@ from datetime import datetime
 
 
 @dataclass(frozen=True)
+class OpenWorker:
+    worker: str
+    gpus: int
+    since: datetime
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What entries told of usage that the journal no longer has: a sum, and the workers that had not ended then."""
+
+    entries: int
+    workers: int = 0
+    worker_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    since: datetime | None = None
+    until: datetime | None = None
+    running: tuple[OpenWorker, ...] = ()
+
+
+@dataclass(frozen=True)
 class Interval:
     """One worker from its start to its exit. `until` is None while it runs."""
 
@@ -18,6 +38,7 @@ class Interval:
     since: datetime
     until: datetime | None = None
     why: str = ""  # what closed it
+    dropped: Dropped | None = None  # it stands for all those, from the first start to the last end
 
 
 @dataclass(frozen=True)

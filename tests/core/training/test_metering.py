@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from muster.core.training import metering
 from muster.core.training.metering import Rates
 from muster.types.codec import Invalid, show_time
-from muster.types.event import FINISHED, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.event import FINISHED, TRIMMED, WORKER_EXITED, WORKER_STARTED, Event
 from muster.types.usage import Interval, Usage
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -228,3 +228,50 @@ def test_two_spans_that_meet_sum_up_to_the_whole(journal: list[Event], middle: i
     first, second = _sum(found, now=middle, since=start), _sum(found, now=2000, since=middle)
 
     assert (first[0] + second[0], first[1] + second[1]) == _sum(found, now=2000, since=start)
+
+
+# What is left of entries that were dropped -------------------------------------------------------
+
+_turns = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 8), st.sampled_from(["start", "exit", "tell", "end"])))
+
+
+def _life(turns: list[tuple[int, int, str]]) -> list[Event]:
+    """The journal of one training, in order: workers start under new names, exit, and other things happen."""
+    found, alive, now = list[Event](), list[str](), 0
+    for number, (passes, which, what) in enumerate(turns):
+        now += passes
+        if what == "start":
+            alive.append(f"w{number}")
+            found.append(started(f"w{number}", now, gpus=which))
+        elif what == "exit" and alive:
+            found.append(exited(alive.pop(which % len(alive)), now))
+        else:
+            found.append(an_event("RoundReleased", now))
+    return [*found, ended("failed", now + 1)] if turns and turns[-1][2] == "end" else found
+
+
+@given(_turns, st.lists(st.integers(2, 20), max_size=5), st.integers(0, 3000))
+def test_dropping_the_oldest_entries_loses_no_usage(
+    turns: list[tuple[int, int, str]], cuts: list[int], later: int
+) -> None:
+    whole = left = _life(turns)
+    for cut in cuts:
+        if len(left) >= cut:
+            left = [metering.folded(left[:cut], at(10_000)), *left[cut:]]
+    now = at(10_000 + later)
+    before = metering.totals(metering.intervals(whole, now), now=now)
+    after = metering.totals(metering.intervals(left, now), now=now)
+    assert [(one.workers, one.running, one.uid) for one in after] == [
+        (one.workers, one.running, one.uid) for one in before
+    ]
+    assert sum(one.worker_seconds for one in after) == pytest.approx(sum(one.worker_seconds for one in before))
+    assert sum(one.gpu_seconds for one in after) == pytest.approx(sum(one.gpu_seconds for one in before))
+    if left and left[0].reason == TRIMMED:
+        assert left[0].data["entries"] == len(whole) - len(left) + 1
+
+
+def test_dropped_usage_is_spread_over_its_time() -> None:
+    one = metering.folded([started("w0", 0, gpus=2), exited("w0", 100)], at(100))
+    found = metering.intervals([one], at(200))
+    assert _sum(found, now=200, since=75) == (25.0, 50.0) and _sum(found, now=200) == (100.0, 200.0)
+    assert one.message == "2 older entries were dropped; what they tell of usage is kept"

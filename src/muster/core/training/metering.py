@@ -5,6 +5,8 @@ what it is not sure to have written, and learns of exits that took place while i
 depends on the order of entries: a worker starts at its earliest start and ends at its earliest end. A replacement
 always has a new name, which is why a name starts once. Who wrote the entries, and when, is left to the control loop.
 All times here are those of the clock that durations are measured with: whoever sets the time of day changes no sum.
+
+A journal does not grow for ever. `folded` makes one entry of a training's oldest, which tells the same as they did.
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from muster.core.steady import apart
-from muster.types.codec import Invalid, Problem, from_wire, limited
-from muster.types.event import FINISHED, STEADY, WORKER_EXITED, WORKER_STARTED, Event
-from muster.types.usage import Interval, Usage
+from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
+from muster.types.event import FINISHED, STEADY, SYSTEM, TRIMMED, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.usage import Dropped, Interval, OpenWorker, Usage
 
 By = Literal["training", "namespace"]
 
@@ -55,9 +57,36 @@ def when(shown: datetime, steady: datetime) -> dict[str, str]:
     return {} if far is None else {STEADY: far.isoformat()}
 
 
+def folded(events: Sequence[Event], now: datetime) -> Event:
+    """One entry that stands for these, the oldest of one training."""
+    found = intervals(events, now)
+    closed = [one for one in found if one.until is not None]
+    totals = _Sum(now)
+    for one in closed:
+        totals.add(one, since=None, now=now)
+    before = sum(_dropped(event).entries for event in events if event.reason == TRIMMED)
+    told = Dropped(
+        entries=before + sum(event.reason != TRIMMED for event in events),
+        workers=totals.workers,
+        worker_seconds=totals.worker_seconds,
+        gpu_seconds=totals.gpu_seconds,
+        since=min((one.since for one in closed), default=None),
+        until=max((one.until for one in closed if one.until is not None), default=None),
+        running=tuple(OpenWorker(one.worker, one.gpus, one.since) for one in found if one.until is None),
+    )
+    message = f"{told.entries} older entries were dropped; what they tell of usage is kept"
+    last = events[-1]
+    return replace(last, reason=TRIMMED, message=message, type="Normal", actor=SYSTEM, round=None, data=to_wire(told))
+
+
+def _dropped(event: Event) -> Dropped:
+    return from_wire(Dropped, event.data, strict=False)
+
+
 def intervals(events: Iterable[Event], now: datetime) -> list[Interval]:
     """Every worker's interval, oldest first. One that is open has no end."""
     starts: dict[tuple[str, str], _Start] = {}
+    sums: list[Interval] = []
     exits: dict[tuple[str, str], datetime] = {}
     ends: dict[str, tuple[datetime, str]] = {}
     for event in events:
@@ -71,8 +100,16 @@ def intervals(events: Iterable[Event], now: datetime) -> list[Interval]:
             exits[worker] = min(exits.get(worker, at), at)
         elif event.reason in _ENDS:
             ends[owner] = min(ends.get(owner, (at, event.reason)), (at, event.reason))
+        elif event.reason == TRIMMED:
+            dropped = _dropped(event)
+            if dropped.since is not None:
+                place = (event.namespace, event.training, event.uid)
+                sums.append(Interval(*place, "", 0, dropped.since, dropped.until, TRIMMED, dropped))
+            for one in dropped.running:
+                start = _Start(min(one.since, now), -one.gpus, replace(event, data={"worker": one.worker}))
+                starts[owner, one.worker] = min(starts.get((owner, one.worker), start), start)
     found = [_interval(start, exits.get(worker), ends.get(worker[0])) for worker, start in starts.items()]
-    return sorted(found, key=lambda one: (one.since, one.namespace, one.training, one.uid, one.worker))
+    return sorted((*sums, *found), key=lambda one: (one.since, one.namespace, one.training, one.uid, one.worker))
 
 
 def totals(
@@ -89,7 +126,7 @@ def totals(
         if since is not None and one.until is not None and one.until <= since:
             continue
         owner = (one.namespace, one.training, one.uid) if by == "training" else (one.namespace, "", "")
-        sums.setdefault(owner, _Sum(one.since)).add(one, _seconds(one, since, now))
+        sums.setdefault(owner, _Sum(one.since)).add(one, since, now)
     ordered = sorted(sums, key=lambda owner: (owner[0], owner[1], sums[owner].first, owner[2]))
     return [sums[owner].usage(owner, rates) for owner in ordered]
 
@@ -111,8 +148,16 @@ class _Sum:
     gpu_seconds: float = 0.0
     running: int = 0
 
-    def add(self, one: Interval, seconds: float) -> None:
+    def add(self, one: Interval, since: datetime | None, now: datetime) -> None:
         self.first = min(self.first, one.since)
+        seconds = _seconds(one, since, now)
+        if one.dropped is not None:  # spread evenly over its time: nobody knows better any more
+            whole = _seconds(one, None, now)
+            share = seconds / whole if whole else 1.0
+            self.workers += one.dropped.workers
+            self.worker_seconds += one.dropped.worker_seconds * share
+            self.gpu_seconds += one.dropped.gpu_seconds * share
+            return
         self.workers += 1
         self.worker_seconds += seconds
         self.gpu_seconds += seconds * one.gpus
