@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from muster.backends.kube import pods
 from muster.backends.kube.logs import RankLine, Reader
 from muster.backends.kube.pod_cache import PodCache
+from muster.backends.kube.pod_times import PodTimes
 from muster.types.training import Uid
 from muster.types.worker import Worker
+from tests.clocks import HandClock
 from tests.training_builders import BIRTH
 
 Json = dict[str, Any]
@@ -235,3 +238,19 @@ def test_a_pods_gpus_are_counted_however_the_cluster_writes_their_number(shown: 
     pod = a_pod()
     pod["spec"]["containers"] = [{"resources": {"limits": {"nvidia.com/gpu": shown}}}]
     assert pods.read(pod).gpus == gpus
+
+
+@pytest.mark.parametrize("days", [2, -2, 0])
+def test_what_is_measured_of_a_pod_does_not_follow_clocks_that_are_set(days: int) -> None:
+    """Our own time of day is two days off, the cluster's is right: an end that was seen at once was just now."""
+    clock = HandClock(AT)
+    clock.set_by = timedelta(days=days)
+    times = PodTimes(clock)
+    ran = replace(pods.read(a_pod(RUNNING)), started_at=AT - timedelta(seconds=3))
+    began = times.of(ran, watched=True).started_at
+    assert began is not None and began <= AT
+    clock.at += timedelta(hours=1)
+    clock.set_by = timedelta(days=-days)
+    assert times.of(ran, watched=True).started_at == began, "it is found once"
+    over = times.of(replace(ran, ended_at=AT + timedelta(minutes=59, seconds=59)), watched=True)
+    assert over.ended_at is not None and timedelta() <= clock.at - over.ended_at <= timedelta(seconds=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -15,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from muster import trimming
 from muster.backends.kube.logs import LONGEST, Reader
-from muster.backends.local import logs, processes
+from muster.backends.local import log_keeping, logs, processes
 from muster.backends.local.backend import LocalBackend
 from muster.clock import SystemClock
 from muster.node import logs as agent_logs
 from muster.ports import LogQuery
+from muster.types.training import Uid
 from tests.backends.test_local import read, written
 from tests.contract.test_backend import until
 from tests.memory_store import MemoryStore
@@ -274,3 +277,37 @@ def test_a_line_of_a_pod_without_an_end_is_cut_and_counted_as_it_came(tmp_path: 
         second = [line for piece in pieces for line in reader.take(piece)]
         seen = [(line.rank, len(line.text)) for line in first + second]
         assert seen == [(3, LONGEST - 4), (3, 4)]
+
+
+# Keeping them small -------------------------------------------------------------------------------
+
+
+def test_logs_of_workers_that_are_gone_and_the_own_log_are_kept_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_keeping, "OWN_BYTES", 1 << 16)
+    for uid in ("small", "all"):
+        written(tmp_path / "logs" / uid, "demo-0", 0, 0, ("x" * 99 + "\n") * 10_000)
+    (tmp_path / "daemon.log").write_bytes(b"x" * 1_000_000)
+    limits = {Uid("small"): 1 << 16, Uid("all"): 0}
+
+    async def run() -> None:
+        task = asyncio.create_task(log_keeping.keep_small(tmp_path, limits, set, limits.__getitem__))
+        await until(lambda: trimming.taken(tmp_path) < 1_500_000)
+        task.cancel()
+
+    asyncio.run(run())
+    assert trimming.taken(tmp_path / "logs" / "small") < 100_000 < 900_000 < trimming.taken(tmp_path / "logs" / "all")
+
+
+def test_where_logs_cannot_be_kept_small_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(root: Path, keep: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(logs, "cut", refuse)
+    asyncio.run(log_keeping.keep_small(tmp_path, [Uid("a"), Uid("b")], set, lambda uid: 1 << 16))
+    assert [record.message for record in caplog.records] == [
+        f"logs under {tmp_path} cannot be kept small: Operation not supported"
+    ]

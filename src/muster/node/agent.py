@@ -271,8 +271,10 @@ class Agent:
         """Those of the round that runs at every look, those before it now and then: they grow no more."""
         for look in itertools.count():
             await asyncio.sleep(LOGS_LOOK_S)
-            current = self._held.current
-            only = current.number if current is not None and look % LOGS_LOOKS else None
+            current, everything = self._held.current, look % LOGS_LOOKS == 0
+            if current is None and not everything:
+                continue
+            only = None if current is None or everything else current.number
             try:
                 await asyncio.to_thread(trimming.cut_rounds, self._config.log_dir, keep, only)
             except OSError as error:

@@ -19,6 +19,7 @@ from muster.backends import orders, records
 from muster.backends.kube import logs, pod_removal, pods, render
 from muster.backends.kube.pod_cache import PodCache
 from muster.backends.kube.pod_removal import PodRemoval
+from muster.backends.kube.pod_times import PodTimes
 from muster.backends.kube.pods import Pod
 from muster.backends.kube.shared_objects import SharedObjects, create
 from muster.background import Tasks
@@ -29,7 +30,6 @@ from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import SHORTAGE, Capacity, Worker
 
-SEEN_WITHIN = timedelta(seconds=10)  # of a Pod's end: without the cluster for so long, no control plane goes on
 PATIENCE = timedelta(minutes=10)  # images may be large, but a container that runs has its own
 _Place = tuple[Uid, str]
 
@@ -61,7 +61,7 @@ class KubeBackend:
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
         self._asked: dict[_Place, bool] = {}  # who was told to end, and whether by force
-        self._began: dict[_Place, datetime] = {}  # when their containers began to run
+        self._times = PodTimes(clock)
         self._writing: dict[_Place, asyncio.Task[None]] = {}  # ends that are on their way to the store
         self._shared = SharedObjects(api)
         self._refused: set[Uid] = set()  # trainings whose last Pod the cluster did not want
@@ -142,7 +142,7 @@ class KubeBackend:
         stored = self._store.get(Key(pod.namespace, pod.training_name))
         if not pod.ours or stored is None or stored.uid != pod.training:
             return
-        worker = Worker(pod.name, pod.training, pod.node, self._our_time(pod.created_at), tuple(range(pod.gpus)))
+        worker = Worker(pod.name, pod.training, pod.node, self._times.at(pod.created_at), tuple(range(pod.gpus)))
         self._keys[pod.training] = stored.key
         self._workers.setdefault(pod.training, {})[pod.name] = worker
         await self._note(worker, records.started(worker, stored.key, self._clock, shown=", found in the cluster"))
@@ -237,7 +237,7 @@ class KubeBackend:
         if not self._adopted:
             return
         self._listeners.tell(pod.training)
-        pod = self._timed(pod)
+        pod = self._times.of(pod, watched=not self._quiet)
         worker = self._workers.get(pod.training, {}).get(pod.name) if pod.ours else None
         how = pods.gone(pod) if gone else pods.end(pod)
         if how is None:
@@ -254,21 +254,6 @@ class KubeBackend:
             self._removal.kill(pod)
         elif how is not None and not gone and (worker.uid, worker.name) not in self._writing:
             self._removal.release(pod)
-
-    def _timed(self, pod: Pod) -> Pod:
-        """With its times on the clock that durations are measured with. Its start is found once: clocks may be set."""
-        place = (pod.training, pod.name)
-        if pod.started_at is not None and place not in self._began:
-            self._began[place] = self._our_time(pod.started_at)
-        ended = None if pod.ended_at is None else self._our_time(pod.ended_at)
-        if ended is not None and not self._quiet:
-            ended = max(ended, self._clock.steady() - SEEN_WITHIN)
-        return replace(pod, started_at=self._began.get(place), ended_at=ended)
-
-    def _our_time(self, at: datetime) -> datetime:
-        """What the cluster's clock says, and nothing that has not happened yet."""
-        now = self._clock.steady()
-        return min(now, at + (now - self._clock.now()))
 
     def _show(self, worker: Worker) -> None:
         if worker != self._workers[worker.uid][worker.name]:
@@ -321,7 +306,7 @@ class KubeBackend:
 
     def _forget_orders(self, uid: Uid, name: str) -> None:
         self._asked.pop((uid, name), None)
-        self._began.pop((uid, name), None)
+        self._times.forget(uid, name)
         self._removal.forget(uid, name)
 
     def _exit(self, over: Worker) -> Event:

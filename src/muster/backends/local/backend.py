@@ -23,7 +23,7 @@ from typing import Any
 from muster import errors, trimming
 from muster.backends import orders, records
 from muster.backends.local import gpus as devices
-from muster.backends.local import logs, presence, processes, render
+from muster.backends.local import log_keeping, logs, presence, processes, render
 from muster.background import Tasks
 from muster.clock import boot_id
 from muster.core.keeping import WorkerRecord
@@ -39,7 +39,6 @@ log = logging.getLogger("muster.local")
 LOOK_S = 0.1
 _WRONG_ORDER = (ValueError, FileNotFoundError, NotADirectoryError, PermissionError)
 LAST_WORDS_S = 1.0
-LOGS_LOOK_S, LOGS_RESTS = 10.0, 20  # how often logs are looked at, and how much longer than a look the pause is
 GROUP_LEFT_S = 10.0  # how long the last of a worker's processes may take to leave its memory group
 
 
@@ -291,33 +290,19 @@ class LocalBackend:
         return await asyncio.to_thread(trimming.taken, self._home / "logs" / uid)
 
     def keep_logs_small(self) -> None:
-        """From now on: also those of workers that are gone, which have no agent to do it."""
-        self._trimming = asyncio.get_running_loop().create_task(self._keep_logs_small())
+        """From now on."""
+        work = log_keeping.keep_small(self._home, list(self._workers), self._writing, self._log_limit)
+        self._trimming = asyncio.get_running_loop().create_task(work)
 
-    async def _keep_logs_small(self) -> None:
-        grew = set(self._workers)
-        while True:
-            began = self._clock.monotonic()
-            growing = {uid for uid, _ in self._handles}
-            for uid in grew | growing:  # what has just ended once more
-                if not await self._cut_logs(uid):
-                    return
-            grew = growing
-            await asyncio.sleep(max(LOGS_LOOK_S, (self._clock.monotonic() - began) * LOGS_RESTS))
+    def _writing(self) -> set[Uid]:
+        return {uid for uid, _ in self._handles}
 
-    async def _cut_logs(self, uid: Uid) -> bool:
-        """False where the file system cannot do it: it never will."""
+    def _log_limit(self, uid: Uid) -> int:
         key = self._keys.get(uid)
         stored = self._store.get(key) if key is not None else None
         asked = stored.training.spec.log_bytes if stored is not None and stored.uid == uid else None
-        keep = asked if asked is not None else trimming.USUAL if self.log_bytes is None else self.log_bytes
-        try:
-            if keep:
-                await asyncio.to_thread(logs.cut, self._home / "logs" / uid, keep)
-        except OSError as error:
-            log.warning("logs under %s cannot be kept small: %s", self._home, error.strerror)
-            return False
-        return True
+        usual = trimming.USUAL if self.log_bytes is None else self.log_bytes
+        return usual if asked is None else asked
 
     async def close(self) -> None:
         """Let go of everything without ending anything."""
