@@ -151,6 +151,7 @@ def test_entries_of_ones_own_may_travel() -> None:
         Write(events=(Event("Edited", uid="another"),)),
         Write(events=(Event("WorkerStarted", data={"worker": "demo-0", "gpus": 8}),)),
         Write(events=(Event("WorkerExited", data={"worker": "demo-0", "gpus": 8}),)),
+        Write(events=(Event("JournalTrimmed", data={"entries": 1, "workers": 1, "workerSeconds": 1e9}),)),
         Write(records=(Record("token", "u1", {"token": "t" * 32}),)),
         Write(records=(Record("worker", "u1/demo-0", None),)),
         Write(records=(Record("run", "u1", {}),)),
