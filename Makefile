@@ -3,19 +3,35 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# What is installed, by hash: for CPython 3.11 to 3.14 on Linux, x86_64 and aarch64. Elsewhere `make LOCK= …` takes what
+# constraints.txt allows.
+LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security clean
+.PHONY: all venv lock demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security clean
 
 all: check test
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# torch without CUDA where pip can get it; else the index's own, and what NVIDIA has for it, which it names exactly.
+$(STAMP): pyproject.toml constraints.txt $(wildcard *.lock)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,torch,ray,plot,kube,dev]'
+ifneq ($(LOCK),)
+	$(PIP) --require-hashes --no-deps --only-binary :all: -r $(LOCK)
+	$(PIP) --require-hashes --no-deps -r requirements-torch-cpu.lock 2>/dev/null \
+	  || { $(PIP) --require-hashes --no-deps -r requirements-torch.lock && $(PIP) -c constraints.txt torch; }
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[server,torch,ray,plot,kube,dev]'
+endif
 	touch $@
+
+# The locks anew, with the versions that are installed here: `make clean`, `make LOCK= venv`, test, `make lock`.
+lock: venv
+	$(BIN)/python -m tests.lock
 
 demo: venv
 	$(BIN)/python examples/demo.py
