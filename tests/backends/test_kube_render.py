@@ -61,6 +61,14 @@ def test_a_plain_worker_as_a_whole() -> None:
             "terminationGracePeriodSeconds": 13,
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "runAsGroup": 65532,
+                "fsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "volumes": [{"name": "home", "emptyDir": {}}],
             "containers": [
                 {
                     "name": "worker",
@@ -71,6 +79,8 @@ def test_a_plain_worker_as_a_whole() -> None:
                     ],
                     "env": [
                         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                        {"name": "HOME", "value": "/home/worker"},
+                        {"name": "USER", "value": "worker"},
                         {"name": "MUSTER_MESH_PREFIX", "value": "muster/team/demo"},
                         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                         {
@@ -81,6 +91,8 @@ def test_a_plain_worker_as_a_whole() -> None:
                         {"name": "MUSTER_NAMESPACE", "value": "team"},
                     ],
                     "resources": {},
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "home", "mountPath": "/home/worker"}],
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                 }
             ],
@@ -107,6 +119,17 @@ def test_what_the_spec_says_is_in_the_pod() -> None:
     assert env(pod)["A"] == {"value": "plain"}
     assert env(pod)["KEY"] == {"valueFrom": {"secretKeyRef": {"name": "demo-run", "key": "KEY"}}}
     assert "hidden" not in str(pod)
+
+
+def test_who_runs_a_worker_is_chosen_and_keeps_the_home_that_its_image_gives_it() -> None:
+    known = {"name": "demo-0", "coordinator": "muster:8471", "image": "base"}
+    ours, own, root = (render.pod(a_training(), user=user, **known) for user in (1000, None, 0))
+    assert ours["spec"]["securityContext"]["runAsUser"] == 1000 and env(ours)["HOME"] == {"value": "/home/worker"}
+    assert own["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert "HOME" not in env(own) and not own["spec"]["volumes"] and "volumeMounts" not in container(own)
+    assert root["spec"]["securityContext"]["runAsUser"] == 0 and not root["spec"]["securityContext"]["runAsNonRoot"]
+    assert container(root)["securityContext"] == {"allowPrivilegeEscalation": False} and "HOME" not in env(root)
+    assert env(a_pod(a_training(env={"HOME": "/mine"})))["HOME"] == {"value": "/mine"}, "their own word counts"
 
 
 def test_the_secret_has_the_token_and_exactly_the_secret_variables() -> None:

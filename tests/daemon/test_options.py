@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.backends.kube import render
 from muster.daemon import options
 from muster.daemon.options import Options
 
@@ -23,7 +24,9 @@ def test_only_a_home_is_needed() -> None:
 
 def test_every_option_arrives_under_its_name() -> None:
     words = "--home /srv --listen :1 --tls-cert c --tls-key k --insecure --forget --etcd http://e --ready-fd 3"
-    cluster = "--store kube --backend kube --namespace n --identity i --address a --advertise h --image m"
+    cluster = (
+        "--store kube --backend kube --namespace n --identity i --address a --advertise h --image m --worker-user 7"
+    )
     more = "--reconcile-delay-s 0.5 --synchronous NORMAL --coordinator-port 1 --mesh-port 2"
     read = options.read(f"{words} {cluster} {more}".split())
     assert read == Options(
@@ -44,6 +47,7 @@ def test_every_option_arrives_under_its_name() -> None:
         address="a",
         advertise="h",
         image="m",
+        worker_user="7",
         coordinator_port=1,
         mesh_port=2,
     )
@@ -60,11 +64,19 @@ def test_every_option_arrives_under_its_name() -> None:
         ("--etcd https://etcd:2379", "is not http://HOST:PORT"),
         ("--listen 0.0.0.0:80", "0.0.0.0"),
         ("--listen nowhere", "nowhere"),
+        ("--worker-user ann", "--worker-user must be a number"),
+        ("--worker-user -1", "--worker-user must be a number"),
+        ("--worker-user 4294967296", "--worker-user must be a number"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_started(words: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         options.check(options.read(["--home", "/srv", *words.split()]))
+
+
+def test_workers_run_as_the_user_that_is_rendered_unless_another_is_named() -> None:
+    assert options.worker_user(Options(Path("/srv")).worker_user) == render.USER
+    assert (options.worker_user("0"), options.worker_user("image")) == (0, None)
 
 
 def test_beyond_loopback_it_may_listen_when_told_that_it_may() -> None:

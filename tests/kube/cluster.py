@@ -16,7 +16,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,20 +192,34 @@ class Cluster:
         """On the same port and the same data as before; returns when it serves."""
         tokens = self.folder / "tokens.csv"
         tokens.write_text(f"{self.token},{ADMIN},{ADMIN},system:masters\n{self._tokens[NOBODY]},{NOBODY},{NOBODY},\n")
-        self._start(
-            "apiserver",
+        self._start("apiserver", *self._apiserver(self._port))
+        self._ready("apiserver", f"{self.url}/readyz")
+
+    @contextlib.contextmanager
+    def another_apiserver(self, *flags: str) -> Iterator[str]:
+        """A second one on the same data, with other flags; its address."""
+        port = free_port()
+        self._start("another", *self._apiserver(port), *flags)
+        try:
+            self._ready("another", f"https://127.0.0.1:{port}/readyz")
+            yield f"https://127.0.0.1:{port}"
+        finally:
+            self._stop("another", signal.SIGKILL)
+
+    def _apiserver(self, port: int) -> list[str]:
+        return [
             self.programs.apiserver,
             f"--etcd-servers={self.etcd_url}",
             "--bind-address=127.0.0.1",
             "--advertise-address=10.77.0.1",
-            f"--secure-port={self._port}",
+            f"--secure-port={port}",
             f"--tls-cert-file={self.pki.certificate}",
             f"--tls-private-key-file={self.pki.key}",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={self.pki.account_key}",
             f"--service-account-signing-key-file={self.pki.account_key}",
-            f"--token-auth-file={tokens}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
             # Nothing mounts volumes here: a Pod would wait for its account's token.
             "--disable-admission-plugins=ServiceAccount",
@@ -218,8 +232,7 @@ class Cluster:
             f"--default-unreachable-toleration-seconds={self._eviction_s}",
             "--profiling=false",
             "--etcd-compaction-interval=0",
-        )
-        self._ready("apiserver", f"{self.url}/readyz")
+        ]
 
     def stop_apiserver(self, number: signal.Signals = signal.SIGKILL) -> None:
         self._stop("apiserver", number)
@@ -295,7 +308,7 @@ class Cluster:
             closer()
         self.background.call(self.aio.close())
         self.background.close()
-        for name in ("controllers", "apiserver", "etcd"):
+        for name in ("controllers", "another", "apiserver", "etcd"):
             self._stop(name, signal.SIGKILL)
         gone = kill_marked(self.mark)
         self._guard.close()

@@ -43,8 +43,9 @@ class _Held:
 class TestKubelet:
     """Runs when made, with its Node Ready; several may run at once.
 
-    One container for each Pod; image, volumes and probes are ignored, but an image `missing:…` cannot be pulled.
-    A Pod with a service account finds credentials in KUBECONFIG.
+    One container for each Pod; image, user, volumes and probes are ignored, but an image `missing:…` cannot be pulled,
+    and a variable that names an empty volume names the Pod's folder. A Pod with a service account finds credentials in
+    KUBECONFIG.
     """
 
     __test__ = False
@@ -318,6 +319,7 @@ class TestKubelet:
         container = held.pod["spec"]["containers"][0]
         held.folder.mkdir(parents=True, exist_ok=True)
         cwd = Path(container.get("workingDir") or held.folder)
+        env |= dict.fromkeys((name for name in env if env[name] in pods.scratch(held.pod)), str(held.folder))
         limit = container.get("resources", {}).get("limits", {}).get("memory")
         return Container(
             pods.command(container, env),

@@ -56,6 +56,13 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return _REFERENCE.sub(put, text)
 
 
+def scratch(pod: Json) -> set[str]:
+    """Where its container finds volumes that begin empty."""
+    empty = {one["name"] for one in pod["spec"].get("volumes", []) if "emptyDir" in one}
+    mounts = pod["spec"]["containers"][0].get("volumeMounts", [])
+    return {one["mountPath"] for one in mounts if one["name"] in empty}
+
+
 def secrets_of(container: Json) -> set[str]:
     """Names of the Secrets that its environment needs."""
     sources = [entry.get("valueFrom", {}).get("secretKeyRef") for entry in container.get("env", [])]

@@ -36,6 +36,7 @@ CASES = {
         namespace="training-system",
         image="registry.example.com/muster@sha256:0123",
         worker_image="registry.example.com/torch:2",
+        worker_user="1000",
         replicas=3,
         tls_secret="muster-tls",
     ),
@@ -296,7 +297,7 @@ def test_a_dry_run_prints_what_kubectl_can_apply(capsys: pytest.CaptureFixture[s
 
 def test_every_option_reaches_the_manifests(capsys: pytest.CaptureFixture[str]) -> None:
     words = "kube install --dry-run -n training-system --image registry.example.com/muster@sha256:0123 --replicas 3"
-    words += " --worker-image registry.example.com/torch:2 --tls-secret muster-tls"
+    words += " --worker-image registry.example.com/torch:2 --tls-secret muster-tls --worker-user 1000"
     assert call(words.split()) == 0
     assert capsys.readouterr().out == (GOLDEN / "options.yaml").read_text()
 
@@ -310,6 +311,7 @@ def test_every_option_reaches_the_manifests(capsys: pytest.CaptureFixture[str]) 
         (["--worker-image", ""], "--worker-image: '' is not an image"),
         (["--tls-secret", "-"], "--tls-secret: '-' is not a name"),
         (["--replicas", "0"], "--replicas"),
+        (["--worker-user", "root"], "--worker-user: 'root' is not a number of a user"),
     ],
 )
 def test_what_is_typed_wrongly_is_named_and_nothing_printed(

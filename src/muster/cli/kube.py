@@ -52,6 +52,11 @@ def install(
     worker_image: str | None = typer.Option(
         None, metavar="IMAGE", help="For trainings that name none; by default the same."
     ),
+    worker_user: str | None = typer.Option(
+        None,
+        metavar="UID|image",
+        help="Who workers run as: 65532, another number, or the image's own user. Pod Security restricted refuses 0.",
+    ),
     replicas: int = typer.Option(2, min=1, max=10, help="How many control planes; one leads, the others stand by."),
     tls_secret: str | None = typer.Option(
         None, metavar="SECRET", help="Serve with this certificate: a Secret of type kubernetes.io/tls."
@@ -67,6 +72,7 @@ def install(
         namespace=_name("--namespace", namespace),
         image=_image("--image", image) or manifests.DEFAULT_IMAGE,
         worker_image=_image("--worker-image", worker_image),
+        worker_user=_user(worker_user),
         replicas=replicas,
         tls_secret=tls_secret and _name("--tls-secret", tls_secret, _DNS_NAME, 253),
     )
@@ -129,6 +135,12 @@ def _name(option: str, text: str, form: str = DNS_LABEL, longest: int = 63) -> s
     if len(text) > longest or not re.fullmatch(form, text):
         hint = f"lower-case letters, digits and dashes, at most {longest}, with a letter or digit at both ends"
         raise exits.Misused(f"{option}: {text[:80]!r} is not a name", hint=hint)
+    return text
+
+
+def _user(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"image|\d{1,9}", text, re.ASCII):
+        raise exits.Misused(f"--worker-user: {text[:80]!r} is not a number of a user", hint="like 1000, or image")
     return text
 
 

@@ -15,7 +15,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from muster import errors
-from muster.daemon.options import API_PORT, Options, etcd_address, identity_of
+from muster.daemon.options import API_PORT, Options, etcd_address, identity_of, worker_user
 from muster.files import write_private
 from muster.kube.client import KubeApi
 from muster.kube.lease import Leadership
@@ -95,6 +95,7 @@ class KubeSite:
             coordinator=coordinator,
             mesh_endpoint=self._mesh_endpoint,
             image=self._options.image,
+            user=worker_user(self._options.worker_user),
         )
         await until_answered("the cluster", self._backend.start_watching)
         return self._backend

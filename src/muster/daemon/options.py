@@ -21,6 +21,7 @@ from muster.world import wire
 ETCD_PORT = 2379
 LEAST_EVENTS = 100
 API_PORT, COORDINATOR_PORT, MESH_PORT = 8470, 8471, 8472  # in a cluster
+WORKER_USER = "65532"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Options:
     address: str | None = None
     advertise: str | None = None
     image: str = ""
+    worker_user: str = WORKER_USER
     coordinator_port: int = COORDINATOR_PORT
     mesh_port: int = MESH_PORT
 
@@ -93,6 +95,7 @@ def read(words: list[str] | None = None) -> Options:
     cluster.add_argument("--address", metavar="IP", help="where the Service finds it while it leads (the Pod's)")
     cluster.add_argument("--advertise", metavar="HOST", help="the name under which workers reach whoever leads")
     cluster.add_argument("--image", default="", metavar="IMAGE", help="for trainings that name none")
+    cluster.add_argument("--worker-user", default=WORKER_USER, metavar="UID|image", help="who workers run as")
     cluster.add_argument("--coordinator-port", type=int, default=COORDINATOR_PORT, metavar="PORT")
     cluster.add_argument("--mesh-port", type=int, default=MESH_PORT, metavar="PORT")
     return Options(**vars(parser.parse_args(words)))
@@ -122,6 +125,7 @@ def check(options: Options) -> None:
         etcd_address(options.etcd)
     if (options.store == "kube") != (options.backend == "kube"):
         raise ValueError("--store kube and --backend kube belong together: Pods are owned by the objects")
+    worker_user(options.worker_user)
     if options.listen is not None:
         host, _ = wire.parse_address(options.listen)
         check_listen(host, tls=options.tls_cert is not None, insecure=options.insecure)
@@ -129,6 +133,13 @@ def check(options: Options) -> None:
 
 def identity_of(options: Options) -> str:
     return options.identity or socket.gethostname()
+
+
+def worker_user(text: str) -> int | None:
+    """A number; None for the image's own user."""
+    if text != "image" and not (text.isascii() and text.isdigit() and int(text) < 2**31):
+        raise ValueError(f"--worker-user must be a number of a user, or 'image', not {text!r}")
+    return None if text == "image" else int(text)
 
 
 def gpus_per_node(env: Mapping[str, str], count: int) -> int:

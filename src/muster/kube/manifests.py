@@ -29,6 +29,7 @@ class InstallOptions:
     namespace: str = "muster"
     image: str = DEFAULT_IMAGE
     worker_image: str | None = None  # the same image unless named
+    worker_user: str | None = None  # the control plane's own default unless named
     replicas: int = 2
     tls_secret: str | None = None  # of type kubernetes.io/tls; without it the API is served in clear
 
@@ -184,6 +185,7 @@ def arguments(options: InstallOptions) -> list[str]:
         *("--namespace", "$(POD_NAMESPACE)", "--identity", "$(POD_NAME)", "--address", "$(POD_IP)"),
         *("--advertise", f"{NAME}.{options.namespace}.svc"),
         *("--image", options.worker_image or options.image),
+        *(("--worker-user", options.worker_user) if options.worker_user else ()),
     ]
 
 

@@ -48,15 +48,18 @@ class KubeBackend:
         coordinator: str,
         mesh_endpoint: str = "",
         image: str = "",
+        user: int | None = render.USER,
         changed: Callable[[Uid], None] = lambda uid: None,
     ) -> None:
-        """`coordinator` and `mesh_endpoint` are where Pods find them; `image` is for trainings that name none."""
+        """`coordinator` and `mesh_endpoint` are where Pods find them; `image` is for trainings that name none, `user`
+        is who their workers run as."""
         self._api = api
         self._store = store
         self._clock = clock
         self._coordinator = coordinator
         self.mesh_endpoint = mesh_endpoint
         self._image = image
+        self._user = user
         self.changed = changed
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
@@ -103,7 +106,12 @@ class KubeBackend:
 
     def _render(self, training: Training, name: str) -> render.Json:
         return render.pod(
-            training, name, coordinator=self._coordinator, mesh_endpoint=self.mesh_endpoint, image=self._image
+            training,
+            name,
+            coordinator=self._coordinator,
+            mesh_endpoint=self.mesh_endpoint,
+            image=self._image,
+            user=self._user,
         )
 
     # Watching and adoption

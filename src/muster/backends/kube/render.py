@@ -6,6 +6,7 @@ Everything belongs to the Training: what is left of it goes when it goes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from muster.backends import orders
@@ -21,10 +22,23 @@ CONTAINER = "worker"
 TOKEN_KEY = "run-token"  # no variable can be called like this
 GPU = "nvidia.com/gpu"
 LEAVE_MARGIN_S = 10  # for the agent itself, beyond what its ranks may take
+USER = 65532
+ROOT = 0
+_HOME = "/home/worker"  # of a user that the image does not know
 
 
-def pod(training: Training, name: str, *, coordinator: str, mesh_endpoint: str = "", image: str = "") -> Json:
-    """`image` is taken where the training names none.
+def pod(
+    training: Training,
+    name: str,
+    *,
+    coordinator: str,
+    mesh_endpoint: str = "",
+    image: str = "",
+    user: int | None = USER,
+) -> Json:
+    """`image` is taken where the training names none. `user` is who runs it; None: the image's own, if it is not root.
+
+    What is rendered for anyone but root is what Pod Security calls "restricted".
 
     The labels for role and round say what it was started for: workers change roles, and rounds come and go, while a
     Pod runs; the status tells what they are now.
@@ -36,13 +50,18 @@ def pod(training: Training, name: str, *, coordinator: str, mesh_endpoint: str =
         "name": CONTAINER,
         "image": spec.image or image,
         "command": _command(training, name, coordinator),
-        "env": _env(training, mesh_endpoint),
+        "env": _env(training, mesh_endpoint, {} if _has_own_home(user) else {"HOME": _HOME, "USER": "worker"}),
         "resources": _resources(spec.resources),
+        "securityContext": _rights(user),
         # What a worker that failed said last is then found in the Pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+    volumes: list[Json] = []
     if spec.working_dir:
         container["workingDir"] = spec.working_dir
+    if not _has_own_home(user):
+        volumes = [{"name": "home", "emptyDir": {}}]
+        container["volumeMounts"] = [{"name": "home", "mountPath": _HOME}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -54,9 +73,27 @@ def pod(training: Training, name: str, *, coordinator: str, mesh_endpoint: str =
             "terminationGracePeriodSeconds": math.ceil(spec.stop_grace_seconds) + LEAVE_MARGIN_S,
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
+            "securityContext": _identity(user),
             "containers": [container],
+            "volumes": volumes,
         },
     }
+
+
+def _has_own_home(user: int | None) -> bool:
+    return user in (None, ROOT)
+
+
+def _identity(user: int | None) -> Json:
+    """Who runs it. Without a number the kubelet refuses an image that would run as root."""
+    named = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {"runAsNonRoot": user != ROOT, **named, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def _rights(user: int | None) -> Json:
+    """Root without its usual capabilities could not even read files of others: who chose it keeps them."""
+    dropped = {} if user == ROOT else {"capabilities": {"drop": ["ALL"]}}
+    return {"allowPrivilegeEscalation": False, **dropped}
 
 
 def secret_name(training: str) -> str:
@@ -112,7 +149,7 @@ def literally(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _env(training: Training, mesh_endpoint: str) -> list[Json]:
+def _env(training: Training, mesh_endpoint: str, defaults: Mapping[str, str]) -> list[Json]:
     """The user's own variables win over the node's name, but not where ranks wait for their mesh under it."""
     spec = training.spec
     secret_name_ = secret_name(training.metadata.name)
@@ -120,7 +157,7 @@ def _env(training: Training, mesh_endpoint: str) -> list[Json]:
     mesh = orders.mesh(training, mesh_endpoint)
     entries: dict[str, Json] = {
         **node,
-        **{name: _plain(value) for name, value in spec.env.items()},
+        **{name: _plain(value) for name, value in {**defaults, **spec.env}.items()},
         **{name: _secret(secret_name_, name) for name in spec.secret_env},
         **{name: _plain(value) for name, value in mesh.items()},
         **(node if "MUSTER_MESH_ENDPOINT" in mesh else {}),
