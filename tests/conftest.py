@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from tests.fleet import Fleet
 from tests.kube.fixtures import cluster, kube_plane, kubelet, namespace, pytest_collection_modifyitems  # noqa: F401
+from tests.kube.mallory import mallory  # noqa: F401
 from tests.plane import Plane
 from tests.sharing.ray_fixture import ray_outcomes  # noqa: F401
 

@@ -16,7 +16,7 @@ from tests.training_builders import a_training
 Json = dict[str, Any]
 
 
-def a_pod(training: Training, **known: str) -> Json:
+def a_pod(training: Training, **known: Any) -> Json:
     return render.pod(
         training, f"{training.metadata.name}-0", **{"coordinator": "muster:8471", "image": "base"} | known
     )

@@ -282,13 +282,9 @@ def test_a_line_of_a_pod_without_an_end_is_cut_and_counted_as_it_came(tmp_path: 
 # Keeping them small -------------------------------------------------------------------------------
 
 
-def test_logs_of_workers_that_are_gone_and_the_own_log_are_kept_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_keeping, "OWN_BYTES", 1 << 16)
+def test_logs_of_workers_that_are_gone_are_kept_small(tmp_path: Path) -> None:
     for uid in ("small", "all"):
         written(tmp_path / "logs" / uid, "demo-0", 0, 0, ("x" * 99 + "\n") * 10_000)
-    (tmp_path / "daemon.log").write_bytes(b"x" * 1_000_000)
     limits = {Uid("small"): 1 << 16, Uid("all"): 0}
 
     async def run() -> None:

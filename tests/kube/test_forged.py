@@ -5,65 +5,18 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
-
-import pytest
 
 from muster import DistributedTraining
 from muster.store.kube_batches import LABEL, Batch
 from muster.types.event import WORKER_STARTED
 from tests.fleet import eventually
 from tests.kube.api import Json
+from tests.kube.mallory import NOTE, Mallory
 from tests.kube.plane import KubePlane
 from tests.plane import reasons
 
 ASIDE = "JournalSetAside"
-NOTE = "muster.dev/journal"
-
-
-@dataclass(frozen=True)
-class Mallory:
-    """Somebody with the rights that the documentation gives users, in a namespace of their own."""
-
-    plane: KubePlane
-    namespace: str
-    user: str
-
-    def kubectl(self, *words: str, input: str | None = None, check: bool = True) -> str:
-        words = ("-n", self.namespace, *words)
-        done = self.plane.cluster.kubectl(*words, input=input, user=self.user, check=check)
-        return done.stdout + done.stderr
-
-    def create(self, name: str, note: str, **about: Any) -> None:
-        """One that nobody here runs, as if the control plane had claimed it."""
-        body = json.loads(self.plane.manifest(name, backend="nosuch"))
-        notes = {"metadata": {"namespace": self.namespace, "name": name, "annotations": {NOTE: note}, **about}}
-        self.kubectl("create", "-f", "-", input=json.dumps({**body, **notes, "status": {"journal": note}}))
-
-    def object(self, name: str) -> Json | None:
-        return self.plane.cluster.get(f"/apis/muster.dev/v1alpha1/namespaces/{self.namespace}/trainings/{name}")
-
-
-@pytest.fixture
-def mallory(kube_plane: KubePlane) -> Iterator[Mallory]:
-    plane, cluster = kube_plane, kube_plane.cluster
-    namespace = cluster.new_namespace("mallory")
-    verbs = "--verb=get,list,watch,create,update,patch,delete"
-    kinds = "--resource=trainings.muster.dev,trainings.muster.dev/scale"
-    cluster.kubectl("-n", namespace, "create", "serviceaccount", "mallory")
-    cluster.kubectl("-n", namespace, "create", "role", "trainings", verbs, kinds)
-    account = f"--serviceaccount={namespace}:mallory"
-    cluster.kubectl("-n", namespace, "create", "rolebinding", "trainings", "--role=trainings", account)
-    user = Mallory(plane, namespace, f"system:serviceaccount:{namespace}:mallory")
-    eventually(lambda: "No resources" in user.kubectl("get", "trainings", check=False), "the rights count")
-    yield user
-    path = f"/apis/muster.dev/v1alpha1/namespaces/{namespace}/trainings"
-    for item in cluster.api("GET", path)["items"]:
-        cluster.patch(f"{path}/{item['metadata']['name']}", {"metadata": {"finalizers": None}})
-    cluster.api("DELETE", path)
-    cluster.drop_namespace(namespace)
 
 
 def box(*records: Any, events: Any = (), mark: Any = "made-up") -> str:

@@ -1,13 +1,16 @@
 """In which order are trainings handled, and when again?
 
 A training is never handled twice at once, and whatever happens to it meanwhile makes it be handled once more. Failures
-back off per training and never block the others.
+back off per training and never block the others. Of a namespace only so many are handled at once: however many it has,
+those of others have their turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from muster import errors
@@ -19,6 +22,8 @@ log = logging.getLogger("muster.control")
 RETRY = Backoff(0.1, 30.0)
 SOON_S = 2.0
 STOP_S = 5.0
+AT_ONCE = 256  # of a namespace; many, because one that waits for a disk or an API keeps its place
+SLICE = 50  # that are begun before whatever else the process does has its turn
 
 
 class WorkQueue:
@@ -30,6 +35,8 @@ class WorkQueue:
         self._delay_s = delay_s
         self._due: dict[Key, None] = {}
         self._busy: dict[Key, asyncio.Task[None]] = {}
+        self._held: dict[str, dict[Key, None]] = {}  # namespace → those for which there is no room yet
+        self._room: Counter[str] = Counter()  # namespace → how many are being handled
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, tuple[int, str]] = {}
         self._pump_due = False
@@ -51,7 +58,7 @@ class WorkQueue:
 
     async def idle(self) -> None:
         """Until nothing is due and nothing is being handled."""
-        while self._due or self._busy or self._pump_due:
+        while self._due or self._busy or self._held or self._pump_due:
             await asyncio.sleep(0)
             if self._busy:
                 await asyncio.wait(self._busy.values())
@@ -70,18 +77,33 @@ class WorkQueue:
 
     def _pump(self) -> None:
         self._pump_due = False
-        due, self._due = self._due, {}
-        for key in due:
-            if key in self._busy:
-                self._due[key] = None  # once more when it is done
-                continue
-            self._cancel_timer(key)
-            task = asyncio.get_running_loop().create_task(self._handle(key))
-            self._busy[key] = task
-            task.add_done_callback(lambda _, key=key: self._done(key))  # type: ignore[misc]
+        due = [key for key in itertools.islice(self._due, SLICE + len(self._busy)) if key not in self._busy]
+        for key in due[:SLICE]:  # of those that are busy, once more when they are done
+            del self._due[key]
+            if self._room[key.namespace] < AT_ONCE:
+                self._begin(key)
+            else:
+                self._held.setdefault(key.namespace, {})[key] = None
+        if due and not self._stopping:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _begin(self, key: Key) -> None:
+        self._cancel_timer(key)
+        self._held.get(key.namespace, {}).pop(key, None)
+        self._room[key.namespace] += 1
+        task = asyncio.get_running_loop().create_task(self._handle(key))
+        self._busy[key] = task
+        task.add_done_callback(lambda _, key=key: self._done(key))  # type: ignore[misc]
 
     def _done(self, key: Key) -> None:
         del self._busy[key]
+        self._room[key.namespace] -= 1
+        held = self._held.get(key.namespace, {})
+        if held and not self._stopping:
+            self._begin(next(iter(held)))
+        if not held:
+            self._held.pop(key.namespace, None)
         if key in self._due:
             self.wake(key)
 

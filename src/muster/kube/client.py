@@ -238,10 +238,11 @@ class Informer:
         params: Mapping[str, str] | None = None,
         *,
         cut: Callable[[Json], Json] = lambda item: item,
+        page: int = PAGE,
     ) -> None:
         """`cut` takes from each object of a list what the handler needs: the whole list is never in memory."""
         self._api = api
-        self._cut = cut
+        self._cut, self._page = cut, page
         self._path = path
         self._handler = handler
         self._params = params or {}
@@ -252,7 +253,7 @@ class Informer:
         """Read the list; raises if that is not possible."""
         items: list[Json] = []
         self._version = ""
-        async for page, version in self._api.pages(self._path, self._params):
+        async for page, version in self._api.pages(self._path, self._params, limit=self._page):
             items += map(self._cut, page)
             at = version
         self._version = at

@@ -1,7 +1,8 @@
 """Which entries of the journal are Kubernetes Events as well? All, as far as the cluster can bear them.
 
 They are a copy for `kubectl describe` and are forgotten by the cluster after an hour; the journal is what counts. So
-they are sent one by one in the background, at a bounded rate, and when too many wait the oldest ordinary ones go.
+they are sent one by one in the background, at a bounded rate, namespaces in turn, and when too many wait the oldest
+ordinary ones of the namespace that has most of them go.
 """
 
 from __future__ import annotations
@@ -30,18 +31,33 @@ _LONGEST = 1024  # characters that a message may have
 class EventRecorder:
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._waiting: deque[Event] = deque()
+        self._waiting: dict[str, deque[Event]] = {}  # namespace → its own; the first has its turn next
+        self._count = 0
         self._wanted = asyncio.Event()
         self._told = ""
 
     def offer(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.namespace and event.training:
-                self._waiting.append(event)
-        while len(self._waiting) > MOST_WAITING:
-            ordinary = next((one for one in self._waiting if one.type == "Normal"), self._waiting[0])
-            self._waiting.remove(ordinary)
+                self._waiting.setdefault(event.namespace, deque()).append(event)
+                self._count += 1
+        while self._count > MOST_WAITING:
+            namespace, crowd = max(self._waiting.items(), key=lambda one: len(one[1]))
+            crowd.remove(next((one for one in crowd if one.type == "Normal"), crowd[0]))
+            self._count -= 1
+            if not crowd:
+                del self._waiting[namespace]
         self._wanted.set()
+
+    def _next(self) -> Event:
+        """Of the namespace whose turn it is."""
+        namespace, own = next(iter(self._waiting.items()))
+        event = own.popleft()
+        self._count -= 1
+        del self._waiting[namespace]
+        if own:
+            self._waiting[namespace] = own
+        return event
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -57,8 +73,9 @@ class EventRecorder:
                 await asyncio.sleep((1.0 - room) / PER_S)
                 continue
             room -= 1.0
-            if not await self._sent(event := self._waiting.popleft()):
-                self._waiting.appendleft(event)
+            if not await self._sent(event := self._next()):
+                self._waiting.setdefault(event.namespace, deque()).appendleft(event)
+                self._count += 1
                 await asyncio.sleep(AGAIN_S)
 
     async def _sent(self, event: Event) -> bool:

@@ -51,6 +51,7 @@ log = logging.getLogger("muster.store")
 ALL = "/apis/muster.dev/v1alpha1/trainings"
 RETRY = Backoff(0.05, 1.0)
 _MOST_TRIES = 20
+_PAGE = 100  # objects that are read at once: one may have a megabyte
 
 
 class _Tries:
@@ -80,7 +81,7 @@ class KubeStore(LedgerStore):
         self._leftovers = Leftovers(api, journal, self, seal, self._journal)
         self._clock = clock or SystemClock()
         self._cache = TrainingCache(ledger, first=self._leftovers.find, seen=self._take_over_foreign)
-        self._informer = Informer(api, ALL, self._cache)
+        self._informer = Informer(api, ALL, self._cache, cut=self._cache.cut, page=_PAGE)
         self._recorder = EventRecorder(api)
         self._turns: weakref.WeakValueDictionary[Key, asyncio.Lock] = weakref.WeakValueDictionary()
         self._tasks = Tasks()
@@ -279,9 +280,11 @@ class KubeStore(LedgerStore):
                 if marked.get("kind") == KIND:
                     version = version_of(marked)
             extras = self._cache.extras(key)
+            left = [one for one in extras.finalizers if one != FINALIZER]
             if extras.is_ours:
-                left = (one for one in extras.finalizers if one != FINALIZER)
                 await self._set_finalizers(key, version, *left)
+            if left:
+                return  # others hold it up, for as long as they like; nothing of ours is left
         except errors.NotFound:
             pass  # somebody was quicker; it is gone
         await self._cache.gone(before)

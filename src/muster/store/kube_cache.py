@@ -21,15 +21,14 @@ SEEN_S = 10.0  # how long the watch may take to show what was written
 HEARD_S = 0.25  # and what others wrote
 _NEVER = 2**63  # only an object's end is newer than that
 _ALL = Filter()
+_LOOKED_AT = (*("namespace", "name", "uid", "resourceVersion", "finalizers", "creationTimestamp", "deletionTimestamp"),)
 
 
 class TrainingCache:
     """An informer's handler."""
 
-    def __init__(
-        self, ledger: Ledger, *, first: Callable[[Sequence[Json]], None], seen: Callable[[Key, Json], None]
-    ) -> None:
-        """`first` gets the first list, before anything else is done with it; `seen` each object that is there."""
+    def __init__(self, ledger: Ledger, *, first: Callable[[Json], None], seen: Callable[[Key, Json], None]) -> None:
+        """`first` gets each object of the first list; `seen` each object that is there, as far as `cut` leaves it."""
         self._ledger = ledger
         self._first, self._seen = first, seen
         self._extras: dict[Key, Extras] = {}
@@ -98,12 +97,19 @@ class TrainingCache:
 
     # What the informer tells
 
+    def cut(self, item: Json) -> Json:
+        """For `listed`: thousands of whole objects would be much, and to read them all at once would take long."""
+        if not self._opened:
+            self._first(item)
+        about = {name: value for name, value in item["metadata"].items() if name in _LOOKED_AT}
+        size = (item.get("spec") or {}).get("worldSize")
+        return {"metadata": about, "spec": {"worldSize": size}, "read": self._read(item)}
+
     def listed(self, items: Sequence[Json], version: str) -> None:
         """The first list is what there is; a later one says what was missed, as if it had just happened."""
         if not self._opened:
             self._opened = True
-            self._first(items)
-            stored = [one for item in items if (one := self._read(item)) is not None]
+            stored = [one for item in items if (one := item["read"]) is not None]
             self._ledger.load_objects(stored, int(version))
         else:
             self._catch_up_with({key_of(item): item for item in items}, int(version))
@@ -140,7 +146,7 @@ class TrainingCache:
         if known is not None and known.uid != uid_of(item):
             self._drop(key, version)
             known = None
-        stored = self._read(item)
+        stored = item["read"] if "read" in item else self._read(item)
         if stored is None:
             self._wake(key, version)
             return

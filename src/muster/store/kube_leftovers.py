@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from muster import errors
@@ -14,7 +15,7 @@ from muster.kube.client import JSON_PATCH, Json, KubeApi
 from muster.ports import Record, Store, Stored, Write
 from muster.store.kube_log import MADE_UP, KubeLog
 from muster.store.kube_objects import path_of, status_of
-from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX, FoundOutbox, Seal, outboxes
+from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX, FoundOutbox, Seal, carrying, outboxes
 from muster.types.event import Event
 
 log = logging.getLogger("muster.store")
@@ -23,6 +24,8 @@ SET_ASIDE = "JournalSetAside"
 HOME = "muster"  # the name under which is told what belongs to no training
 _AT_ONCE = 500  # records that one write puts right
 _MOST_NAMED = 5
+_MOST_TOLD = 100  # of a namespace, one by one: its users can make as many as they like
+_SLICE = 20  # that are looked at before others get a turn
 
 Journal = Callable[[Write, Stored | None, str], "asyncio.Future[None]"]
 
@@ -35,36 +38,60 @@ class Leftovers:
         self._seal = seal
         self._write = write
         self._get, self._record = store.get, store.record
-        self._left: list[FoundOutbox] = []
+        self._left: list[Json] = []
         self._strangers: list[FoundOutbox] = []
+        self._told: Counter[str] = Counter()  # namespace → how often
 
-    def find(self, items: Sequence[Json]) -> None:
-        self._left = [found for item in items for found in outboxes(item, self._seal)]
+    def find(self, item: Json) -> None:
+        if (left := carrying(item)) is not None:
+            self._left.append(left)
 
     async def settle(self) -> None:
         """Write what a control plane before us did not come to write, and tell what is set aside."""
         left, self._left = self._left, []
         taken: set[str] = set()
         written = [*self._refusals()]
-        for one in left:
-            outbox, stored = one.outbox, self._get(one.key)
-            if stored is None or (outbox is not None and (outbox.mark in taken or self._log.has(outbox))):
-                continue
-            if one.wrong:
-                written += self._set_aside(one, stored)
-            else:
-                assert outbox is not None
-                taken.add(outbox.mark)
-                written.append(self._write(outbox.write, stored, outbox.mark))
+        for at, item in enumerate(left):
+            for one in outboxes(item, self._seal):
+                written += self._settle(one, taken)
+            if at % _SLICE == 0:
+                await asyncio.sleep(0)
+        written += self._uncounted()
         for done in await asyncio.gather(*written, return_exceptions=True):
             if isinstance(done, errors.InvalidRequest | errors.TooLarge):
                 log.warning("what was left for the journal cannot be written: %s", done)
             elif done is not None:
                 raise done
 
+    def _settle(self, one: FoundOutbox, taken: set[str]) -> Sequence[asyncio.Future[None]]:
+        outbox, stored = one.outbox, self._get(one.key)
+        if stored is None or (one.claimed and self._log.knows(one.claimed)):
+            return ()
+        if outbox is not None and (outbox.mark in taken or self._log.has(outbox)):
+            return ()
+        if one.wrong:
+            return self._set_aside(one, stored)
+        assert outbox is not None
+        taken.add(outbox.mark)
+        return (self._write(outbox.write, stored, outbox.mark),)
+
+    def _uncounted(self) -> Sequence[asyncio.Future[None]]:
+        """Of those that were not told one by one: how many there are, and where."""
+        more = {namespace: count - _MOST_TOLD for namespace, count in self._told.items() if count > _MOST_TOLD}
+        if not more:
+            return ()
+        named = ", ".join(f"{count} more in {namespace}" for namespace, count in sorted(more.items())[:_MOST_NAMED])
+        message = f"nothing is taken for the journal from what objects carry: {named}"
+        log.warning("%s", message)
+        event = Event(SET_ASIDE, message, "Warning", namespace=self._log.namespace, training=HOME)
+        return (self._write(Write(events=(event,)), None, ""),)
+
     def _set_aside(self, one: FoundOutbox, stored: Stored) -> Sequence[asyncio.Future[None]]:
         self._strangers.append(one)
         if self._log.knows(one.mark):
+            return ()
+        self._told[one.key.namespace] += 1
+        if self._told[one.key.namespace] > _MOST_TOLD:
             return ()
         where = f"the annotation {OUTBOX}" if one.place == OUTBOX else f"status.{STATUS_OUTBOX}"
         message = f"nothing is taken from {where} for the journal: {one.wrong}"

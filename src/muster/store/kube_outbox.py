@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ STATUS_OUTBOX = "journal"  # field of the status
 LARGEST = 65_536  # characters
 ASIDE = "aside-"  # how the mark begins of an entry that tells what was not taken
 _SEAL = 64  # characters, and a dot after them
+_MARK = re.compile(r'(?:[0-9a-f]{64}\.)?\{"mark": ?"([0-9a-f]{16})"')  # how what muster wrote begins, whatever its seal
 USAGE = (WORKER_STARTED, WORKER_EXITED, TRIMMED)  # is written together with its worker or not at all, and never travels
 
 
@@ -86,14 +88,25 @@ class Seal:
 
 @dataclass(frozen=True)
 class FoundOutbox:
-    """`wrong` says why it is not taken; `outbox` is what it says, as far as that can be read, whoever wrote it."""
+    """`wrong` says why it is not taken. Only what is sealed is read: to read what others wrote could take for ever."""
 
     key: Key
     place: str
     carried: str
     mark: str  # for the entry that says that it was not taken
+    claimed: str = ""  # the mark that it says it has
     outbox: Outbox | None = None
     wrong: str = ""
+
+
+def carrying(item: Json) -> Json | None:
+    """As much of an object as `outboxes` needs; None if it carries nothing."""
+    about, status = item["metadata"], item.get("status") or {}
+    notes = {name: text for name, text in (about.get("annotations") or {}).items() if name in (OUTBOX, REQUEST)}
+    if OUTBOX not in notes and STATUS_OUTBOX not in status:
+        return None
+    metadata = {name: about[name] for name in ("namespace", "name", "uid")} | {"annotations": notes}
+    return {"metadata": metadata, "status": {STATUS_OUTBOX: status.get(STATUS_OUTBOX)}}
 
 
 def outboxes(item: Json, seal: Seal) -> Iterator[FoundOutbox]:
@@ -111,11 +124,11 @@ def _judged(found: FoundOutbox, owners: list[Owner], seal: Seal) -> FoundOutbox:
     carried = found.carried
     if len(carried) > LARGEST + _SEAL + 1:
         return replace(found, wrong=f"it has {len(carried)} characters, more than muster writes")
-    sealed = any(seal.is_on(carried, owner) for owner in owners)
-    outbox = _read(carried[_SEAL + 1 :] if carried[_SEAL : _SEAL + 1] == "." else carried)
-    if not sealed:
-        return replace(found, outbox=outbox, wrong="it does not carry this control plane's seal")
-    if outbox is None:
+    if not any(seal.is_on(carried, owner) for owner in owners):
+        begins = _MARK.match(carried)
+        claimed = begins[1] if begins is not None else ""
+        return replace(found, claimed=claimed, wrong="it does not carry this control plane's seal")
+    if (outbox := _read(carried[_SEAL + 1 :])) is None:
         return replace(found, wrong="it cannot be read")
     return replace(found, outbox=outbox, wrong=strange(outbox.write, owners[0]))
 

@@ -298,7 +298,7 @@ class KubeBackend:
         place = (worker.uid, worker.name)
         over = pods.ended(worker, pod, how, self._clock.steady())
         self._workers[worker.uid][worker.name] = over
-        self._forget_orders(*place)
+        self._forget_orders(self._keys[worker.uid], *place)
         self._writing[place] = self._tasks.start(self._write_end(over))
         return self._writing[place]
 
@@ -312,10 +312,10 @@ class KubeBackend:
         if (left := self._pod(*place)) is not None:
             self._removal.release(left)
 
-    def _forget_orders(self, uid: Uid, name: str) -> None:
+    def _forget_orders(self, key: Key, uid: Uid, name: str) -> None:
         self._asked.pop((uid, name), None)
         self._times.forget(uid, name)
-        self._removal.forget(uid, name)
+        self._removal.forget(key.namespace, name)
 
     def _exit(self, over: Worker) -> Event:
         return records.exited(over, self._keys[over.uid], self._clock, self._store)
@@ -334,9 +334,11 @@ class KubeBackend:
         gone, key = self._workers.pop(uid, {}), self._keys.pop(uid, None)
         self._shared.forget(uid)
         self._refused.discard(uid)
-        for name in gone:
-            self._forget_orders(uid, name)
-        left = [self._cache.get(key.namespace, name) for name in gone] if key is not None else []
+        left: list[Pod | None] = []
+        if key is not None:
+            for name in gone:
+                self._forget_orders(key, uid, name)
+            left = [self._cache.get(key.namespace, name) for name in gone]
         await asyncio.gather(*(self._removal.remove(pod) for pod in left if pod is not None and pod.training == uid))
         if gone:
             await self._store.write(Write(records=records.removals(uid, gone), lazy=True))

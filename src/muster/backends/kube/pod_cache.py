@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from muster.backends.kube import pods
 from muster.backends.kube.pods import Json, Pod
@@ -28,6 +29,8 @@ class PodCache:
             return
         if known is not None and known.uid != pod.uid:
             self.drop(known)
+        elif known is not None and not pod.owner:  # a deletion that orphans takes it away: it is still the same Pod
+            pod = replace(pod, owner=known.owner)
         self._pods[pod.place] = pod
         self._tell(pod, False)
 

@@ -16,7 +16,6 @@ from muster.backends.kube.pods import Pod
 from muster.background import Tasks
 from muster.kube.client import MERGE_PATCH, KubeApi, passes
 from muster.ports import until_answered
-from muster.types.training import Uid
 
 log = logging.getLogger("muster.kube")
 
@@ -30,7 +29,7 @@ class PodRemoval:
         self._cache = cache
         self._tasks = tasks
         self._releasing: set[str] = set()
-        self._overdue: dict[tuple[Uid, str], tuple[int, asyncio.TimerHandle]] = {}
+        self._overdue: dict[tuple[str, str], tuple[int, asyncio.TimerHandle]] = {}  # by the place of a Pod
 
     async def ask(self, pod: Pod, *, kill: bool) -> None:
         """Once. In its own time, or nearly at once."""
@@ -45,21 +44,20 @@ class PodRemoval:
 
     def watch(self, pod: Pod) -> None:
         """A node that does not end a Pod in its time does not answer: the Pod is then removed by force."""
-        place = (pod.training, pod.name)
-        before = self._overdue.get(place)
+        before = self._overdue.get(pod.place)
         if pod.grace_s is None or not pod.ours or (before is not None and before[0] <= pod.grace_s):
             return
-        self.forget(*place)
+        self.forget(*pod.place)
         alarm = asyncio.get_running_loop().call_later(pod.grace_s + OVERDUE_S, self._force, pod)
-        self._overdue[place] = (pod.grace_s, alarm)
+        self._overdue[pod.place] = (pod.grace_s, alarm)
 
     def _force(self, pod: Pod) -> None:
-        self.forget(pod.training, pod.name)
+        self.forget(*pod.place)
         self.kill(pod, 0)
 
-    def forget(self, uid: Uid, name: str) -> None:
+    def forget(self, namespace: str, name: str) -> None:
         """It has gone in time."""
-        if (before := self._overdue.pop((uid, name), None)) is not None:
+        if (before := self._overdue.pop((namespace, name), None)) is not None:
             before[1].cancel()
 
     def release(self, pod: Pod) -> None:
