@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from muster import errors
-from muster.backends.local import processes
 from muster.clock import SystemClock
-from muster.daemon import home
+from muster.daemon import home, local
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.ports import Write
@@ -224,7 +223,8 @@ def test_after_a_reboot_only_what_was_forced_to_the_disk_must_be_there(
     (crashed / "reached").write_text(shown)
     with pytest.raises(errors.MusterError, match="has lost the last 5 writes"):
         serve(crashed)
-    monkeypatch.setattr(processes, "boot_id", lambda: "another-boot")
+    for module in (home, local):
+        monkeypatch.setattr(module, "boot_id", lambda: "another-boot")
     serve(crashed)
 
 

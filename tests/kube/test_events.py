@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from muster.kube.client import Json, KubeApi
 from muster.kube.events import BURST, MOST_WAITING, EventRecorder
@@ -22,7 +22,7 @@ class Heard:
         return {}
 
 
-def some(namespace: str, count: int, type: str = "Normal") -> list[Event]:
+def some(namespace: str, count: int, type: Literal["Normal", "Warning"] = "Normal") -> list[Event]:
     return [
         Event("Said", type=type, namespace=namespace, training="demo", uid="u", id=at, at=NOW) for at in range(count)
     ]
