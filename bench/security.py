@@ -57,8 +57,8 @@ def reader(_: argparse.Namespace) -> Iterator[Figure]:
     """A viewer takes all 15 GB of a log as fast as they come, beside 20 trainings of one worker each."""
     with a_plane() as plane:
         viewer = Tokens(plane.home).create("viewer", "viewer")
-        command = [sys.executable, "-c", f"import os; os.ftruncate(1, {HUGE})"]
-        plane.train("huge", world=(1, 1, 1), command=command).result(timeout=60)
+        command = [sys.executable, "-c", f"import os; os.write(1, b'first'); os.ftruncate(1, {HUGE})"]
+        plane.train("huge", world=(1, 1, 1), command=command, log_bytes=0).result(timeout=60)
         trainings = [plane.train(f"t{index}", world=(1, 1, 1)) for index in range(TRAININGS)]
         for training in trainings:
             training.wait_until_target_world(timeout=120)

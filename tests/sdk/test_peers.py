@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from muster import sockets
 from muster.errors import MusterError, Unavailable
 from muster.sdk import find, peers
 from muster.sdk import home as homes
@@ -193,7 +194,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         raise PermissionError("no netlink in this container")
 
     if request.param == "/proc/net":
-        monkeypatch.setattr(peers, "_by_sock_diag", refuse)
+        monkeypatch.setattr(sockets, "find", refuse)
 
 
 ENDS = [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1"), ("::", "::1")]

@@ -8,28 +8,19 @@ every connection, before anything is sent on it; a connection that is open stays
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import os
 import pwd
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+
+from muster import sockets
+from muster.sockets import End, FoundSocket
 
 _NET = Path("/proc/net")
-_LISTEN = 10  # a state of TCP
 _UNKNOWN_USERS = 65534  # stands for all users that our user namespace does not have
-
-# From <linux/netlink.h>, <linux/sock_diag.h> and <linux/inet_diag.h>.
-_SOCK_DIAG, _BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
-_HEAD, _KIND, _PORTS, _OWNER = (struct.Struct(form) for form in ("=IHHII", "=BBBBI", ">HH", "=II"))
-_ANY_STATE, _ANY_DEVICE_AND_COOKIE = 0xFFFFFFFF, bytes(4) + b"\xff" * 8
-_STATE_AT, _PORTS_AT, _OWNER_AT = 17, 20, 80
-
-End = tuple[str, int]  # host and port
 
 
 class Unproved(Exception):
@@ -38,18 +29,13 @@ class Unproved(Exception):
     hint = "muster server status shows where yours is; others need https, or MUSTER_INSECURE=1 if you trust them"
 
 
-class FoundSocket(NamedTuple):
-    uid: int
-    inode: int  # 0 until it is accepted
-
-
-_Look = Callable[[int, End, End | None], FoundSocket | None]
+_Look = Callable[[End, End | None], FoundSocket | None]
 
 
 def check(connection: socket.socket) -> None:
     """Raise Unproved unless the other end is ours or root's; root could read our token anyway."""
     try:
-        host, port = _plain(connection.getpeername())
+        host, port = sockets.end(connection.getpeername())
         owner = owner_of(connection)
     except OSError as error:
         raise Unproved(f"whose server it is cannot be known ({error}): nothing was sent") from error
@@ -64,34 +50,27 @@ def check(connection: socket.socket) -> None:
 
 def owner_of(connection: socket.socket) -> int | None:
     """The user whose socket is the other end; None if this machine has no such socket."""
-    here, there = _plain(connection.getsockname()), _plain(connection.getpeername())
-    family = socket.AF_INET6 if ":" in there[0] else socket.AF_INET
+    here, there = sockets.end(connection.getsockname()), sockets.end(connection.getpeername())
     with contextlib.suppress(OSError):
-        found = _owner(_by_sock_diag, family, here, there)
-        if found is not None or _by_sock_diag(family, here, there) is not None:
+        found = _owner(sockets.find, here, there)
+        if found is not None or sockets.find(here, there) is not None:
             return found
-    return _owner(_by_proc_net, family, here, there)  # a kernel that does not even find our own end
+    return _owner(_by_proc_net, here, there)  # a kernel that does not even find our own end
 
 
-def _owner(look: _Look, family: int, here: End, there: End) -> int | None:
+def _owner(look: _Look, here: End, there: End) -> int | None:
     """Until it is accepted a connection seems to be root's; it is the listener's.
 
     A listener that is closed takes with it what it has not accepted, and while it is open nobody else can listen
     there. So the listener found is the connection's own if that was not accepted before, and still is not after.
     """
-    found = look(family, there, here)
+    found = look(there, here)
     if found is None or found.inode:
         return found and found.uid
-    listener, found = look(family, there, None), look(family, there, here)
+    listener, found = look(there, None), look(there, here)
     if found is None or found.inode:
         return found and found.uid
     return listener and listener.uid
-
-
-def _plain(end: tuple[Any, ...]) -> End:
-    """Without the scope that IPv6 adds, and as IPv4 where it is that."""
-    address = ipaddress.ip_address(end[0].partition("%")[0])
-    return str(getattr(address, "ipv4_mapped", None) or address), end[1]
 
 
 def _is_trusted(uid: int) -> bool:
@@ -107,31 +86,8 @@ def _name_of(uid: int) -> str:
         return str(uid)
 
 
-# Two ways to look for the socket with these ends, or for the listener of the first ----------------
-
-
-def _by_sock_diag(family: int, local: End, remote: End | None) -> FoundSocket | None:
-    """In microseconds, whatever else is open."""
-    ports = _PORTS.pack(local[1], remote[1] if remote else 0)
-    hosts = [socket.inet_pton(family, end[0]) if end else b"" for end in (local, remote)]
-    ends = ports + b"".join(host.ljust(16, b"\0") for host in hosts) + _ANY_DEVICE_AND_COOKIE
-    question = _KIND.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE) + ends
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
-        kernel.settimeout(1.0)
-        kernel.connect((0, 0))  # so that nobody but the kernel can answer
-        kernel.send(_HEAD.pack(_HEAD.size + len(question), _BY_FAMILY, _REQUEST, 1, 0) + question)
-        answer = kernel.recv(4096)
-    if _HEAD.unpack_from(answer)[1] == _ERROR:
-        code = -struct.unpack_from("=i", answer, _HEAD.size)[0]
-        if code == errno.ENOENT:
-            return None
-        raise OSError(code, os.strerror(code))
-    same = answer[_PORTS_AT : _PORTS_AT + len(ports)] == ports  # else it is the listener that was not asked for
-    return FoundSocket(*_OWNER.unpack_from(answer, _OWNER_AT)) if same else None
-
-
-def _by_proc_net(family: int, local: End, remote: End | None) -> FoundSocket | None:
-    """From the list of all sockets. Where several users listen on one port, it is nobody's."""
+def _by_proc_net(local: End, remote: End | None) -> FoundSocket | None:
+    """From the list of all sockets, if netlink does not answer. Where several listen on a port, it is nobody's."""
     hosts = {_canonical(local[0])} | (set() if remote else {_canonical("0.0.0.0"), _canonical("::")})
     found = set()
     for name in ("tcp", "tcp6"):
@@ -139,7 +95,7 @@ def _by_proc_net(family: int, local: End, remote: End | None) -> FoundSocket | N
             for row in (_NET / name).read_text().splitlines()[1:]:
                 words = row.split()
                 (host, port), other = _end(words[1]), _end(words[2])
-                is_it = other == (_canonical(remote[0]), remote[1]) if remote else int(words[3], 16) == _LISTEN
+                is_it = other == (_canonical(remote[0]), remote[1]) if remote else int(words[3], 16) == sockets.LISTENS
                 if is_it and port == local[1] and host in hosts:
                     found.add(FoundSocket(int(words[7]), int(words[9])))
     return found.pop() if len({one.uid for one in found}) == 1 else None

@@ -13,7 +13,7 @@ import json
 import secrets
 from typing import Literal, NamedTuple
 
-from muster.world.neighbours import End
+from muster.sockets import End
 
 Prover = Literal["member", "coordinator"]
 

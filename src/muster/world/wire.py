@@ -17,11 +17,11 @@ import struct
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+from muster.sockets import End
 from muster.types import frames
 from muster.types.codec import Invalid
 from muster.types.frames import ErrorFrame, Frame, HelloFrame
 from muster.world import neighbours
-from muster.world.neighbours import End
 
 Version = tuple[int, int]
 
