@@ -16,12 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import errors
+from muster import errors, files
 from muster.cli import board, follow, main, safe_text, world
 from muster.cli.board import Board
 from muster.cli.output import write_data, write_table
 from muster.core.training.explain import Explanation
 from muster.sdk.effects import Response
+from muster.server.audit import Audit
+from muster.types.audit import AuditEntry
 from muster.types.codec import Problem
 from muster.types.event import Event
 from muster.types.training import Condition, Outcome, RankExit, RankStatus, Training
@@ -110,6 +112,7 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
     "delete": [["demo", "ended"]],
     "apply": [["-f", "t.json"], *(["-f", "t.json", "-o", form] for form in FORMS)],
     "top": [[]],
+    "audit": [[], *(["-o", form] for form in FORMS)],
     "usage": [[], ["-o", "csv"], *(["-o", form] for form in FORMS)],
     "share status": [[], *(["-o", form] for form in FORMS)],
     "share pipelines": [[], *(["-o", form] for form in FORMS)],
@@ -121,7 +124,7 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
 # What shows nothing that a control plane said, or is played below or elsewhere.
 NOT_HERE = {
     *("logs", "completion", "coordinator", "world show", "world set-target", "world cancel"),
-    *("share demo", "share simulate", "share trace", "kube install", "audit"),
+    *("share demo", "share simulate", "share trace", "kube install"),
 }
 
 
@@ -129,6 +132,17 @@ def leaves() -> list[str]:
     group: Any = main.Verbs()
     inner = [f"{name} {verb}" for name in main.GROUPS for verb in group.get_command(None, name).commands]
     return [*main.VERBS, *inner]
+
+
+def an_evil_audit(home: Path) -> None:
+    home.mkdir(mode=0o700, exist_ok=True)
+    word = EVIL.replace("\ud800", "")  # which no address holds
+    texts: dict[str, Any] = dict.fromkeys(
+        ("who", "role", "from_", "forwarded_for", "method", "path", "about", "code"), word
+    )
+    audit = Audit(home)
+    audit.note(AuditEntry(datetime.now(UTC), "refused", **texts))
+    audit.stop()
 
 
 def is_harmless(said: Said) -> bool:
@@ -148,6 +162,8 @@ def test_no_verb_lets_words_of_others_steer_the_terminal(
     muster: Muster, liar: Liar, tmp_path: Path, verb: str, args: Sequence[str]
 ) -> None:
     (tmp_path / "t.json").write_text('{"metadata": {"name": "demo"}, "spec": {}}')
+    if verb == "audit":
+        an_evil_audit(files.home())
     said = muster(*verb.split(), *args)
 
     assert is_harmless(said)

@@ -153,4 +153,4 @@ def _show(entry: AuditEntry, output: Report) -> None:
     if output is Report.TABLE:
         print(_LINE.format(*(shown(value) for value in _row(entry))), flush=True)
     else:
-        print(json.dumps(to_wire(entry)), flush=True)  # a line each, which is YAML too
+        print(json.dumps(to_wire(entry)), flush=True)  # a line each, in ASCII; YAML reads it too
