@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.server.sealing import NotSealedHere, Seal
+from muster.server.sealing import NotSealedHere, PageSeal
 from tests.server.house import TRAININGS, House, a_body, error_of, in_house
 
 EVERYWHERE = "/v1/trainings"
@@ -164,11 +164,11 @@ def test_a_continue_token_outlives_the_server_and_not_its_secret(tmp_path: Path)
         eve = house.with_token(house.services.tokens.rotate("eve"))
         assert (await eve.get(EVERYWHERE, params={"continue": given_out[0]})).status_code == 422
 
-    in_house(tmp_path, first, seal=Seal(b"one"))
+    in_house(tmp_path, first, seal=PageSeal(b"one"))
     (tmp_path / "tokens.json").write_text(_without(tmp_path, "root"))
-    in_house(tmp_path, again, seal=Seal(b"one"))
+    in_house(tmp_path, again, seal=PageSeal(b"one"))
     (tmp_path / "tokens.json").write_text(_without(tmp_path, "root"))
-    in_house(tmp_path, another, seal=Seal(b"other"))
+    in_house(tmp_path, another, seal=PageSeal(b"other"))
 
 
 def _without(home: Path, name: str) -> str:
@@ -178,18 +178,18 @@ def _without(home: Path, name: str) -> str:
 
 @given(st.text(), st.text(), st.binary(min_size=1))
 def test_what_is_sealed_comes_back_for_the_same_use_only(text: str, good_for: str, secret: bytes) -> None:
-    seal = Seal(secret)
+    seal = PageSeal(secret)
     closed = seal.close(text, good_for)
     assert seal.open(closed, good_for) == text
     assert seal.close(text, good_for) != closed
-    for other, use in ((seal, good_for + "x"), (Seal(secret + b"x"), good_for)):
+    for other, use in ((seal, good_for + "x"), (PageSeal(secret + b"x"), good_for)):
         with pytest.raises(NotSealedHere):
             other.open(closed, use)
 
 
 @given(st.data())
 def test_no_changed_bit_goes_unnoticed(data: st.DataObject) -> None:
-    seal = Seal(b"key")
+    seal = PageSeal(b"key")
     raw = bytearray(decoded(seal.close("a place", "a list")))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(NotSealedHere):

@@ -35,7 +35,7 @@ def decision_of(status: int) -> Decision:
 
 
 @dataclass
-class _Lines:
+class _Count:
     written: int = 0
     last: AuditEntry | None = None
     more: int = 0
@@ -46,7 +46,7 @@ class Sums:
     """What has been written in this minute, by whom it was caused."""
 
     _since: float | None = None
-    _lines: dict[_Source, _Lines] = field(default_factory=dict)
+    _lines: dict[_Source, _Count] = field(default_factory=dict)
 
     def take(self, entry: AuditEntry, *, routine: bool = False) -> AuditEntry | None:
         """The entry if it has a line of its own. `routine`: what succeeds is told once a minute for each path."""
@@ -57,7 +57,7 @@ class Sums:
         if source not in self._lines and len(self._lines) >= MOST_SOURCES:
             source, most = ("others", "-", "allowed" if allowed else "not"), MOST_LINES
             entry = replace(entry, from_="others", who="-", role="-", forwarded_for="")
-        lines = self._lines.setdefault(source, _Lines())
+        lines = self._lines.setdefault(source, _Count())
         if lines.written < most:
             lines.written += 1
             return entry

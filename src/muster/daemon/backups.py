@@ -31,7 +31,7 @@ from muster import __version__, errors
 from muster.core import home as rules
 from muster.core.home import FileState, Found, Kept
 from muster.daemon import home as homes
-from muster.daemon.home import Identity
+from muster.daemon.home import HomeIdentity
 from muster.files import write_private
 from muster.store import evidence, reached, schema
 from muster.types.codec import Invalid, from_wire, to_wire
@@ -249,7 +249,7 @@ def _look_if_possible(home: Path) -> Found | None:
         return None  # it cannot be read: a reason to restore
 
 
-def _unpack(backup: Path, draft: Path, identity: Identity | None) -> tuple[Manifest | None, dict[str, bytes]]:
+def _unpack(backup: Path, draft: Path, identity: HomeIdentity | None) -> tuple[Manifest | None, dict[str, bytes]]:
     """The database of a backup as a draft; its manifest, and what is beside. A plain copy of a database has neither."""
     with _trusted(backup) as file:
         start = file.read(len(_SQLITE))
@@ -266,7 +266,7 @@ def _unpack(backup: Path, draft: Path, identity: Identity | None) -> tuple[Manif
 
 
 def _unpack_tar(
-    tar: tarfile.TarFile, backup: Path, draft: Path, identity: Identity | None
+    tar: tarfile.TarFile, backup: Path, draft: Path, identity: HomeIdentity | None
 ) -> tuple[Manifest, dict[str, bytes]]:
     first = tar.next()
     if first is None or first.name != MANIFEST:
@@ -300,7 +300,13 @@ def _read_manifest(raw: bytes, backup: Path) -> Manifest:
 
 
 def _whose(
-    kept: Kept, manifest: Manifest | None, identity: Identity | None, before: Found | None, backup: Path, *, force: bool
+    kept: Kept,
+    manifest: Manifest | None,
+    identity: HomeIdentity | None,
+    before: Found | None,
+    backup: Path,
+    *,
+    force: bool,
 ) -> str:
     """The identity that the home has afterwards."""
     if manifest is not None and manifest.home != kept.home:
@@ -413,12 +419,12 @@ def _small(path: Path) -> bytes | None:
     return raw
 
 
-def _seal(manifest: Manifest, identity: Identity) -> str:
+def _seal(manifest: Manifest, identity: HomeIdentity) -> str:
     shown = json.dumps(to_wire(replace(manifest, seal="")), sort_keys=True).encode()
     return hmac.new(bytes.fromhex(identity.secret), shown, hashlib.sha256).hexdigest()
 
 
-def _is_sealed(manifest: Manifest, identity: Identity) -> bool:
+def _is_sealed(manifest: Manifest, identity: HomeIdentity) -> bool:
     return hmac.compare_digest(manifest.seal.encode(), _seal(manifest, identity).encode())
 
 

@@ -35,7 +35,7 @@ _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
-class Identity:
+class HomeIdentity:
     """What `identity.json` holds. Only the owner of the home can read it."""
 
     id: str = limited(pattern=r"[0-9a-f]{32}", about="is no identity of a home")
@@ -86,7 +86,7 @@ def settle(home: Path, identity: str, found: Found, *, forget: bool) -> None:
     known = before.forgotten if before is not None else ()
     given_up = {*known, *(found.unexplained if forget else ())} & set(found.folders)
     secret = before.secret if before is not None and before.id == identity else secrets.token_hex(32)
-    after = Identity(identity, secret, tuple(sorted(given_up)))
+    after = HomeIdentity(identity, secret, tuple(sorted(given_up)))
     if after != before:
         write_identity(home, after)
     if dict(_marks(home, None)).get(str(_logs_mark(home))) != identity:
@@ -113,11 +113,11 @@ def set_aside(home: Path, why: str, *, copy: bool = False) -> Path | None:
 # Files -------------------------------------------------------------------------------------------
 
 
-def read_identity(home: Path) -> Identity | None:
+def read_identity(home: Path) -> HomeIdentity | None:
     """None if there is none; one that cannot be read is told, for the database may still have it."""
     path = home / IDENTITY
     try:
-        return from_wire(Identity, json.loads(path.read_text()), strict=False)
+        return from_wire(HomeIdentity, json.loads(path.read_text()), strict=False)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, Invalid) as error:
@@ -126,11 +126,11 @@ def read_identity(home: Path) -> Identity | None:
         ) from error
 
 
-def write_identity(home: Path, identity: Identity) -> None:
+def write_identity(home: Path, identity: HomeIdentity) -> None:
     write_private(home / IDENTITY, json.dumps(to_wire(identity)) + "\n", durable=True)
 
 
-def _marks(home: Path, identity: Identity | None) -> Iterator[tuple[str, str]]:
+def _marks(home: Path, identity: HomeIdentity | None) -> Iterator[tuple[str, str]]:
     if identity is not None:
         yield str(home / IDENTITY), identity.id
     with contextlib.suppress(OSError, ValueError):

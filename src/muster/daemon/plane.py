@@ -185,7 +185,7 @@ class ControlPlane:
         from muster.server.auth import Tokens, ensure_embedded
         from muster.server.protocol import Protocol
         from muster.server.quotas import Quotas
-        from muster.server.sealing import Seal
+        from muster.server.sealing import PageSeal
         from muster.server.services import Services
         from muster.server.serving import ApiServer
 
@@ -201,7 +201,7 @@ class ControlPlane:
             rates=_rates(self._home / "rates.json"),
             quotas=Quotas(self._home / "quotas.json"),
             audit=Audit(self._home, AuditSize.told(os.environ), echo=self._site.name == "kube"),
-            seal=Seal(token.encode()),  # the same after a restart, and for all replicas
+            seal=PageSeal(token.encode()),  # the same after a restart, and for all replicas
             pools=self._pools,
         )
         options = self._options

@@ -13,10 +13,10 @@ from dataclasses import replace
 from muster.errors import InvalidRequest
 from muster.ports import Filter, Page, Store, Stored
 from muster.server.auth import Identity
-from muster.server.sealing import NotSealedHere, Seal
+from muster.server.sealing import NotSealedHere, PageSeal
 
 
-def page(store: Store, seal: Seal, whose: Identity, which: Filter, limit: int, token: str) -> Page:
+def page(store: Store, seal: PageSeal, whose: Identity, which: Filter, limit: int, token: str) -> Page:
     """Of the namespace that the filter names, which the caller may read, or of all that the caller sees."""
     spaces = sorted(set(whose.namespaces)) if which.namespace is None and not whose.sees_all else [which.namespace]
     good_for = json.dumps([whose.name, spaces, which.namespace, which.phase, sorted(which.labels.items())])
@@ -39,7 +39,7 @@ def _page(store: Store, found: Sequence[Stored], token: str) -> Page:
     return Page(tuple(found), store.version, token)
 
 
-def _opened(seal: Seal, token: str, good_for: str) -> tuple[int, str]:
+def _opened(seal: PageSeal, token: str, good_for: str) -> tuple[int, str]:
     try:
         index, within = json.loads(seal.open(token, good_for))
     except NotSealedHere:

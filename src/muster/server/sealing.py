@@ -18,13 +18,13 @@ class NotSealedHere(ValueError):
     """Made by nobody who has the key, or for something else."""
 
 
-class Seal:
+class PageSeal:
     def __init__(self, secret: bytes) -> None:
         self._stream_key = hmac.digest(secret, b"muster: sealed texts, stream", hashlib.sha256)
         self._tag_key = hmac.digest(secret, b"muster: sealed texts, tag", hashlib.sha256)
 
     @classmethod
-    def anew(cls) -> Seal:
+    def anew(cls) -> PageSeal:
         return cls(secrets.token_bytes(32))
 
     def close(self, text: str, good_for: str) -> str:

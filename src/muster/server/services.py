@@ -15,7 +15,7 @@ from muster.server.audit import Audit
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
 from muster.server.quotas import Quotas
-from muster.server.sealing import Seal
+from muster.server.sealing import PageSeal
 from muster.server.visits import Visits
 from muster.sharing.service import PoolService
 
@@ -51,7 +51,7 @@ class Services:
     rates: Rates | None = None
     quotas: Quotas | None = None
     audit: Audit | None = None
-    seal: Seal = field(default_factory=Seal.anew)  # of what clients carry from page to page
+    seal: PageSeal = field(default_factory=PageSeal.anew)  # of what clients carry from page to page
     visits: Visits = field(default_factory=Visits)
     attempts: FailedAttempts = field(default_factory=FailedAttempts)
     meter: Meter = field(default_factory=Meter)

@@ -19,7 +19,7 @@ LOOK_EVERY_S = 0.25
 MOST = 4096
 
 
-class Visit(Protocol):
+class OpenRequest(Protocol):
     def leave(self, error: MusterError) -> None:
         """End it now, for that reason."""
 
@@ -27,13 +27,13 @@ class Visit(Protocol):
 class Visits:
     def __init__(self) -> None:
         self.most = MOST  # how many can be answered at once
-        self._here: dict[Pass, set[Visit]] = {}
+        self._here: dict[Pass, set[OpenRequest]] = {}
         self._open: Counter[str] = Counter()  # of those who are no admins, by the token's name
 
     def __len__(self) -> int:
         return sum(map(len, self._here.values()))
 
-    def begin(self, shown: Pass, visit: Visit) -> None:
+    def begin(self, shown: Pass, visit: OpenRequest) -> None:
         """Raises TooManyRequests."""
         whose = shown.identity
         if whose.role != "admin":
@@ -45,7 +45,7 @@ class Visits:
             self._open[whose.name] += 1
         self._here.setdefault(shown, set()).add(visit)
 
-    def end(self, shown: Pass, visit: Visit) -> None:
+    def end(self, shown: Pass, visit: OpenRequest) -> None:
         left = self._here[shown]
         left.remove(visit)
         if not left:

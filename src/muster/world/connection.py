@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from muster.core.member import verdict
-from muster.core.member.verdict import Attempt, Listener
+from muster.core.member.verdict import Contact, Listener
 from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, Frame, HelloFrame, WelcomeFrame
 from muster.types.world import RunId
 from muster.world import neighbours, wire
@@ -142,7 +142,7 @@ class Connection:
             refused = isinstance(error, ConnectionError) or getattr(error, "errno", None) == socket.EAI_NONAME
             return _Ended(_why(error), dead=refused)
         self._channel = channel
-        seen = _Seen(opening, channel, self._listener if address == self._home else None)
+        seen = _Found(opening, channel, self._listener if address == self._home else None)
         try:
             patience_s = ELSEWHERE_S if elsewhere else WELCOME_TIMEOUT_S
             await self._expect({over, greeting}, seen, patience_s)
@@ -154,7 +154,7 @@ class Connection:
             raise refusal
         return _Ended(str(refusal or why), dead=seen.is_dead(), refusal=refusal)
 
-    async def _expect(self, waits: set[asyncio.Future[Any]], seen: _Seen, patience_s: float) -> None:
+    async def _expect(self, waits: set[asyncio.Future[Any]], seen: _Found, patience_s: float) -> None:
         """Until it greets us, or it is over, or too late. Meanwhile ranks may go on if it is known to be dead."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
@@ -179,7 +179,7 @@ class _Ended(NamedTuple):
     refusal: CoordinatorRefused | None = None  # by whom, is not known
 
 
-class _Seen:
+class _Found:
     """What a connection shows of the coordinator."""
 
     def __init__(self, opening: Opening, channel: Channel, before: Listener | None) -> None:
@@ -192,7 +192,7 @@ class _Seen:
     def is_dead(self) -> bool:
         opening, channel = self._opening, self.channel
         noise = channel.fault is not None and opening.refusal is None
-        attempt = Attempt(
+        attempt = Contact(
             proved=opening.proved,
             closed=channel.peer_died,
             near=self._near,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from muster.core.member.verdict import Attempt, Listener, is_dead
+from muster.core.member.verdict import Contact, Listener, is_dead
 
 OURS, RESTARTED, SOMEBODYS = Listener(1000, 1), Listener(1000, 2), Listener(1001, 3)
-NEAR = Attempt(near=True, before=OURS)
+NEAR = Contact(near=True, before=OURS)
 
 
 @pytest.mark.parametrize(
     ("what", "attempt", "dead"),
     [
-        ("it had proved itself and closed", Attempt(proved=True, closed=True), True),
-        ("it has proved itself and says nothing more", Attempt(proved=True), False),
-        ("somebody on the way says what he likes", Attempt(another=True, before=OURS), False),
-        ("somebody on the way closes", Attempt(closed=True, before=OURS), False),
+        ("it had proved itself and closed", Contact(proved=True, closed=True), True),
+        ("it has proved itself and says nothing more", Contact(proved=True), False),
+        ("somebody on the way says what he likes", Contact(another=True, before=OURS), False),
+        ("somebody on the way closes", Contact(closed=True, before=OURS), False),
         ("somebody else speaks on this machine", NEAR._replace(another=True, now=RESTARTED), True),
         ("nobody listens any more", NEAR._replace(closed=True, now=None), True),
         ("it is stopped", NEAR._replace(now=OURS), False),
@@ -28,8 +28,8 @@ NEAR = Attempt(near=True, before=OURS)
         ("somebody else closes", NEAR._replace(closed=True, now=SOMEBODYS), True),
         ("it was started again and stands still", NEAR._replace(now=RESTARTED), True),
         ("whoever listens cannot be known", NEAR._replace(closed=True, known=False), False),
-        ("it never proved itself here", Attempt(near=True, closed=True, now=SOMEBODYS), False),
+        ("it never proved itself here", Contact(near=True, closed=True, now=SOMEBODYS), False),
     ],
 )
-def test_it_is_dead_only_if_that_is_certain(what: str, attempt: Attempt, dead: bool) -> None:
+def test_it_is_dead_only_if_that_is_certain(what: str, attempt: Contact, dead: bool) -> None:
     assert is_dead(attempt) is dead, what

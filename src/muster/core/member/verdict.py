@@ -16,7 +16,7 @@ class Listener(NamedTuple):
     inode: int
 
 
-class Attempt(NamedTuple):
+class Contact(NamedTuple):
     """A connection, as far as it has gone."""
 
     proved: bool = False  # whoever is there is the coordinator, or nothing can be proved for want of a token
@@ -29,19 +29,19 @@ class Attempt(NamedTuple):
     known: bool = True  # that can be known
 
 
-def is_dead(attempt: Attempt) -> bool:
-    if attempt.proved:
-        return attempt.closed
-    if not attempt.near:
+def is_dead(contact: Contact) -> bool:
+    if contact.proved:
+        return contact.closed
+    if not contact.near:
         return False  # whoever is between us can say anything
-    if attempt.another:
+    if contact.another:
         return True  # two cannot listen at once
-    if attempt.before is None or not attempt.known:
+    if contact.before is None or not contact.known:
         return False
-    if attempt.now is None:
+    if contact.now is None:
         return True
-    if attempt.now.inode == attempt.before.inode:
+    if contact.now.inode == contact.before.inode:
         return False  # the very same: it is stopped, or has no room
     # It was started again, or somebody else took its place. A new one that turns us away may go on without us; one that
     # says nothing at all stands still, and gives nothing away.
-    return attempt.now.uid != attempt.before.uid or not attempt.turned_away
+    return contact.now.uid != contact.before.uid or not contact.turned_away
