@@ -105,14 +105,8 @@ class KubeBackend:
         }
 
     def _render(self, training: Training, name: str) -> render.Json:
-        return render.pod(
-            training,
-            name,
-            coordinator=self._coordinator,
-            mesh_endpoint=self.mesh_endpoint,
-            image=self._image,
-            user=self._user,
-        )
+        where = {"coordinator": self._coordinator, "mesh_endpoint": self.mesh_endpoint}
+        return render.pod(training, name, **where, image=self._image, user=self._user)
 
     # Watching and adoption
 
@@ -158,14 +152,8 @@ class KubeBackend:
     # Starting
 
     async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
-        worker = Worker(
-            name,
-            training.uid,
-            "",
-            self._clock.steady(),
-            tuple(range(training.spec.resources.gpus)),
-            waiting=pods.ORDERED,
-        )
+        gpus = tuple(range(training.spec.resources.gpus))
+        worker = Worker(name, training.uid, "", self._clock.steady(), gpus, waiting=pods.ORDERED)
         self._keys[training.uid] = training.key
         order = self._render(training, name)
         if wrong := _impossible(order):
@@ -195,7 +183,7 @@ class KubeBackend:
         """Create the Pod of a worker that is written down. What comes of it is known when this returns."""
         place = (worker.uid, worker.name)
         try:
-            self._cache.put(await self._created(worker, order))
+            self._cache.put(await _created(self._api, self._keys[worker.uid].namespace, worker, order))
         except errors.MusterError as error:
             if (code := _verdict(error)) is not None:
                 await self._give_up(worker, code, error.message)
@@ -207,18 +195,6 @@ class KubeBackend:
         self._refused.discard(worker.uid)
         if place in self._asked and (pod := self._pod(*place)) is not None and not pod.leaving:
             await self._removal.ask(pod, kill=self._asked[place])
-
-    async def _created(self, worker: Worker, order: render.Json) -> Pod:
-        """If its name is taken it is by its own Pod, where an answer got lost, or by somebody else's."""
-        try:
-            return pods.read(await create(self._api, "pods", order))
-        except errors.AlreadyExists:
-            path = f"/api/v1/namespaces/{self._keys[worker.uid].namespace}/pods"
-            found, _ = await self._api.list(path, {"fieldSelector": f"metadata.name={worker.name}"})
-        for pod in map(pods.read, found):
-            if pod.ours and pod.training == worker.uid:
-                return pod
-        raise _NameTaken(f"the name {worker.name} is taken by a Pod of somebody else")
 
     async def _refuse(self, worker: Worker, code: int, why: str) -> Worker:
         """Nothing was created: its start and its end are written at once."""
@@ -359,6 +335,19 @@ class KubeBackend:
         self._removal.close()
         self._tasks.cancel()
         await self._tasks.finish()
+
+
+async def _created(api: KubeApi, namespace: str, worker: Worker, order: render.Json) -> Pod:
+    """If its name is taken it is by its own Pod, where an answer got lost, or by somebody else's."""
+    try:
+        return pods.read(await create(api, "pods", order))
+    except errors.AlreadyExists:
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        found, _ = await api.list(path, {"fieldSelector": f"metadata.name={worker.name}"})
+    for pod in map(pods.read, found):
+        if pod.ours and pod.training == worker.uid:
+            return pod
+    raise _NameTaken(f"the name {worker.name} is taken by a Pod of somebody else")
 
 
 def _impossible(order: render.Json) -> str:
