@@ -7,6 +7,7 @@ import base64
 import gzip
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from lightkube import KubeConfig
 
 from muster import errors
+from muster.core.training import metering
 from muster.kube.client import InDoubt, Json, KubeApi
 from muster.ports import Record, Write
 from muster.store import kube_batches, kube_log
@@ -97,7 +99,13 @@ class Journal:
     def __init__(self, api: FaultyApi, namespace: str, identity: str, keep: int) -> None:
         self.api = api
         self.ledger = Ledger()
-        self.log = KubeLog(api, namespace, identity, commit=self.ledger.commit, value=self.ledger.record, keep=keep)
+        self.log = KubeLog(
+            *(api, namespace, identity),
+            commit=self.ledger.commit,
+            value=self.ledger.record,
+            now=self.ledger.clock.steady,
+            keep=keep,
+        )
 
     async def open(self) -> None:
         records, last = await self.log.open()
@@ -434,6 +442,47 @@ def test_the_oldest_events_go_and_all_records_stay(
         assert again.records() == journal.records() and again.texts() == journal.texts()
         await again.append("last")
         assert again.ids()[-1] == 53
+
+    play(cluster, namespace, scenario)
+
+
+def test_a_crowd_of_entries_pushes_out_nothing_of_what_others_have_used(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_batches, "MERGE_AT", 3)
+    monkeypatch.setattr(kube_batches, "FULL", 1200)
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def worked(name: str, reason: str, minutes: int) -> Event:
+        at = (began + timedelta(minutes=minutes)).isoformat()
+        return Event(reason, name, namespace="n", training="t", uid="u", data={"worker": name, "gpus": 2, "at": at})
+
+    def used(journal: Journal) -> tuple[int, float, float]:
+        now = began + timedelta(hours=1)
+        [found] = metering.totals(metering.intervals(journal.log.find("n", "t", "u", 0), now), now=now)
+        return found.workers, found.worker_seconds, found.gpu_seconds
+
+    async def scenario(house: House) -> None:
+        journal = await house.open(keep=20)
+
+        def write(*events: Event) -> asyncio.Future[None]:
+            return journal.log.append(journal.ledger.prepare(Write(events=events)))
+
+        await write(worked("t-0", "WorkerStarted", 0), worked("t-1", "WorkerStarted", 10))
+        await fill(journal, 30)
+        for _ in range(40):
+            await journal.log.tidy()
+        await write(worked("t-0", "WorkerExited", 20))
+        expected = used(journal)
+        assert expected == (2, 70 * 60, 2 * 70 * 60)
+        await fill(journal, 60)
+        for _ in range(40):
+            await journal.log.tidy()
+        assert len(journal.log.find(None, None, None, 0)) <= 21
+        [first, *_] = journal.log.find("n", "t", "u", 0)
+        assert first.reason == "JournalTrimmed" and used(journal) == expected
+        again = await house.open(keep=20)
+        assert used(again) == expected
 
     play(cluster, namespace, scenario)
 

@@ -326,7 +326,7 @@ async def tidied(stage: Stage) -> None:
     config = KubeConfig.from_file(stage.cluster.kubeconfig(stage.user, namespace=stage.plane.own)).get()
     assert config is not None
     api, ledger = KubeApi(config), Ledger()
-    log = KubeLog(api, stage.plane.own, "test", commit=ledger.commit, value=ledger.record)
+    log = KubeLog(api, stage.plane.own, "test", commit=ledger.commit, value=ledger.record, now=ledger.clock.steady)
     try:
         records, last = await log.open()
         ledger.load((), records, 0, last)

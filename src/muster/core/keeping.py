@@ -13,6 +13,7 @@ from typing import Any
 
 from muster.core.steady import Mark
 from muster.types.codec import Invalid, camel, from_wire, limited
+from muster.types.event import Event
 
 WORKER = "worker"
 TOKEN = "token"  # what a training's workers prove to the coordinator
@@ -20,6 +21,7 @@ RUN = "run"  # the coordinator's record of a run
 MESH = "mesh"
 CONTROL = "control"
 IDEMPOTENCY = "idempotency"
+SUM = "usage"  # of a training's entries that the journal no longer has
 POOL = "pool"  # a part of what the scheduler of a pool knows; whoever takes it up checks it
 
 _MOST_WORDS = 200
@@ -82,6 +84,7 @@ _SHAPES: Mapping[str, tuple[type, Callable[[Any], str]]] = {
     MESH: (_Mesh, lambda read: f"{read.namespace}/{read.training}"),
     CONTROL: (Mark, _any),
     IDEMPOTENCY: (_Idempotency, _any),
+    SUM: (Event, lambda read: read.uid),
 }
 
 

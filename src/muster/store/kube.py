@@ -99,7 +99,13 @@ class KubeStore(LedgerStore):
     ) -> Self:
         """Read everything and begin to watch. The log is kept in that namespace."""
         ledger = Ledger(keep=keep_changes, clock=clock)
-        journal = KubeLog(api, namespace, identity, commit=ledger.commit, value=ledger.record, keep=keep_events)
+        journal = KubeLog(
+            *(api, namespace, identity),
+            commit=ledger.commit,
+            value=ledger.record,
+            now=ledger.clock.steady,
+            keep=keep_events,
+        )
         store = cls(api, ledger, journal, Seal(await read_key(api, namespace)), clock)
         records, last_event = await journal.open()
         ledger.load((), records, 0, last_event)

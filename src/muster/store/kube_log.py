@@ -6,7 +6,7 @@ planes: whoever finds a number taken by somebody else has been replaced, and mus
 number before it does anything.
 
 The oldest events go when there are more than `KEEP_EVENTS`; records that only their batch still held are written again
-first.
+first, and so is what they tell of usage (`kube_sums`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ from muster.backoff import Backoff
 from muster.core import keeping
 from muster.kube.client import Json, KubeApi, passes
 from muster.ports import Record
-from muster.store import kube_batches
+from muster.store import kube_batches, kube_sums
 from muster.store.kube_batches import Batch, Batches
 from muster.store.kube_outbox import ASIDE, USAGE, Outbox
 from muster.store.ledger import Entry, KeptRecord
@@ -39,6 +40,7 @@ KEEP_EVENTS = 100_000
 GONE = "gone-"  # how the mark of a removal begins
 MADE_UP = f"{ASIDE}journal"  # the mark of the entry that tells what of the journal itself was set aside
 TIDY_EVERY_S = 1.0
+TOGETHER = 200  # records that are written again at once
 RETRY = Backoff(0.1, 5.0)
 
 
@@ -89,16 +91,19 @@ class KubeLog:
         *,
         commit: Callable[[Sequence[Entry]], None],
         value: Callable[[str, str], Mapping[str, Any] | None],
+        now: Callable[[], datetime],
         keep: int = KEEP_EVENTS,
     ) -> None:
         """`commit` is told what has become durable, in order, before anyone who waits for it goes on; `value` says
-        what a record is now."""
+        what a record is now; `now` is the clock that durations are measured with."""
         self.namespace = namespace
         self._batches = Batches(api, namespace, identity)
         self._commit = commit
         self._value = value
+        self._now = now
         self._keep = keep
         self._events: list[_Line] = []
+        self._sums: dict[str, Event] = {}
         self._marks: set[str] = set()
         self.refused: dict[tuple[str, str], str] = {}  # records that cannot be believed, and why
         self.made_up: list[int] = []  # entries that cannot be ours, and of which nobody was told yet
@@ -129,6 +134,7 @@ class KubeLog:
             except errors.AlreadyExists:  # a control plane before us was still writing
                 self._know(await self._batches.get(claim), values, events)
         self._batches.add(claim, stays=True)  # the number that whoever we replace would write next
+        self._sums = kube_sums.read(values)
         self._events = [_line(events[number]) for number in sorted(events)]
         self._marks = {event["mark"] for event in events.values() if "mark" in event}
         records: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -175,11 +181,19 @@ class KubeLog:
 
     def find(self, namespace: str | None, training: str | None, uid: str | None, after: int) -> list[Event]:
         start = bisect.bisect_right(self._events, after, key=lambda line: line.id)
-        return [
+        found = [
             codec.from_wire(Event, msgspec.json.decode(line.raw), strict=False)
             for line in self._events[start:]
             if namespace in (None, line.namespace) and training in (None, line.training) and uid in (None, line.uid)
+            if line.uid not in self._sums or line.id > self._sums[line.uid].id
         ]
+        sums = [
+            event
+            for event in self._sums.values()
+            if namespace in (None, event.namespace) and training in (None, event.training) and uid in (None, event.uid)
+            if event.id > after
+        ]
+        return sorted(sums, key=lambda event: event.id) + found
 
     # Writing
 
@@ -309,9 +323,20 @@ class KubeLog:
             for job in (*self._under_way, *self._queue)
             for kept in job.entry.records
         }
+        cut = bisect.bisect_right(self._events, last_event, key=lambda line: line.id)
+        gone = (codec.from_wire(Event, msgspec.json.decode(line.raw), strict=False) for line in self._events[:cut])
+        known = self._sums
+        uncounted = (one for one in gone if one.uid not in known or one.id > known[one.uid].id)
+        sums = kube_sums.added(known, uncounted, self._now())
         held = [which for which in self._batches.records_of(oldest) if which not in changing]
-        await self.append(Entry(records=tuple(map(self._kept, held))))  # also what is changing is stored then
-        del self._events[: bisect.bisect_right(self._events, last_event, key=lambda line: line.id)]
+        again = [self._kept(which) for which in held if which[0] != keeping.SUM or which[1] not in sums]
+        records = [*again, *kube_sums.kept(sums)]
+        pieces = [tuple(records[at : at + TOGETHER]) for at in range(0, max(len(records), 1), TOGETHER)]
+        # In line at once, before anybody writes one of them anew; also what is changing is stored when they are.
+        for stored in [self.append(Entry(records=piece)) for piece in pieces]:
+            await stored
+        self._sums |= sums
+        del self._events[:cut]
         self._batches.drop(oldest)
 
     def _kept(self, which: tuple[str, str]) -> KeptRecord:
