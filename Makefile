@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security clean
+.PHONY: all venv lock demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire clean
 
 all: check test
 
@@ -71,7 +71,7 @@ soak: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
 
-bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security
+bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire
 
 # Peers go into a folder of their own, so that what they bring is seen by them alone.
 $(VENV)/peers: $(STAMP)
@@ -100,9 +100,13 @@ bench-kube: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m bench.kube $(ARGS)
 
-# Somebody tries to stop it: a reader of 15 GB, a thousand silent connections, 200 kills. About ten minutes.
+# Somebody tries to stop it: a reader of 15 GB, a thousand silent connections, 200 kills. Ten minutes.
 bench-security: venv
 	$(BIN)/python -m bench.security $(ARGS)
+
+# What proofs and TLS between members and coordinator cost; for TLS a network of its own, so as root.
+bench-wire: venv
+	$(BIN)/python -m bench.wire $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
