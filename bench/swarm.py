@@ -1,7 +1,7 @@
 """Many simulated agents in one process against a real coordinator: joins, losses, and the cost of doing nothing.
 
-A simulated agent says hello, renews its lease, confirms recalls at once, and parses as little as it can: what is
-measured is the coordinator, on the same two cores.
+A simulated agent says hello as one of 0.1 does, renews its lease, confirms recalls at once, and parses as little as it
+can: what is measured is the coordinator, on the same two cores.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class _Swarm:
 
 
 class _Bee(asyncio.Protocol):
-    def __init__(self, swarm: _Swarm, index: int, settings: dict[str, object]) -> None:
+    def __init__(self, swarm: _Swarm, index: int, settings: dict[str, object], token: str) -> None:
         self._swarm = swarm
+        self._token = token
         self._index = index
         self._settings = settings
         self._buffer = bytearray()
@@ -58,7 +59,7 @@ class _Bee(asyncio.Protocol):
             (length,) = struct.unpack_from(">I", self._buffer)
             if len(self._buffer) < 4 + length:
                 return
-            head = bytes(self._buffer[4 : 4 + min(length, 120)])
+            head = bytes(self._buffer[4 : 4 + min(length, 240)])
             del self._buffer[: 4 + length]
             self._swarm.received += 1
             if not self.cut_off:
@@ -66,10 +67,12 @@ class _Bee(asyncio.Protocol):
 
     def _take(self, head: bytes) -> None:
         if b'"type":"challenge"' in head:
+            nonce = head.split(b'"nonce":"')[1].split(b'"')[0].decode()
             member = {"member_id": f"m{self._index}", "name": f"w{self._index}", "store_port": 1}
             self._send(
                 {"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "swarm"}
                 | {"member": member, "settings": self._settings, "v": "1.0"}
+                | {"proof": wire.proof(self._token, nonce, "swarm", "agent")}
             )
         elif b'"type":"release"' in head:
             self._round = _number(head)
@@ -97,12 +100,14 @@ def _number(head: bytes) -> int:
     return int(head.split(b'"round":')[1].split(b",")[0])
 
 
-async def _run(host: str, port: int, members: int, target: int, spares: int, lose: int, idle_s: float) -> Seen:
+async def _run(
+    host: str, port: int, token: str, members: int, target: int, spares: int, lose: int, idle_s: float
+) -> Seen:
     loop = asyncio.get_running_loop()
     swarm, seen = _Swarm(), Seen()
     settings: dict[str, object] = {"min": target, "max": target, "spares": spares, "lease_s": LEASE_S}
     settings["last_call_s"] = 60.0
-    bees = [_Bee(swarm, index, settings) for index in range(members)]
+    bees = [_Bee(swarm, index, settings, token) for index in range(members)]
     begun = time.monotonic()
     for start in range(0, members, 200):
         group = bees[start : start + 200]
@@ -154,5 +159,5 @@ async def _keep_renewing(bees: list[_Bee]) -> None:
             await asyncio.sleep(max(0.0, begun + pause * (start + 50) / len(bees) - time.monotonic()))
 
 
-def run(host: str, port: int, *, members: int, target: int, spares: int, lose: int, idle_s: float) -> Seen:
-    return asyncio.run(_run(host, port, members, target, spares, lose, idle_s))
+def run(host: str, port: int, token: str, *, members: int, target: int, spares: int, lose: int, idle_s: float) -> Seen:
+    return asyncio.run(_run(host, port, token, members, target, spares, lose, idle_s))

@@ -101,7 +101,8 @@ def thousand(given: argparse.Namespace) -> Iterator[Figure]:
     for _ in range(given.repeat_swarm):
         with a_fleet() as fleet:
             fleet.coordinator()
-            seen.append(swarm.run(fleet.host, fleet.port, members=1020, target=1000, spares=20, lose=10, idle_s=4.0))
+            size = {"members": 1020, "target": 1000, "spares": 20, "lose": 10}
+            seen.append(swarm.run(fleet.host, fleet.port, fleet.token or "", **size, idle_s=4.0))
     form, closed, silent = [one.form_s for one in seen], [one.closed_s for one in seen], [one.silent_s for one in seen]
     lease = f"of which a lease of {swarm.LEASE_S:g} s and its margin are waiting"
     limit = swarm.LEASE_S + Settings().kill_margin_s + 1.0

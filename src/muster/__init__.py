@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from muster.errors import SchedulerStopped as SchedulerStopped
     from muster.errors import SharingError as SharingError
     from muster.errors import TooLarge as TooLarge
+    from muster.errors import TooManyRequests as TooManyRequests
     from muster.errors import TrainingCancelled as TrainingCancelled
     from muster.errors import TrainingFailed as TrainingFailed
     from muster.errors import UDTerminalState as UDTerminalState
@@ -66,7 +67,7 @@ _PLACES = {
     "muster.errors": (
         "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden GrantTimeout "
         "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineQuarantined QuotaExceeded "
-        "RendezvousUnavailable RequestRefused ScaleSuperseded SchedulerStopped SharingError TooLarge "
+        "RendezvousUnavailable RequestRefused ScaleSuperseded SchedulerStopped SharingError TooLarge TooManyRequests "
         "TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout "
         "WorldSizeOutOfBounds WouldDeadlock"
     ),

@@ -47,6 +47,6 @@ def test_a_median_stands_beside_its_worst_sample_and_what_the_peers_did() -> Non
 
 def test_simulated_agents_that_are_lost_say_nothing_so_that_a_lease_is_waited_for(fleet: Fleet) -> None:
     fleet.coordinator()
-    seen = swarm.run(fleet.host, fleet.port, members=100, target=96, spares=4, lose=1, idle_s=0.1)
+    seen = swarm.run(fleet.host, fleet.port, fleet.token or "", members=100, target=96, spares=4, lose=1, idle_s=0.1)
     waited = swarm.LEASE_S * 2 / 3  # the last renewal was at most a third of a lease ago
     assert seen.form_s < waited < min(seen.closed_s, seen.silent_s)

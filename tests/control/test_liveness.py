@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from muster.server.auth import Tokens
+from tests.fleet import eventually
 from tests.plane import Plane, reasons
 
 CROWD = 60
@@ -41,6 +42,7 @@ def test_a_control_plane_that_stands_still_costs_no_lease_and_its_worlds_heal_me
     plane.kill_worker("demo-0")
     plane.started(1, 2)
     assert no_answer(plane), "the spare had the rank before the control plane went on"
+    eventually(lambda: reasons(training).count("RoundReleased") == 2, "the control plane tells of it", 30)
     training.wait_until_target_world(timeout=60)
     assert reasons(training).count("RoundReleased") == 2, f"{silent} and demo-1 kept their leases for all that time"
     plane.go()
