@@ -69,11 +69,9 @@ class _Bee(asyncio.Protocol):
         if b'"type":"challenge"' in head:
             nonce = head.split(b'"nonce":"')[1].split(b'"')[0].decode()
             member = {"member_id": f"m{self._index}", "name": f"w{self._index}", "store_port": 1}
-            self._send(
-                {"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "swarm"}
-                | {"member": member, "settings": self._settings, "v": "1.0"}
-                | {"proof": wire.proof(self._token, nonce, "swarm", "agent")}
-            )
+            proof = wire.proof(self._token, nonce, "swarm", "agent")
+            hello: dict[str, object] = {"type": "hello", "v": "1.0", "low": "1.0", "high": "1.0", "kind": "agent"}
+            self._send(hello | {"run_id": "swarm", "proof": proof, "member": member, "settings": self._settings})
         elif b'"type":"release"' in head:
             self._round = _number(head)
             self._swarm.rounds[self._index] = self._round
