@@ -8,6 +8,7 @@ a call that a crash of the actor has cut off is repeated once Ray has restarted 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,11 @@ class SchedulerHandle:
         """Stop the scheduler and end its actor, for everybody. Its journal stays."""
         await self._call("stop")
         ray.kill(self._actor)
+        with contextlib.suppress(ActorDiedError):
+            while True:  # Ray ends it a moment later: until then it would still answer others
+                with contextlib.suppress(ActorUnavailableError):
+                    await ray_actor.finished(self._actor.settings.remote())
+                await asyncio.sleep(RETRY_S)
 
     # Pipelines
 
