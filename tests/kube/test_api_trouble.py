@@ -209,8 +209,13 @@ def life(plane: KubePlane, name: str = "demo", timeout_s: float = 60.0) -> Count
     ended = plane.phase("succeeded", name, timeout_s)
     assert [exit["exitCode"] for exit in ended["status"]["rankExits"]] == [0, 0, 0]
     handle = plane.client.get(name)
-    # The status is written before the journal.
-    eventually(lambda: any(event.reason == "Succeeded" for event in handle.events()), "its end is told", 10)
+
+    def told_of() -> Counter[str]:
+        return Counter(event.reason for event in handle.events())
+
+    # The status is written before the journal, and workers leave when the end is stored.
+    eventually(lambda: "Succeeded" in told_of(), "its end is told", 10)
+    eventually(lambda: told_of()["WorkerStarted"] == told_of()["WorkerExited"], "the end of each worker is told", 30)
     told = Counter((event.reason, str(event.data.get("worker", ""))) for event in handle.events())
     plane.kubectl("delete", "training", name, f"--timeout={timeout_s:g}s", f"--request-timeout={timeout_s:g}s")
     plane.gone(name, timeout_s)
