@@ -136,3 +136,36 @@ def test_a_container_with_one_open_volume_and_no_home_has_that(
 def test_a_temporary_folder_of_another_user_is_not_trusted(place: Path, tmp_path: Path) -> None:
     os.chown(place, NOBODY, NOBODY)
     assert files.scratch() == tmp_path / "home" / "scratch" / "muster-0"
+
+
+# The home, where what is written is believed
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_home_that_others_could_write_is_closed_to_them(tmp_path: Path, mode: int) -> None:
+    (home := tmp_path / "home").mkdir()
+    home.chmod(mode)
+    files.own_folder(home)
+    assert not home.stat().st_mode & 0o022
+
+
+@two_users
+@pytest.mark.parametrize("name", ["tokens.json", "muster.db", "logs"])
+def test_what_another_user_has_put_into_a_home_is_not_believed_now_or_later(name: str) -> None:
+    with shared_place() as home:
+        assert stranger("os.mkdir(sys.argv[1])", home / name).returncode == 0
+        for _ in range(2):
+            with pytest.raises(PermissionError, match=f"not yours.*{name}"):
+                files.own_folder(home)
+
+
+@two_users
+def test_a_home_of_another_user_or_one_of_roots_that_all_can_write_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared_place() as home:
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+        with pytest.raises(PermissionError, match="may be written by others; choose a folder in it"):
+            files.own_folder(home)
+        monkeypatch.undo()
+        os.chown(home, NOBODY, -1)
+        with pytest.raises(PermissionError, match="belongs to another user"):
+            files.own_folder(home)

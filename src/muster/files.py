@@ -48,6 +48,27 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
             os.close(parent)
 
 
+def own_folder(path: Path) -> None:
+    """Have the folder of what we trust, so that nobody else can write in it. Else OSError says why it cannot be.
+
+    Others may have written in it until now: it is closed to them first, and nothing that is there may be theirs.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found, mine = os.stat(path), {0, os.geteuid()}
+    if found.st_uid not in mine:
+        raise OSError(errno.EPERM, "belongs to another user", str(path))
+    if not found.st_mode & 0o022:
+        return
+    if found.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, "may be written by others; choose a folder in it", str(path))
+    os.chmod(path, stat.S_IMODE(found.st_mode) & ~0o022)
+    with os.scandir(path) as entries:
+        theirs = [entry.path for entry in entries if entry.stat(follow_symlinks=False).st_uid not in mine]
+    if theirs:
+        os.chmod(path, stat.S_IMODE(found.st_mode))  # it is looked at again the next time
+        raise OSError(errno.EPERM, "others may write here, and this is not yours: look at it, and remove it", theirs[0])
+
+
 def scratch(*names: str) -> Path:
     """A folder that only we can write, in the system's temporary one. It is made, and lasts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from muster.daemon import plane
+from muster.daemon.options import Options
 from muster.errors import AlreadyExists, InvalidRequest, NotFound, Unauthenticated, Unavailable
 from muster.server import auth, token_use
 from muster.server.auth import ExpiredToken, Identity, Role, Tokens
 from tests.server.house import TRAININGS, House, a_body, error_of, in_house
+from tests.strangers import shared_place, stranger, two_users
 
 DEMO = f"{TRAININGS}/demo"
 READS = [
@@ -304,3 +308,34 @@ def test_a_file_of_uses_that_cannot_be_read_keeps_nobody_out(tmp_path: Path, con
     assert tokens.identify(token).name == "ci"
     tokens.save_use()
     assert tokens.listed()[0].last_use is not None
+
+
+@two_users
+def test_another_user_who_writes_tokens_json_first_becomes_no_admin() -> None:
+    with shared_place() as home:
+        text = json.dumps([{"name": "evil", "sha256": "ab" * 32, "role": "admin", "namespaces": ["*"]}])
+        assert stranger("Path(sys.argv[1]).write_text(sys.argv[2])", home / "tokens.json", text).returncode == 0
+        with pytest.raises(PermissionError):
+            Tokens(home).create("mine", "viewer")
+        assert plane.run(Options(home)) == 1
+        assert not (home / "muster.db").exists()
+
+
+def test_whoever_fills_the_disk_can_be_revoked_and_nothing_else_can_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = Tokens(tmp_path)
+    greedy, other = serving.create("greedy", "editor"), serving.create("other", "viewer")
+    assert serving.identify(greedy).name == "greedy"
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(auth, "write_private", no_room)
+    with pytest.raises(Unavailable, match="No space left"):
+        Tokens(tmp_path).create("more", "viewer")
+    Tokens(tmp_path).revoke("greedy")
+    with pytest.raises(Unauthenticated):
+        serving.identify(greedy)
+    assert serving.identify(other).name == "other"
+    assert [one.name for one in Tokens(tmp_path).list()] == ["other"]

@@ -113,6 +113,9 @@ def revoke(name: str = typer.Argument(..., help="The name that it was made with.
     tokens.revoke(name)
     note_local(files.home(), "token revoke", name)
     typer.echo(f"token {name!r} is revoked", err=True)
+    if name == EMBEDDED:
+        next_step = "muster server stop, then muster server start, makes another"
+        typer.echo(f"commands on this machine have no token any more: {next_step}", err=True)
 
 
 def _must_know(tokens: Tokens, name: str) -> None:

@@ -32,7 +32,7 @@ from muster.core import home as rules
 from muster.core.home import FileState, Found, Kept
 from muster.daemon import home as homes
 from muster.daemon.home import HomeIdentity
-from muster.files import write_private
+from muster.files import own_folder, write_private
 from muster.store import evidence, reached, schema
 from muster.types.codec import Invalid, from_wire, to_wire
 
@@ -201,7 +201,8 @@ def restore(home: Path, backup: Path, *, force: bool = False) -> Restored:
 
     `force`: also one of another home, or one of which nobody knows.
     """
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _disk(home):
+        own_folder(home)
     with _alone(home), _disk(home), _drafts(home / homes.DATABASE) as (draft, _):
         identity, before = homes.read_identity(home), _look_if_possible(home)
         manifest, beside = _unpack(backup, draft, identity)

@@ -35,7 +35,7 @@ from muster.daemon.direction import Direction, Listens
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
-from muster.files import write_private
+from muster.files import own_folder, write_private
 from muster.ports import Backend, Clock, Filter, Keys, Store
 from muster.sdk.home import process_of
 from muster.types.codec import Invalid, show_time
@@ -344,7 +344,8 @@ def run(options: Options) -> int:
         return _refuse(f"{', '.join(missing)} is not installed: {errors.how_to_install('server')}")
     try:
         told.check(options)
-        options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if options.backend == "local":
+            own_folder(options.home)  # who writes tokens.json there is an admin
         lock = os.open(options.home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (OSError, ValueError) as error:
         return _refuse(str(error))

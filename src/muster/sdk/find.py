@@ -179,6 +179,7 @@ def _home(where: Path) -> Iterator[None]:
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         home.check(where)
+        files.own_folder(where)
         yield
     except OSError as refused:
         hint = "set MUSTER_HOME to a directory that you may write to, or MUSTER_URL to a server's address"

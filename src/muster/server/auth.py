@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -24,8 +25,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from muster import files
 from muster.errors import AlreadyExists, Forbidden, InvalidRequest, NotFound, Unauthenticated, Unavailable
-from muster.files import write_private
+from muster.files import own_folder, write_private
 from muster.server.token_use import SAVE_EVERY_S, TokenUse
 from muster.types.codec import Invalid, Problem, from_wire, limited, show_time, to_wire
 from muster.types.training import DNS_LABEL
@@ -287,7 +289,27 @@ class Tokens:
             raise Unavailable("the tokens of this server cannot be read: an entry is malformed") from error
 
     def _save(self, kept: Sequence[StoredToken]) -> None:
-        write_private(self._path, json.dumps([to_wire(one) for one in kept], indent=1), durable=True)
+        text = json.dumps([to_wire(one) for one in kept], indent=1)
+        try:
+            write_private(self._path, text, durable=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_over(self._path, text.encode()):
+                hint = f"make room in {self._home}, then again"
+                raise Unavailable(f"the tokens cannot be changed: {error.strerror}", hint=hint) from error
+
+
+def _write_over(path: Path, text: bytes) -> bool:
+    """Where there is no room for a second file; False if it is too long. Whoever fills the disk must be revocable.
+
+    The rest is blank until it is cut off, so that it can be read at every moment but that of the one write.
+    """
+    with contextlib.suppress(OSError), files.changing(path) as opened:
+        size = os.fstat(opened).st_size
+        if len(text) <= size and os.pwrite(opened, text.ljust(size), 0) == size:
+            os.ftruncate(opened, len(text))
+            os.fsync(opened)
+            return True
+    return False
 
 
 def _new_secret() -> str:
@@ -301,7 +323,7 @@ def _after(now: datetime, span: timedelta | None) -> datetime | None:
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
     """One at a time: two that read, change and write the file would lose each other's change."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own_folder(home)
     lock = os.open(home / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         until = time.monotonic() + _LOCK_WITHIN_S
