@@ -169,3 +169,12 @@ def test_a_home_of_another_user_or_one_of_roots_that_all_can_write_is_none(monke
         os.chown(home, NOBODY, -1)
         with pytest.raises(PermissionError, match="belongs to another user"):
             files.own_folder(home)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PermissionError, match="not a regular file"):
+        files.read_text(tmp_path / "pipe")
+    (tmp_path / "file").write_text("words")
+    (tmp_path / "link").symlink_to("file")
+    assert files.read_text(tmp_path / "link") == "words"

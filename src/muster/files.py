@@ -165,6 +165,14 @@ def reading(name: str | Path, within: int | None = None) -> Iterator[int]:
         os.close(opened)
 
 
+def read_text(path: Path) -> str:
+    """What a regular file says, also by way of a link. Anything else raises OSError, and nobody waits for it."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EPERM, "is not a regular file", str(path))
+        return file.read()
+
+
 def read_private(path: Path, most: int = 4096) -> str:
     """What a file says that only we can read and write. OSError if it is any other."""
     with reading(path) as opened:

@@ -108,3 +108,13 @@ def test_a_password_in_the_url_of_an_etcd_is_not_shown() -> None:
     with pytest.raises(ValueError, match="…@etcd") as refused:
         options.etcd_address("http://ada:hunter2@etcd")
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_variable_that_is_wrong_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUSTER_EVENTS", "many")
+    with pytest.raises(SystemExit, match="2"):
+        options.read(["--home", "/srv"])
+    said = capsys.readouterr().err
+    assert said.startswith("muster server: argument --events: ") and said.count("\n") == 1

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -339,3 +341,23 @@ def test_whoever_fills_the_disk_can_be_revoked_and_nothing_else_can_be_changed(
         serving.identify(greedy)
     assert serving.identify(other).name == "other"
     assert [one.name for one in Tokens(tmp_path).list()] == ["other"]
+
+
+@pytest.mark.parametrize("name", ["tokens.json", "identity.json", "token"])
+def test_a_pipe_in_the_place_of_what_is_read_at_the_start_holds_nobody_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    os.mkfifo(tmp_path / name)
+    served = subprocess.run([sys.executable, "-m", "muster.daemon", "--home", tmp_path], timeout=60)
+    assert served.returncode == 1
+    assert "cannot be read" in (said := capfd.readouterr().err) or "not a regular file" in said
+    assert "Traceback" not in said
+
+
+def test_a_pipe_in_the_place_of_the_tokens_of_a_server_does_not_freeze_it(tmp_path: Path) -> None:
+    serving = Tokens(tmp_path)
+    token = serving.create("mine", "viewer")
+    (tmp_path / "tokens.json").unlink()
+    os.mkfifo(tmp_path / "tokens.json")
+    with pytest.raises(Unavailable):
+        serving.identify(token)

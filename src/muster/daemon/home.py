@@ -23,7 +23,7 @@ from muster.backends.local import processes
 from muster.clock import boot_id
 from muster.core import home as rules
 from muster.core.home import Found
-from muster.files import write_private
+from muster.files import read_text, write_private
 from muster.store import evidence, reached
 from muster.types.codec import Invalid, from_wire, limited, to_wire
 
@@ -117,7 +117,7 @@ def read_identity(home: Path) -> HomeIdentity | None:
     """None if there is none; one that cannot be read is told, for the database may still have it."""
     path = home / IDENTITY
     try:
-        return from_wire(HomeIdentity, json.loads(path.read_text()), strict=False)
+        return from_wire(HomeIdentity, json.loads(read_text(path)), strict=False)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, Invalid) as error:
@@ -134,7 +134,7 @@ def _marks(home: Path, identity: HomeIdentity | None) -> Iterator[tuple[str, str
     if identity is not None:
         yield str(home / IDENTITY), identity.id
     with contextlib.suppress(OSError, ValueError):
-        if told := _logs_mark(home).read_text().strip():
+        if told := read_text(_logs_mark(home)).strip():
             yield str(_logs_mark(home)), told
 
 

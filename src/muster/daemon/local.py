@@ -27,7 +27,7 @@ from muster.core.home import FileState, Found
 from muster.daemon import home, output
 from muster.daemon.direction import Listens
 from muster.daemon.options import Options, etcd_address
-from muster.files import write_private
+from muster.files import read_text, write_private
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Filter, Keys, Record, Write
 from muster.store import room
@@ -92,7 +92,7 @@ class LocalSite:
             return EtcdKeys(f"http://{self._mesh_endpoint}")
         path = self._home / "mesh.addr"
         try:
-            _, port = wire.parse_address(path.read_text().split()[0])
+            _, port = wire.parse_address(read_text(path).split()[0])
             self._keys = KeyServer(port=port)
             address = await self._keys.start()
         except (OSError, ValueError, IndexError):
@@ -145,7 +145,7 @@ class LocalSite:
     async def listen(self, coordinator: Listens) -> None:
         path = self._home / "coordinator.addr"
         try:
-            host, port = wire.parse_address(path.read_text().split()[0])
+            host, port = wire.parse_address(read_text(path).split()[0])
         except (OSError, ValueError, IndexError):
             host, port = "127.0.0.1", 0
         try:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 from urllib.parse import urlsplit
 
 from muster import trimming
@@ -60,8 +60,14 @@ class Options:
         return trimming.read_limit(self.log_bytes) if self.log_bytes else None
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Without the usage: whoever started this knows other options, or has set a variable."""
+        self.exit(2, f"muster server: {message}\n")
+
+
 def read(words: list[str] | None = None) -> Options:
-    parser = argparse.ArgumentParser(prog="python -m muster.daemon", description="muster's control plane")
+    parser = _Parser(prog="python -m muster.daemon", description="muster's control plane")
     parser.add_argument("--home", type=Path, required=True, help="where everything is kept")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where the HTTP API listens (a loopback port)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")

@@ -35,7 +35,7 @@ from muster.daemon.direction import Direction, Listens
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
-from muster.files import own_folder, write_private
+from muster.files import own_folder, read_text, write_private
 from muster.ports import Backend, Clock, Filter, Keys, Store
 from muster.sdk.home import process_of
 from muster.types.codec import Invalid, show_time
@@ -275,7 +275,7 @@ class ControlPlane:
 def _rates(path: Path) -> Rates | None:
     """What usage costs, if somebody has written it down."""
     try:
-        return read_rates(path.read_text())
+        return read_rates(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, Invalid) as error:
@@ -288,7 +288,7 @@ def _listen(wanted: str | None, known: Path) -> socket.socket:
     if wanted is not None:
         return _bound(*wire.parse_address(wanted))
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        last = urlsplit(json.loads(known.read_text())["url"])
+        last = urlsplit(json.loads(read_text(known))["url"])
         if last.hostname and last.port and wire.is_loopback(last.hostname):
             return _bound(last.hostname, last.port)
     return _bound("127.0.0.1", 0)
@@ -369,7 +369,8 @@ def run(options: Options) -> int:
     try:
         return asyncio.run(_serve(options, ready))
     except OSError as error:
-        return _refuse(f"cannot serve on {options.listen or '127.0.0.1'}: {error.strerror or error}")
+        what = error.filename or f"cannot serve on {options.listen or '127.0.0.1'}"
+        return _refuse(f"{what}: {error.strerror or error}")
     except errors.MusterError as error:
         return _refuse(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
 

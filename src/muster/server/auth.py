@@ -278,7 +278,7 @@ class Tokens:
 
     def _load(self) -> tuple[StoredToken, ...]:
         try:
-            data = json.loads(self._path.read_text())
+            data = json.loads(files.read_text(self._path))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError) as error:
@@ -354,7 +354,7 @@ def ensure_embedded(home: Path, given: str | None = None) -> str:
     if given is not None:
         write_private(path, given + "\n", durable=True)
     with contextlib.suppress(FileNotFoundError):
-        token = path.read_text().strip()
+        token = files.read_text(path).strip()
         with contextlib.suppress(Unauthenticated):
             if token and tokens.identify(token).role == "admin":
                 os.chmod(path, 0o600)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.errors import QuotaExceeded, Unavailable
+from muster.files import read_text
 from muster.ports import Filter, Store
 from muster.types.codec import Invalid, from_wire, limited
 from muster.types.training import TERMINAL, Training
@@ -74,7 +75,7 @@ class Quotas:
         if stamp == self._stamp:
             return
         try:
-            data = json.loads(self._path.read_text())
+            data = json.loads(read_text(self._path))
             self._limits = {name: from_wire(Quota, limits) for name, limits in data.items()}
         except (OSError, ValueError, AttributeError, Invalid) as error:
             # Guessing that there is no limit would be worse than to refuse until somebody mends the file.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from muster.files import write_private
+from muster.files import read_text, write_private
 from muster.types.codec import show_time
 
 USE_FILE = "token-use.json"
@@ -55,7 +55,7 @@ class TokenUse:
 def _read(path: Path) -> dict[str, datetime]:
     """What the file says, as far as it can be read: nobody is let in by it."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
         return {str(digest): datetime.fromisoformat(at).astimezone(UTC) for digest, at in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

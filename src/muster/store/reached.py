@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster.files import read_text
+
 _LENGTH = 80
 
 
@@ -53,7 +55,7 @@ class Reached:
 def read(path: Path) -> Count:
     """What a control plane before this one has counted; nothing if there is no such file, or it cannot be read."""
     try:
-        written, forced, *boot = path.read_text().split()
+        written, forced, *boot = read_text(path).split()
         return Count(int(written), int(forced), boot[0] if boot else "")
     except (OSError, ValueError):
         return Count()
