@@ -7,6 +7,8 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -263,3 +265,22 @@ def test_a_folder_of_somebody_else_among_the_logs_is_nobodys_training(tmp_path: 
     (tmp_path / "home" / "logs" / "tensorboard").mkdir(parents=True)
     (tmp_path / "home" / "logs" / UID).touch()
     serve(tmp_path / "home")
+
+
+def test_a_copy_of_a_home_does_not_take_the_workers_of_the_home_that_runs_them(crashed: Path, tmp_path: Path) -> None:
+    serve(crashed)
+    copy = shutil.copytree(crashed, tmp_path / "copy")
+    words = ["--coordinator-file", crashed / "coordinator.addr", "--run-id", UID, "--name", "first-0"]
+    code = "import time; print('here', flush=True); time.sleep(600)"
+    worker = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE)
+    try:
+        assert worker.stdout is not None and worker.stdout.readline() == b"here\n"
+        with pytest.raises(errors.MusterError, match=f"copy/muster.db is a copy: .*{crashed}"):
+            serve(copy)
+        serve(crashed)
+        moved = crashed.rename(tmp_path / "moved")  # a home that was moved is no copy: its workers find it by its port
+        shutil.rmtree(copy)
+        serve(moved)
+    finally:
+        worker.kill()
+        worker.communicate()

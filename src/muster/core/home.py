@@ -45,6 +45,7 @@ class Found:
     living: Sequence[tuple[str, str]] = ()  # uid and name of workers that run
     folders: Collection[str] = ()  # uids of trainings whose logs are there
     forgotten: Collection[str] = ()  # those of them that were given up
+    twins: Sequence[str] = ()  # other folders that are this home, too, and have workers
 
     @property
     def strangers(self) -> list[tuple[str, str]]:
@@ -86,6 +87,8 @@ def loss(found: Found) -> str:
             f"{path} has lost the last {missing} write{'s' * (missing > 1)} that it had: it is an older copy, or its "
             "-wal file is gone or damaged"
         )
+    if found.twins:
+        return f"{path} is a copy: the workers of its trainings are directed from {_some(found.twins)}"
     if found.strangers:
         return f"{path} does not know them"
     if found.unexplained:
@@ -95,6 +98,11 @@ def loss(found: Found) -> str:
 
 def advice(found: Found, what: str) -> str:
     """The whole refusal: what is lost, what goes on, and what to type."""
+    if found.twins:
+        return (
+            f"{what}. Nothing was touched. Go on there: export MUSTER_HOME='{found.twins[0]}'; or end them there "
+            "first; or have both direct the same workers: muster server forget (as muster server start --forget)"
+        )
     names = [name for _, name in found.living]
     given = ", and give these workers up with what they have done since their last checkpoint" if names else ""
     return (

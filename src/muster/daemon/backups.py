@@ -80,7 +80,9 @@ class Restored:
 
 def make(home: Path, to: Path, *, force: bool = False) -> Manifest:
     """Write a backup of a home, served or not. Raises MusterError; `to` is then as it was."""
-    found = replace(homes.look(home), living=(), folders=())  # whatever runs and was deleted: the database is meant
+    found = replace(
+        homes.look(home), living=(), folders=(), twins=()
+    )  # whatever runs and was deleted: the database is meant
     if what := rules.loss(found):
         raise homes.lost(found, what)
     if found.kept.state is not FileState.READABLE:

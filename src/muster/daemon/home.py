@@ -22,7 +22,7 @@ from muster import errors
 from muster.backends.local import processes
 from muster.clock import boot_id
 from muster.core import home as rules
-from muster.core.home import Found
+from muster.core.home import Found, Kept
 from muster.files import read_text, write_private
 from muster.store import evidence, reached
 from muster.types.codec import Invalid, from_wire, limited, to_wire
@@ -48,14 +48,16 @@ def look(home: Path) -> Found:
     identity = read_identity(home)
     certain = reached.read(home / REACHED).certain(boot_id())
     folders = frozenset(_log_folders(home))
+    kept = evidence.look(home / DATABASE, folders)
     return Found(
         database=str(home / DATABASE),
-        kept=evidence.look(home / DATABASE, folders),
+        kept=kept,
         marks=dict(_marks(home, identity)),
         reached=certain,
         living=processes.agents(home / "coordinator.addr"),
         folders=folders,
         forgotten=identity.forgotten if identity is not None else (),
+        twins=tuple(sorted(_twins(home, kept))),
     )
 
 
@@ -128,6 +130,17 @@ def read_identity(home: Path) -> HomeIdentity | None:
 
 def write_identity(home: Path, identity: HomeIdentity) -> None:
     write_private(home / IDENTITY, json.dumps(to_wire(identity)) + "\n", durable=True)
+
+
+def _twins(home: Path, kept: Kept) -> set[str]:
+    """Other folders that are this home as well, and in which workers of its trainings look for their coordinator."""
+    found = set()
+    for there, uid, _ in processes.all_agents() if kept.home else ():
+        if uid in kept.trainings and there.parent.resolve() != home.resolve():
+            with contextlib.suppress(errors.MusterError):
+                other = read_identity(there.parent)
+                found |= {str(there.parent)} if other is not None and other.id == kept.home else set()
+    return found
 
 
 def _marks(home: Path, identity: HomeIdentity | None) -> Iterator[tuple[str, str]]:

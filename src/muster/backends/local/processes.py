@@ -54,7 +54,13 @@ def find(*words: str) -> int | None:
 
 
 def agents(coordinator_file: Path) -> list[tuple[str, str]]:
-    """Run id and name of each living agent of ours that finds its coordinator there, whoever started it.
+    """Run id and name of each living agent of ours that finds its coordinator there, whoever started it."""
+    wanted = coordinator_file.resolve()
+    return sorted((run_id, name) for there, run_id, name in all_agents() if there.resolve() == wanted)
+
+
+def all_agents() -> list[tuple[Path, str, str]]:
+    """Each living agent of this user: where it finds its coordinator, its run id and its name.
 
     What other users run is not looked at: a command line is easily imitated.
     """
@@ -66,11 +72,12 @@ def agents(coordinator_file: Path) -> list[tuple[str, str]]:
             words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
             if "--coordinator-file" not in words or entry.stat().st_uid != os.geteuid():
                 continue
-            there = Path(words[words.index("--coordinator-file") + 1])
-            same = there.resolve() == coordinator_file.resolve()
-            if same and start_ticks(int(entry.name)) is not None:
-                found.append((words[words.index("--run-id") + 1], words[words.index("--name") + 1]))
-    return sorted(found)
+            there, run_id, name = (
+                words[words.index(word) + 1] for word in ("--coordinator-file", "--run-id", "--name")
+            )
+            if start_ticks(int(entry.name)) is not None:
+                found.append((Path(there), run_id, name))
+    return found
 
 
 def spawn(
