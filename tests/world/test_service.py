@@ -328,3 +328,31 @@ def test_whoever_has_the_token_of_one_run_leaves_room_for_the_others() -> None:
         await coordinator.stop()
 
     asyncio.run(run())
+
+
+def test_a_fault_in_one_run_stops_neither_the_others_nor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        coordinator = Coordinator(token="0" * 64)
+        await coordinator.start("127.0.0.1", 0)
+        broken, sound = (coordinator.open_run(RunId(name), Settings(min=1, max=1)) for name in ("broken", "sound"))
+        settled, looked_after = asyncio.Event(), asyncio.Event()
+
+        def fault(*_: object) -> float:
+            raise RuntimeError("a fault of ours")
+
+        def settle(_: float) -> float:
+            settled.set()
+            return float("inf")
+
+        monkeypatch.setattr(broken, "settle", fault)
+        monkeypatch.setattr(broken, "probe_lost", fault)
+        monkeypatch.setattr(sound, "settle", settle)
+        monkeypatch.setattr(sound, "probe_lost", looked_after.set)
+        async with asyncio.timeout(30):
+            await settled.wait()
+            for _ in range(2):
+                looked_after.clear()
+                await looked_after.wait()
+        await coordinator.stop()
+
+    asyncio.run(story())

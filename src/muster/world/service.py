@@ -236,8 +236,7 @@ class Coordinator:
         for protocol in dirty.values():
             try:
                 self._settle(protocol)
-            except (wire.WireError, *_MALFORMED):
-                # One run that cannot be decided must not hold up the others.
+            except Exception:  # the top of this loop: one run's trouble is its own
                 log.exception("run %s: cannot be settled", protocol.run_id)
 
     def _settle(self, protocol: RunProtocol) -> None:
@@ -295,13 +294,19 @@ class Coordinator:
             late = loop.time() - expected
             expected = loop.time() + BEAT_S
             for protocol in list(self._protocols.values()):
-                if late > BEAT_S:
-                    protocol.stood_still(late)
-                protocol.probe_lost()
-                self._flush(protocol)
-                self._forget_old(protocol, loop.time())
+                try:
+                    self._look_after(protocol, late, loop.time())
+                except Exception:  # time goes on for the others
+                    log.exception("run %s: cannot be looked after", protocol.run_id)
             if self.connected:
                 self.busy_at = loop.time()
+
+    def _look_after(self, protocol: RunProtocol, late: float, now: float) -> None:
+        if late > BEAT_S:
+            protocol.stood_still(late)
+        protocol.probe_lost()
+        self._flush(protocol)
+        self._forget_old(protocol, now)
 
     def _drop_timer(self, run_id: RunId) -> None:
         if (timer := self._timers.pop(run_id, None)) is not None:
