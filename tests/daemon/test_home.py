@@ -270,7 +270,7 @@ def test_a_folder_of_somebody_else_among_the_logs_is_nobodys_training(tmp_path: 
 def test_a_copy_of_a_home_does_not_take_the_workers_of_the_home_that_runs_them(crashed: Path, tmp_path: Path) -> None:
     serve(crashed)
     copy = shutil.copytree(crashed, tmp_path / "copy")
-    words = ["--coordinator-file", crashed / "coordinator.addr", "--run-id", UID, "--name", "first-0"]
+    words = ["--coordinator-file", str(crashed / "coordinator.addr"), "--run-id", UID, "--name", "first-0"]
     code = "import time; print('here', flush=True); time.sleep(600)"
     worker = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE)
     try:

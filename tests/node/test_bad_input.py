@@ -40,7 +40,7 @@ def test_usage_errors_are_one_line_and_exit_2(fleet: Fleet, options: tuple[str, 
     given = [fleet.probe()[0] if word == "PROBE" else word for word in options]
     process = fleet.start(sys.executable, "-m", "muster.node.cli", *given, CUDA_VISIBLE_DEVICES="")
     assert process.wait() == 2
-    assert says in process.text and "Traceback" not in process.text
+    assert says in process.text and "Traceback" not in process.text and "usage:" not in process.text
     fleet.assert_nothing_left()
 
 

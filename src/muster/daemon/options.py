@@ -60,14 +60,14 @@ class Options:
         return trimming.read_limit(self.log_bytes) if self.log_bytes else None
 
 
-class _Parser(argparse.ArgumentParser):
+class _DaemonParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Without the usage: whoever started this knows other options, or has set a variable."""
         self.exit(2, f"muster server: {message}\n")
 
 
 def read(words: list[str] | None = None) -> Options:
-    parser = _Parser(prog="python -m muster.daemon", description="muster's control plane")
+    parser = _DaemonParser(prog="python -m muster.daemon", description="muster's control plane")
     parser.add_argument("--home", type=Path, required=True, help="where everything is kept")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where the HTTP API listens (a loopback port)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE")

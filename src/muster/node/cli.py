@@ -47,8 +47,14 @@ exit codes: 0 success or a graceful leave, 1 failed, 2 usage, 75 coordinator los
 _SPECIAL = {"min", "max", "hang_timeout_s"}
 
 
+class _NodeParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Not below twenty lines of usage."""
+        _usage(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _NodeParser(
         prog="muster-node",
         description="Run this machine's part of a distributed training, with hot spares.",
         epilog=_EXAMPLES,
