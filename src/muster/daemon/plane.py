@@ -346,6 +346,8 @@ def run(options: Options) -> int:
         told.check(options)
         if options.backend == "local":
             own_folder(options.home)  # who writes tokens.json there is an admin
+        else:  # a Pod's own folder, which is the group's as Kubernetes makes it
+            options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(options.home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (OSError, ValueError) as error:
         return _refuse(str(error))
