@@ -108,7 +108,9 @@ def test_what_users_write_into_a_training_is_never_state(kube_plane: KubePlane, 
             "demo-0",
             "demo-1",
         ]
-        assert kept(plane).keys() == before.keys() and kept(plane)["token", uid] == before["token", uid]
+        # Trainings that another test in this cluster has left may have got records of their own meanwhile.
+        extra = {which for which in kept(plane).keys() ^ before.keys() if which[1] in str(forged) or uid in which[1]}
+        assert not extra and kept(plane)["token", uid] == before["token", uid]
         plane.crash()
     plane.serve()
     seen = plane.kubectl("-n", mallory.namespace, "get", "events", "--field-selector=involvedObject.name=boom")
