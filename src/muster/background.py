@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -62,18 +61,11 @@ class LoopThread:
 
     def do(self, work: Callable[[], T]) -> T:
         """Have it done there, and wait for that. It must not wait for whoever calls this."""
-        done: Future[T] = Future()
 
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:
-                done.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
+        async def done() -> T:
+            return work()
 
-        self.loop.call_soon_threadsafe(run)
-        return done.result()
+        return asyncio.run_coroutine_threadsafe(done(), self.loop).result()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
