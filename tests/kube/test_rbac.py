@@ -187,6 +187,14 @@ def refuses_to_start(stage: Stage, right: Right) -> None:
         assert last.startswith("muster server: ") and re.search(right.said, last) and HINT in last
 
 
+def serves_with_the_tokens_of_its_start(stage: Stage, right: Right) -> None:
+    stage.stop()
+    with stage.without(right):
+        stage.serve()
+        stage.expect(right)
+        assert stage.plane.client.list() is not None, "it serves"
+
+
 def stands_by(stage: Stage, right: Right) -> None:
     """It says so, and begins as soon as it may."""
     stage.stop()
@@ -382,6 +390,7 @@ ACTS: dict[str, Callable[[Stage, Right], None]] = {
     "home-endpoints-update": refuses_to_start,
     "home-secrets-get": refuses_to_start,
     "home-secrets-list": refuses_to_start,
+    "home-secrets-watch": serves_with_the_tokens_of_its_start,
     "home-secrets-delete": cannot_tidy,
 }
 

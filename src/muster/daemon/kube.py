@@ -8,20 +8,17 @@ from the cluster: a new Pod starts from nothing.
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import secrets
 import ssl
 from typing import TYPE_CHECKING
 
-from muster import errors
+from muster.daemon.kube_tokens import TokenSecret
 from muster.daemon.options import API_PORT, Options, etcd_address, identity_of, worker_user
-from muster.files import write_private
 from muster.kube.client import KubeApi
 from muster.kube.lease import Leadership
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Keys, until_answered
-from muster.server.auth import TOKENS_FILE
 from muster.store.kube import KubeStore
 from muster.world import wire
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("muster.daemon")
 
 SERVICE = "muster"
-TOKEN_SECRET = "muster-token"
 ANY = "0.0.0.0"
 
 
@@ -52,7 +48,7 @@ class KubeSite:
         self._api = KubeApi.connect(guard=self._leadership.check)
         self._keys: KeyServer | None = None
         self._mesh_endpoint = ""
-        self._token = ""
+        self._tokens = TokenSecret(self._api, self._namespace, options.home)
 
     @property
     def _host(self) -> str:
@@ -69,7 +65,8 @@ class KubeSite:
         self._store = await until_answered(
             "the cluster", lambda: KubeStore.open(self._api, self._namespace, name, clock=self._clock)
         )
-        self._token = await until_answered("the cluster", self._read_token)
+        await until_answered("the cluster", self._tokens.read)
+        self._following = asyncio.get_running_loop().create_task(self._tokens.follow())
         return self._store
 
     async def keys(self) -> Keys:
@@ -107,26 +104,7 @@ class KubeSite:
         await coordinator.start(self._options.address or ANY, self._options.coordinator_port)
 
     def token(self) -> str | None:
-        return self._token
-
-    async def _read_token(self) -> str:
-        """The token of the API's first user, the same for all replicas; made when there is none.
-
-        Beside it there may be those of others, as `muster token create` writes them.
-        """
-        path = f"/api/v1/namespaces/{self._namespace}/secrets"
-        try:
-            data = (await self._api.request("GET", f"{path}/{TOKEN_SECRET}")).get("data") or {}
-            if TOKENS_FILE in data:
-                write_private(self._options.home / TOKENS_FILE, base64.b64decode(data[TOKENS_FILE]).decode())
-            if "token" not in data:
-                raise errors.InvalidRequest(f"the Secret {TOKEN_SECRET} has no token", hint="delete it: one is made")
-            return base64.b64decode(data["token"]).decode().strip()
-        except errors.NotFound:
-            token = f"mst_{secrets.token_urlsafe(32)}"
-            body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN_SECRET}, "type": "Opaque"}
-            await self._api.request("POST", path, body={**body, "stringData": {"token": token}})
-            return token
+        return self._tokens.token
 
     async def serving(self, port: int) -> None:
         """Tell the Service where the API, the coordinator and the keys are now."""
@@ -152,6 +130,7 @@ class KubeSite:
 
     async def close(self) -> None:
         self._holding.cancel()
+        self._following.cancel()
         await self._leadership.release()
         if self._keys is not None:
             await self._keys.stop()

@@ -62,7 +62,7 @@ AT_HOME: tuple[Permission, ...] = (
     _may(
         "",
         "secrets",
-        "get list delete",
-        "read the journal, its key and the API token, which are Secrets here; tidy the journal",
+        "get list watch delete",
+        "read the journal, its key and the API tokens, which are Secrets here; tidy the journal",
     ),
 )

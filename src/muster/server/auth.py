@@ -278,15 +278,13 @@ class Tokens:
 
     def _load(self) -> tuple[StoredToken, ...]:
         try:
-            data = json.loads(files.read_text(self._path))
+            return read_tokens(files.read_text(self._path))
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError) as error:
-            raise Unavailable(f"the tokens of this server cannot be read: {type(error).__name__}") from error
-        try:
-            return tuple(from_wire(StoredToken, one) for one in (data if isinstance(data, list) else []))
         except Invalid as error:
             raise Unavailable("the tokens of this server cannot be read: an entry is malformed") from error
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"the tokens of this server cannot be read: {type(error).__name__}") from error
 
     def _save(self, kept: Sequence[StoredToken]) -> None:
         text = json.dumps([to_wire(one) for one in kept], indent=1)
@@ -296,6 +294,12 @@ class Tokens:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _write_over(self._path, text.encode()):
                 hint = f"make room in {self._home}, then again"
                 raise Unavailable(f"the tokens cannot be changed: {error.strerror}", hint=hint) from error
+
+
+def read_tokens(text: str) -> tuple[StoredToken, ...]:
+    """What a file of tokens holds. Raises ValueError."""
+    data = json.loads(text)
+    return tuple(from_wire(StoredToken, one) for one in (data if isinstance(data, list) else []))
 
 
 def _write_over(path: Path, text: bytes) -> bool:
