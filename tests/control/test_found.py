@@ -293,6 +293,7 @@ def test_a_worker_that_is_killed_leaves_no_memory_group_behind(plane: Plane) -> 
 # Stopping the control plane -----------------------------------------------------------------------
 
 
+@pytest.mark.times(DRAIN_S="20")
 def test_stopping_the_control_plane_tells_of_no_lost_workers_and_takes_no_fixed_time(plane: Plane) -> None:
     """It closes the connections itself; nothing has been lost and no round is recalled."""
     training = plane.train(world=(2, 2, 2))
@@ -304,4 +305,4 @@ def test_stopping_the_control_plane_tells_of_no_lost_workers_and_takes_no_fixed_
     took = time.monotonic() - began
     plane.serve()
     assert not {"WorkerLost", "RoundRecalled"} & set(reasons(training))
-    assert took < 1.8, "no request was open, so there was nothing to wait for"
+    assert took < 10, "no request was open, so there was nothing to wait for"

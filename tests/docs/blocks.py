@@ -15,7 +15,7 @@ _PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 
 # What is another one in each run. All other numbers count: ranks, rounds, sizes, exit codes.
 _VARYING = (
-    (re.compile(r"\b(\d+(\.\d+)?(ms|[smhd])\b ?)+"), "TIME "),
+    (re.compile(r"\b((\d+(\.\d+)?(ms|[smhd]))+\b ?)+"), "TIME "),
     (re.compile(r"^ *\d+\.\d{3}(?=  )"), "TIME"),
     (re.compile(r"loss \d+\.\d+"), "loss X"),
     (re.compile(r"starts at step [1-9]\d*"), "starts at step N"),

@@ -23,6 +23,7 @@ from tests.mesh import servers
 from tests.mesh.servers import Embedded, Etcd, Server, ask
 
 PATIENT_S = 20.0
+SOON_S = 5.0  # far from the 20 s and 60 s that a mistake costs, with both cores busy
 ROOT = Path(__file__).parents[2]
 
 
@@ -89,7 +90,7 @@ def test_a_key_that_is_there_opens_at_once(place: Server, wait: Wait, node: str)
     write(place, "muster/mesh-ready", node)
     ended = wait(NODE_NAME=node, MUSTER_MESH_ENDPOINT=place.address)
     assert (ended.status, ended.word) == ("ready", "OK")
-    assert ended.took_s < 1
+    assert ended.took_s < SOON_S
     begin, end = ended.log
     assert begin == f"mesh-wait: BEGIN host={node} endpoint={place.address} timeout=20"
     assert re.fullmatch(r"mesh-wait: OK after=\d+\.\d+s", end)
@@ -102,7 +103,7 @@ def test_a_key_written_while_it_waits_opens_by_the_long_poll(
     with soon(lambda: write(place, f"muster/mesh-{key}", node)):
         ended = wait(NODE_NAME=node, MUSTER_MESH_ENDPOINT=place.address, MUSTER_MESH_POLL_S="60")
     assert (ended.status, ended.word) == (status, word)
-    assert 0.25 < ended.took_s < 3
+    assert 0.25 < ended.took_s < SOON_S
 
 
 def test_ready_wins_over_degraded(place: Server, wait: Wait, node: str) -> None:
@@ -116,7 +117,7 @@ def test_a_key_that_never_comes_is_a_timeout(place: Server, wait: Wait, node: st
     write(place, "muster/default/other/mesh-ready", node)
     ended = wait(0.6, NODE_NAME=node, MUSTER_MESH_ENDPOINT=place.address)
     assert (ended.status, ended.word) == ("timeout", "TIMEOUT")
-    assert 0.6 <= ended.took_s < 1.1
+    assert 0.6 <= ended.took_s < SOON_S
 
 
 def test_what_wakes_but_does_not_open_is_waited_through(place: Server, wait: Wait, node: str) -> None:
@@ -133,7 +134,7 @@ def test_what_wakes_but_does_not_open_is_waited_through(place: Server, wait: Wai
         ended = wait(
             NODE_NAME=node, MUSTER_MESH_ENDPOINT=place.address, MUSTER_MESH_PREFIX=path, MUSTER_MESH_POLL_S="60"
         )
-    assert ended.status == "degraded" and 0.45 < ended.took_s < 3
+    assert ended.status == "degraded" and 0.45 < ended.took_s < SOON_S
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_a_server_that_comes_late_is_found(wait: Wait, node: str) -> None:
     with soon(story):
         ended = wait(NODE_NAME=node, MUSTER_MESH_ENDPOINT=f"127.0.0.1:{port}")
     late.close()
-    assert ended.status == "ready" and ended.took_s < 5
+    assert ended.status == "ready" and ended.took_s < SOON_S
 
 
 def test_a_server_that_is_away_for_a_while_is_noticed_soon_after_it_is_back(wait: Wait, node: str) -> None:
@@ -224,7 +225,7 @@ def test_a_server_that_is_away_for_a_while_is_noticed_soon_after_it_is_back(wait
         with soon(story, 0.0):
             where = f"127.0.0.1:{listener.getsockname()[1]}"
             ended = wait(NODE_NAME=node, MUSTER_MESH_ENDPOINT=where, MUSTER_MESH_POLL_S="60")
-    assert ended.status == "ready" and ended.took_s < 5
+    assert ended.status == "ready" and ended.took_s < SOON_S
 
 
 # Nothing to wait for -----------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def test_a_server_that_is_away_for_a_while_is_noticed_soon_after_it_is_back(wait
 @pytest.mark.parametrize("env", [{}, {"NODE_NAME": "a"}, {"MUSTER_MESH_ENDPOINT": "127.0.0.1:9"}])
 def test_without_its_variables_it_returns_at_once_and_says_nothing(wait: Wait, env: dict[str, str]) -> None:
     ended = wait(**env)
-    assert (ended.status, ended.log) == (None, []) and ended.took_s < 0.1
+    assert (ended.status, ended.log) == (None, []) and ended.took_s < SOON_S
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_without_its_variables_it_returns_at_once_and_says_nothing(wait: Wait, e
 )
 def test_a_bad_setting_is_logged_and_nothing_is_waited_for(wait: Wait, env: dict[str, str], timeout: float) -> None:
     ended = wait(timeout, **{"NODE_NAME": "a", "MUSTER_MESH_ENDPOINT": "127.0.0.1:9", **env})
-    assert ended.status is None and ended.took_s < 0.1
+    assert ended.status is None and ended.took_s < SOON_S
     assert [line.split()[:2] for line in ended.log] == [["mesh-wait:", "SKIPPED"]]
 
 

@@ -14,7 +14,7 @@ from muster.mesh import asking
 from tests.mesh.hostile import BEHAVIOURS, Behaviour, hostile, wakes_without_end
 
 TIMEOUT_S = 0.7
-MARGIN_S = 0.5
+MARGIN_S = 3.0  # both cores may be busy with other tests
 
 
 @pytest.fixture
