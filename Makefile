@@ -69,7 +69,7 @@ test-kube: venv
 
 soak: venv
 	$(BIN)/python -m tests.kube.binaries
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak -o faulthandler_timeout=0 tests
 
 bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire
 
