@@ -41,11 +41,16 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
         draft.unlink(missing_ok=True)
         raise
     if durable:
-        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """What was renamed or linked there is on the disk when this returns."""
+    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def own_folder(path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import stat
 from pathlib import Path
 
-from tests.control.test_lost_database import _delete
+from tests import damage
 from tests.fleet import eventually
 from tests.plane import Plane, fresh
 
@@ -27,7 +27,7 @@ def test_a_backup_brings_everything_back_after_the_database_is_lost(plane: Plane
     _said(plane, "server", "backup", str(kept), "--force")
     assert "muster server stop" in _said(plane, "server", "restore", str(kept), code=4)
     plane.crash()
-    _delete(plane.home)
+    damage.delete(plane.home)
     assert "muster server restore FILE" in _said(plane, "ps", code=7)
 
     told = json.loads(_said(plane, "server", "restore", str(kept), "-o", "json"))

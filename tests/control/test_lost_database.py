@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,45 +11,14 @@ from pathlib import Path
 import pytest
 
 from muster.backends.local import processes
+from tests import damage
 from tests.fleet import eventually
 from tests.plane import Plane
 
 
-def _files(home: Path) -> list[Path]:
-    return sorted(path for path in home.glob("muster.db*") if path.suffix != ".lock")
-
-
-def _delete(home: Path) -> None:
-    for path in _files(home):
-        path.unlink()
-
-
-def _truncate(home: Path) -> None:
-    _delete(home)
-    (home / "muster.db").touch(mode=0o600)
-
-
-def _empty(home: Path) -> None:
-    with sqlite3.connect(home / "muster.db") as database:
-        for table in ("objects", "records", "events", "changes"):
-            database.execute(f"DELETE FROM {table}")
-    database.close()
-
-
-def _forget_trainings(home: Path) -> None:
-    with sqlite3.connect(home / "muster.db") as database:
-        database.execute("DELETE FROM objects")
-    database.close()
-
-
-def _damage_wal(home: Path) -> None:
-    path = home / "muster.db-wal"
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 0xFF
-    path.write_bytes(raw)
-
-
-@pytest.mark.parametrize("how", [_delete, _truncate, _empty, _forget_trainings, _damage_wal])
+@pytest.mark.parametrize(
+    "how", [damage.delete, damage.empty_file, damage.empty_tables, damage.forget_trainings, damage.damage_wal]
+)
 def test_a_database_that_does_not_know_its_living_workers_is_not_served(
     plane: Plane, how: Callable[[Path], None]
 ) -> None:
@@ -62,18 +30,20 @@ def test_a_database_that_does_not_know_its_living_workers_is_not_served(
     kept = plane.folder / "kept"
     shutil.copytree(plane.home, kept, ignore=shutil.ignore_patterns("held", "*.lock"))
     how(plane.home)
-    left = [path.name for path in _files(plane.home)]
+    left = [path.name for path in damage.database_files(plane.home)]
 
     shown = plane.muster("ps")
     assert shown.wait() == 7, shown.text
     assert "workers run here (demo-0, demo-1)" in shown.text and "muster server start --forget" in shown.text
     assert "muster server restore FILE" in shown.text and "no trainings" not in shown.text
     assert plane.worker_pids() == workers, "they go on"
-    if how in (_delete, _truncate):
-        assert [path.name for path in _files(plane.home)] == left, "nothing stands in the way of the right file"
+    if how in (damage.delete, damage.empty_file):
+        assert [path.name for path in damage.database_files(plane.home)] == left, (
+            "nothing stands in the way of the right file"
+        )
 
-    _delete(plane.home)
-    for path in _files(kept):
+    damage.delete(plane.home)
+    for path in damage.database_files(kept):
         shutil.copy(path, plane.home)
     plane.serve()
     training.refresh()
@@ -86,7 +56,7 @@ def test_a_database_that_does_not_know_its_living_workers_is_not_served(
 def test_workers_that_nobody_knows_can_be_given_up(plane: Plane) -> None:
     plane.train(world=(2, 2, 2)).wait_until_target_world(timeout=60)
     plane.crash()
-    _delete(plane.home)
+    damage.delete(plane.home)
     plane.serve("--forget")
     assert plane.client.list() == []
     plane.no_worker_left()
@@ -105,7 +75,7 @@ def test_a_database_that_is_gone_next_to_logs_of_trainings_is_not_served(plane: 
     plane.train("done", "exit=0", world=(1, 1, 1)).result(timeout=60)
     plane.no_worker_left()
     plane.crash()
-    _delete(plane.home)
+    damage.delete(plane.home)
     for mark in ("identity.json", "reached", "logs/.home"):
         (plane.home / mark).unlink()
     for words in (("ps",), ("get", "done"), ("server", "start")):

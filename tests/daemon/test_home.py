@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sqlite3
 import stat
@@ -23,6 +22,7 @@ from muster.ports import Write
 from muster.store import reached
 from muster.store.sqlite import SqliteStore
 from muster.types.event import Event
+from tests import damage
 from tests.training_builders import a_training
 
 UID = "0f0e0d0c-0b0a-4909-8807-060504030201"
@@ -78,68 +78,8 @@ def serve_new(folder: Path, story: Callable[[SqliteStore], object]) -> None:
     serve(folder, story=both)
 
 
-def _delete(folder: Path) -> None:
-    for path in folder.glob("muster.db*"):
-        path.unlink()
-
-
-def _empty_file(folder: Path) -> None:
-    _delete(folder)
-    (folder / "muster.db").touch()
-
-
-def _no_wal(folder: Path) -> None:
-    (folder / "muster.db-wal").unlink()
-
-
-def _cut_wal(folder: Path) -> None:
-    os.truncate(folder / "muster.db-wal", (folder / "muster.db-wal").stat().st_size // 2)
-
-
-def _damage_wal(folder: Path) -> None:
-    path = folder / "muster.db-wal"
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 0xFF
-    path.write_bytes(raw)
-
-
-def _damage_wal_header(folder: Path) -> None:
-    path = folder / "muster.db-wal"
-    path.write_bytes(b"\0" * 32 + path.read_bytes()[32:])
-
-
-def _cut_file(folder: Path) -> None:
-    os.truncate(folder / "muster.db", 8192)
-
-
-def _damage_pages(folder: Path) -> None:
-    """All but the first: some of them the WAL does not have."""
-    with open(folder / "muster.db", "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(4096)
-        file.write(b"\xff" * (size - 4096))
-
-
-def _overwrite(folder: Path) -> None:
-    _delete(folder)
-    (folder / "muster.db").write_bytes(b"not a database" * 1000)
-
-
-def _empty_tables(folder: Path) -> None:
-    with sqlite3.connect(folder / "muster.db") as database:
-        for table in ("objects", "records", "events", "changes"):
-            database.execute(f"DELETE FROM {table}")
-    database.close()
-
-
-def _no_trainings(folder: Path) -> None:
-    with sqlite3.connect(folder / "muster.db") as database:
-        database.execute("DELETE FROM objects")
-    database.close()
-
-
 def _older(folder: Path) -> None:
-    _delete(folder)
+    damage.delete(folder)
     for path in (folder.parent / "older").glob("muster.db*"):
         shutil.copy(path, folder)
 
@@ -147,7 +87,7 @@ def _older(folder: Path) -> None:
 def _another_homes(folder: Path) -> None:
     other = folder.parent / "other"
     serve(other, story=lambda store: store.write(Write(put=a_training("elsewhere"))))
-    _delete(folder)
+    damage.delete(folder)
     shutil.copy(other / "muster.db", folder)
 
 
@@ -159,17 +99,17 @@ def _of_0_1(folder: Path) -> None:
 
 
 LOSSES = {
-    _delete: "is missing or empty",
-    _empty_file: "is missing or empty",
-    _no_wal: r"has lost the last 12 writes .* older copy, or its -wal file is gone or damaged",
-    _cut_wal: r"has lost the last \d writes",
-    _damage_wal: r"has lost the last \d writes",
-    _damage_wal_header: "has lost the last 12 writes",
-    _cut_file: "is damaged",
-    _damage_pages: "is damaged",
-    _overwrite: "is damaged",
-    _empty_tables: f"knows nothing of trainings whose logs are here .{UID}",
-    _no_trainings: f"knows nothing of trainings whose logs are here .{UID}",
+    damage.delete: "is missing or empty",
+    damage.empty_file: "is missing or empty",
+    damage.no_wal: r"has lost the last 12 writes .* older copy, or its -wal file is gone or damaged",
+    damage.cut_wal: r"has lost the last \d writes",
+    damage.damage_wal: r"has lost the last \d writes",
+    damage.damage_wal_header: "has lost the last 12 writes",
+    damage.cut_file: "is damaged",
+    damage.damage_pages: "is damaged",
+    damage.overwrite: "is damaged",
+    damage.empty_tables: f"knows nothing of trainings whose logs are here .{UID}",
+    damage.forget_trainings: f"knows nothing of trainings whose logs are here .{UID}",
     _older: "has lost the last 12 writes",
     _another_homes: "is the database of another home",
     _of_0_1: "does not know this home",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from muster import sockets
+from muster import DistributedTraining, sockets
 from muster.errors import MusterError, Unavailable
 from muster.sdk import find, peers
 from muster.sdk import home as homes
@@ -70,6 +70,23 @@ def left_behind(folder: Path, url: str, **more: Any) -> None:
     (folder / "server.json").write_text(json.dumps({"pid": os.getppid(), "url": url, **more}))
 
 
+def a_handle(home: Path) -> DistributedTraining:
+    (home / "token").write_text("secret\n")
+    return Client(search=Search(home, daemon=("/bin/false",))).get("demo")
+
+
+def a_takeover(house: House, imposter: Imposters, end: Callable[[], None]) -> tuple[Callable[[], None], list[Imposter]]:
+    """What replaces the control plane by somebody else on its port, and who that is then."""
+    others: list[Imposter] = []
+
+    def replaced() -> None:
+        port = int(house.url.rpartition(":")[2])
+        end()
+        others.append(imposter(port=port))
+
+    return replaced, others
+
+
 # A control plane that is gone --------------------------------------------------------------------
 
 
@@ -123,15 +140,8 @@ def test_somebody_who_hands_everything_on_to_the_real_one_is_not_told_anything(
 def test_a_client_that_was_connected_does_not_come_back_to_somebody_else(
     caller: Caller, plane: Plane, house: House, tmp_path: Path, imposter: Imposters
 ) -> None:
-    (tmp_path / "token").write_text("secret\n")
-    handle = Client(search=Search(tmp_path, daemon=("/bin/false",))).get("demo")
-    others: list[Imposter] = []
-
-    def replaced() -> None:
-        port = int(house.url.rpartition(":")[2])
-        house.die()
-        others.append(imposter(port=port))
-
+    handle = a_handle(tmp_path)
+    replaced, others = a_takeover(house, imposter, house.die)
     plane.on_poll.append(replaced)
     with pytest.raises(MusterError):
         caller.call(handle, "wait", PATIENCE_S / 4)
@@ -142,15 +152,8 @@ def test_a_client_that_was_connected_does_not_come_back_to_somebody_else(
 def test_following_a_log_does_not_go_on_with_somebody_else(
     caller: Caller, plane: Plane, house: House, tmp_path: Path, imposter: Imposters
 ) -> None:
-    (tmp_path / "token").write_text("secret\n")
-    handle = Client(search=Search(tmp_path, daemon=("/bin/false",))).get("demo")
-    others: list[Imposter] = []
-
-    def replaced() -> None:
-        port = int(house.url.rpartition(":")[2])
-        house._server.server_close()
-        others.append(imposter(port=port))
-
+    handle = a_handle(tmp_path)
+    replaced, others = a_takeover(house, imposter, house._server.server_close)
     plane.play("logs", Episode("[0] a\n", breaks=True, before=replaced))
     with pytest.raises(MusterError):
         caller.take(99, handle, "logs", follow=True)

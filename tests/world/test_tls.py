@@ -236,6 +236,14 @@ class Raw:
         return self._frames.pop(0)
 
 
+HELLO: dict[str, object] = dict(type="hello", v="1.0", low="1.0", high="1.0", kind="control", run_id="run")
+
+
+def talk_on(raw: Raw) -> proofs.Talk:
+    here, there = raw.socket.getsockname(), raw.socket.getpeername()
+    return proofs.Talk("run", "control", raw.nonce, "mine", proofs.ends(here, there))
+
+
 def test_a_wish_for_tls_without_the_token_costs_nothing_and_tells_nothing() -> None:
     async def scenario() -> None:
         coordinator, address = await a_coordinator()
@@ -321,7 +329,7 @@ def test_a_member_of_0_1_is_let_in_and_told_nothing_that_it_does_not_know() -> N
         def ask() -> list[object]:
             raw = Raw(address)
             proof = wire.proof(TOKEN, raw.nonce, "run", "control")
-            raw.send(type="hello", v="1.0", low="1.0", high="1.0", kind="control", run_id="run", proof=proof)
+            raw.send(**HELLO, proof=proof)
             first = raw.read()["type"]
             raw.send(type="ask", v="1.0", ask="show", seq=1)
             return [first, raw.read()["type"]]
@@ -340,10 +348,9 @@ def test_the_proof_of_a_new_member_is_not_good_as_that_of_an_old_one() -> None:
 
         def ask() -> object:
             raw = Raw(address)
-            here, there = raw.socket.getsockname(), raw.socket.getpeername()
-            talk = proofs.Talk("run", "control", raw.nonce, "mine", proofs.ends(here, there))
+            talk = talk_on(raw)
             proof = proofs.prove(TOKEN, "member", talk)
-            raw.send(type="hello", v="1.0", low="1.0", high="1.0", kind="control", run_id="run", proof=proof)
+            raw.send(**HELLO, proof=proof)
             return raw.read()["code"]
 
         assert await asyncio.to_thread(ask) == "bad_token"
@@ -358,10 +365,8 @@ def test_a_recorded_hello_opens_no_other_connection() -> None:
 
         def ask() -> list[object]:
             raw = Raw(address)
-            here, there = raw.socket.getsockname(), raw.socket.getpeername()
-            talk = proofs.Talk("run", "control", raw.nonce, "mine", proofs.ends(here, there))
-            hello = {"type": "hello", "v": "1.0", "low": "1.0", "high": "1.0", "kind": "control", "run_id": "run"}
-            hello |= {"nonce": "mine", "proof": proofs.prove(TOKEN, "member", talk)}
+            talk = talk_on(raw)
+            hello = {**HELLO, "nonce": "mine", "proof": proofs.prove(TOKEN, "member", talk)}
             raw.send(**hello)
             answers = [raw.read(), raw.read()]
             assert proofs.is_proof(str(answers[0]["proof"]), TOKEN, "coordinator", *talk)

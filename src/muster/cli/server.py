@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from muster import files, trimming
-from muster.cli import exits, session
+from muster import files
+from muster.cli import durations, exits, session
 from muster.cli.output import Report, write_data, write_table
 from muster.errors import Conflict, MusterError, Unavailable
 from muster.sdk import home
@@ -84,8 +84,11 @@ def start(
     tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
     insecure: bool = typer.Option(False, help="Listen beyond loopback without TLS: tokens travel in clear."),
     etcd: str | None = typer.Option(None, metavar="URL", help="An etcd for the mesh's keys, like http://host:2379."),
-    log_bytes: str | None = typer.Option(
-        None, metavar="N", help="Kept of a rank's output, and of its errors, like 500M; 0: everything (1Gi)."
+    log_bytes: int | None = typer.Option(
+        None,
+        parser=durations.size,
+        metavar="N",
+        help="Kept of a rank's output, and of its errors, like 500M; 0: everything (1Gi).",
     ),
     events: int | None = typer.Option(
         None, min=0, metavar="N", help="Entries of the journal that are kept in all; 0: all (1000000)."
@@ -107,7 +110,7 @@ def start(
     if etcd is not None:
         options += ["--etcd", etcd]
     if log_bytes is not None:
-        options += ["--log-bytes", str(_size(log_bytes))]
+        options += ["--log-bytes", str(log_bytes)]
     for name, count in (("--events", events), ("--events-per-training", events_per_training)):
         options += [] if count is None else [name, str(count)]
     if forget:
@@ -148,13 +151,6 @@ def _check_listen(listen: str, *, tls: bool, insecure: bool) -> None:
         check_listen(host, tls=tls, insecure=insecure)
     except ValueError as error:
         raise exits.Misused(f"--listen: {error}", hint="muster server start --listen 127.0.0.1:8470") from error
-
-
-def _size(text: str) -> int:
-    try:
-        return trimming.read_limit(text)
-    except ValueError as error:
-        raise exits.Misused(f"--log-bytes: {error}", hint="muster server start --log-bytes 500M") from error
 
 
 def _options(listen: str | None, cert: Path | None, key: Path | None, *, insecure: bool) -> list[str]:

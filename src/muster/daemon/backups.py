@@ -32,7 +32,7 @@ from muster.core import home as rules
 from muster.core.home import FileState, Found, Kept
 from muster.daemon import home as homes
 from muster.daemon.home import HomeIdentity
-from muster.files import own_folder, write_private
+from muster.files import own_folder, sync_folder, write_private
 from muster.store import evidence, reached, schema
 from muster.types.codec import Invalid, from_wire, to_wire
 
@@ -80,9 +80,7 @@ class Restored:
 
 def make(home: Path, to: Path, *, force: bool = False) -> Manifest:
     """Write a backup of a home, served or not. Raises MusterError; `to` is then as it was."""
-    found = replace(
-        homes.look(home), living=(), folders=(), twins=()
-    )  # whatever runs and was deleted: the database is meant
+    found = replace(homes.look(home), living=(), folders=(), twins=())  # only the database is meant
     if what := rules.loss(found):
         raise homes.lost(found, what)
     if found.kept.state is not FileState.READABLE:
@@ -164,7 +162,7 @@ def _publish(draft: Path, to: Path, *, force: bool) -> None:
             os.link(draft, to)  # refuses to take the place of another file, also of one that came just now
         except FileExistsError:
             raise _taken(to) from None
-    _sync_folder(to.parent)
+    sync_folder(to.parent)
 
 
 @contextlib.contextmanager
@@ -213,7 +211,7 @@ def restore(home: Path, backup: Path, *, force: bool = False) -> Restored:
         _count_on(draft, backup, mine, home)
         aside = homes.set_aside(home, "restore")
         os.replace(draft, home / homes.DATABASE)
-        _sync_folder(home)
+        sync_folder(home)
         put = tuple(name for name, raw in beside.items() if _put_if_missing(home / name, raw))
         found = homes.look(home)
         homes.settle(home, mine, found, forget=True)
@@ -433,14 +431,6 @@ def _is_sealed(manifest: Manifest, identity: HomeIdentity) -> bool:
 
 def _unusable(backup: Path, why: str) -> errors.MusterError:
     return errors.MusterError(f"{backup} cannot be used: {why}; nothing was changed", code="backup_unusable")
-
-
-def _sync_folder(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _now() -> datetime:
