@@ -7,6 +7,7 @@ nothing: it is said in the log, and what was good stays so.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import logging
@@ -22,6 +23,7 @@ from muster.server.auth import TOKENS_FILE, ensure_embedded, read_tokens
 log = logging.getLogger("muster.daemon")
 
 TOKEN_SECRET = "muster-token"
+AGAIN_S = 1.0
 
 
 class TokenSecret:
@@ -44,9 +46,14 @@ class TokenSecret:
         self._take(token, others)
 
     async def follow(self) -> None:
-        """For ever."""
+        """For ever. What could not be kept here is read again: a revocation must not be lost."""
         chosen = {"fieldSelector": f"metadata.name={TOKEN_SECRET}"}
-        await Informer(self._api, self._path, self, chosen).run()
+        while True:
+            try:
+                await Informer(self._api, self._path, self, chosen).run()
+            except OSError as error:
+                log.error("tokens of the Secret %s cannot be kept: %s", TOKEN_SECRET, error)
+                await asyncio.sleep(AGAIN_S)
 
     # What the server tells
 
@@ -71,7 +78,10 @@ class TokenSecret:
         if (token, others) == self._seen:
             return
         write_private(self._home / TOKENS_FILE, others)
-        ensure_embedded(self._home, token)
+        try:
+            ensure_embedded(self._home, token)
+        except errors.Unavailable as error:
+            raise OSError(str(error)) from error
         if self._seen is not None:
             log.info("the Secret %s has changed: its tokens hold now", TOKEN_SECRET)
         self.token, self._seen = token, (token, others)
