@@ -32,6 +32,7 @@ class Terminal:
     def __init__(self, plane: Plane, *words: str, columns: int = 80, **env: str) -> None:
         self._ours, self._theirs = pty.openpty()
         self.resize(columns)
+        self._left: list[Any] | None = None  # the state in which it was left
         self.before = self.state
         plain = {key: value for key, value in plane.env.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
         self.process = subprocess.Popen(
@@ -45,11 +46,12 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
         )
         self.text = ""
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def state(self) -> list[Any]:
-        return termios.tcgetattr(self._theirs)
+        return termios.tcgetattr(self._theirs) if self._left is None else self._left
 
     @property
     def frame(self) -> list[str]:
@@ -66,13 +68,18 @@ class Terminal:
         eventually(lambda: re.search(pattern, self.text), f"{pattern!r} in {self.text[-2000:]!r}", 20)
 
     def ends(self) -> int:
-        return self.process.wait(20)
+        """Its exit code, when all that it wrote has been read."""
+        code = self.process.wait(20)
+        if self._left is None:
+            self._left = self.state
+            os.close(self._theirs)
+            self._reader.join(20)
+        return code
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
-        os.close(self._theirs)
+        self.ends()
 
     def _read(self) -> None:
         try:
