@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -10,6 +13,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 
 from muster.server.auth import TOKENS_FILE, Tokens
+from tests.docs import blocks
 from tests.fleet import eventually
 from tests.kube.plane import KubePlane
 
@@ -67,3 +71,19 @@ def test_tokens_come_and_go_with_the_secret(kube_plane: KubePlane, tmp_path: Pat
     put(plane, token="another-for-the-first-user")
     eventually(lambda: status(plane, "another-for-the-first-user") == 200, "the new one is good", BOUND_S)
     assert status(plane, first) == 401
+
+
+def test_what_the_page_says_of_tokens_works_as_it_is_printed(kube_plane: KubePlane, tmp_path: Path) -> None:
+    plane = kube_plane
+    [printed] = [block.body for block in blocks.blocks("kubernetes.md") if "patch secret muster-token" in block.body]
+    for ours, theirs in (("-n muster ", f"-n {plane.own} "), ("/tmp/tokens", str(tmp_path / "tokens"))):
+        assert ours in printed
+        printed = printed.replace(ours, theirs)
+    printed = printed.replace("--namespace research", f"--namespace {plane.namespace}")
+    env = plane.cluster.env()
+    programs = [str(Path(sys.executable).parent), str(Path(plane.cluster.programs.kubectl).parent), env["PATH"]]
+    env["PATH"] = os.pathsep.join(programs)
+    done = subprocess.run(["bash", "-euc", printed], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    token = next(word for word in done.stdout.split() if word.startswith("mst_"))
+    eventually(lambda: status(plane, token) == 200, "ann's token is good", BOUND_S)
