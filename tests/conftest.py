@@ -44,7 +44,7 @@ def plane(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plane]:
     """A control plane that serves.
 
     With `@pytest.mark.shared` it is the one of all tests that leave it as they found it, but for their trainings; with
-    `@pytest.mark.times(LEASE_S="2")` it has other times than its own.
+    `@pytest.mark.times(STALL_S="9")` it has other times than its own.
     """
     if request.node.get_closest_marker("shared"):
         shared: Plane = request.getfixturevalue("resident")

@@ -13,7 +13,7 @@ import muster
 from muster import DistributedTraining, WorldSize
 from tests.fleet import PROBE, PROGRAMS, Fleet, Process, eventually
 
-_TIMES = {"LEASE_S", "ALIVE_S", "STALL_S", "TIME_SET"}
+_TIMES = {"ALIVE_S", "STALL_S", "TIME_SET"}
 
 
 class Plane(Fleet):
@@ -28,7 +28,7 @@ class Plane(Fleet):
     def serve(self, *options: str, files: str = "", **env: str) -> Process:
         """Start the control plane, or start it again; returns when it serves.
 
-        `files` is for ulimit. With LEASE_S, ALIVE_S or TIME_SET it has that time instead of its own.
+        `files` is for ulimit. With ALIVE_S, STALL_S or TIME_SET it has that time instead of its own.
         """
         limit = ("/bin/sh", "-c", f'ulimit {files} && exec "$@"', "sh") if files else ()
         program = (str(PROGRAMS / "daemon.py"),) if _TIMES & env.keys() else ("-m", "muster.daemon")

@@ -17,7 +17,7 @@ from pathlib import Path
 from muster import files, run_token
 from muster.run_token import KeptToken
 from muster.types.run_event import RunEvent
-from muster.types.world import RunId
+from muster.types.world import MemberId, RunId
 from muster.world import wire
 from muster.world.service import Coordinator, default_state_path, serve
 from muster.world.statefile import StateFile, StateFileBusy
@@ -36,6 +36,7 @@ def run(
     ready_fd: int | None = None,
     quiet: bool = False,
     keep_token: bool = False,
+    beside: str | None = None,
 ) -> int:
     """Serve until stopped; returns an exit code. One clear line on bad input."""
     try:
@@ -71,7 +72,13 @@ def run(
         if not quiet:
             output.say(f"coordinator listens on {address}")
 
-    coordinator = Coordinator(token=access.token, state=kept, outcome_ttl_s=outcome_ttl_s, on_event=tell)
+    coordinator = Coordinator(
+        token=access.token,
+        state=kept,
+        outcome_ttl_s=outcome_ttl_s,
+        on_event=tell,
+        beside=MemberId(beside) if beside else None,
+    )
     try:
         idle = asyncio.run(
             serve(coordinator, host, port, idle_s=idle_s, leave_when_ended=leave_when_ended, on_ready=ready)
@@ -81,9 +88,10 @@ def run(
         if kept is not None:
             kept.close(remove=False)
         return _refuse(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen", 1)
-    access.ended(for_good=idle or not port)
+    over = idle and not coordinator.posts.follows  # else it has to be known when it is started again that others lead
+    access.ended(for_good=over or not port)
     if kept is not None:
-        kept.close(remove=idle)
+        kept.close(remove=over)
     output.finish()
     return 0
 
@@ -172,6 +180,7 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--leave-when-ended", action="store_true")
     parser.add_argument("--keep-token", action="store_true", help="let others of this user find MUSTER_RUN_TOKEN")
+    parser.add_argument("--beside", metavar="MEMBER", help="a member that is lost with this process")
     given = parser.parse_args()
     return run(
         given.listen,
@@ -182,6 +191,7 @@ def main() -> int:
         ready_fd=given.ready_fd,
         quiet=given.ready_fd is not None,
         keep_token=given.keep_token,
+        beside=given.beside,
     )
 
 

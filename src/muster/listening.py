@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import ipaddress
 import logging
 import socket
@@ -17,7 +18,7 @@ from typing import Any
 
 log = logging.getLogger("muster.listening")
 
-AT_ONCE = 8
+AT_ONCE = 64  # at a turn: ten thousand workers come at once, and each turn looks at all of them
 BACKLOG = 4096
 AGAIN_S = 0.5  # until it is tried again, when the system has no more
 TOLD_EVERY_S = 60.0  # an outage that comes and goes is told once
@@ -90,6 +91,19 @@ async def bound(host: str, port: int) -> list[socket.socket]:
         server.close()
 
 
+def reachable(host: str) -> str:
+    """For one who listens everywhere, an address of this machine that others can use too."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    family, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((far, 9))  # sends nothing: it only asks which address would be used
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if ":" in host else "127.0.0.1"
+
+
 def arrive(
     taken: socket.socket,
     protocol: Callable[[], asyncio.BaseProtocol],
@@ -111,6 +125,7 @@ def arrive(
     return task
 
 
+@functools.lru_cache(maxsize=4096)
 def whose(host: str) -> str:
     """Who counts as one client: an address, or the network of 64 bits that is handed out as one."""
     try:

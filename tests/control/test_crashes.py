@@ -126,7 +126,6 @@ def test_a_second_control_plane_for_the_same_home_is_refused(plane: Plane) -> No
     assert "another control plane" in second.text and "muster server status" in second.text
 
 
-@pytest.mark.times(LEASE_S="2")
 def test_a_worker_that_stands_still_is_replaced(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 2))
     training.wait_until_target_world(timeout=30)

@@ -79,10 +79,9 @@ def steps(training: muster.DistributedTraining) -> list[int]:
     return [rank.step for rank in fresh(training).training.status.ranks if rank.step is not None]
 
 
-@pytest.mark.times(LEASE_S="4")
 def test_a_control_plane_that_stalls_does_not_restart_ranks_that_train_on(plane: Plane) -> None:
     """A suspended process, a swapping machine or a slow disk: nothing has happened to the workers meanwhile."""
-    training = plane.train(world=(2, 2, 2), script=str(PROGRAMS / "stepper.py"), args=["0.05"])
+    training = plane.train(world=(2, 2, 2), script=str(PROGRAMS / "stepper.py"), args=["0.05"], lease_seconds=4)
     eventually(lambda: len(steps(training)) == 2, "both ranks make steps")
     pids = plane.worker_pids()
     assert plane.daemon is not None

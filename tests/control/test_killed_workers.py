@@ -9,16 +9,15 @@ import time
 import pytest
 
 from muster import DistributedTraining
-from muster.core.training.reconcile import LEASE
 from tests.fleet import eventually, family, kill_all
 from tests.plane import Plane
 
-LEASE_S = LEASE.total_seconds()
+LEASE_S = 10.0
 SOON_S = LEASE_S / 2  # so much less than a lease that a busy machine does not hide the difference
 
 
-def two_and_a_spare(plane: Plane) -> DistributedTraining:
-    training = plane.train(world=(2, 2, 2), spares=1)
+def two_and_a_spare(plane: Plane, lease_s: float = LEASE_S) -> DistributedTraining:
+    training = plane.train(world=(2, 2, 2), spares=1, lease_seconds=lease_s)
     training.wait_until_target_world(timeout=60)
     plane.started(0, 2)
     return training
@@ -41,10 +40,9 @@ def test_a_worker_whose_every_process_is_killed_is_replaced_at_once(plane: Plane
     training.result(timeout=60)
 
 
-@pytest.mark.times(LEASE_S="4")
 def test_an_agent_alone_is_no_proof_while_its_ranks_may_live(plane: Plane) -> None:
     """Guard, warm parent and rank stand still: nobody can say that the rank will not write again."""
-    training = two_and_a_spare(plane)
+    training = two_and_a_spare(plane, 4.0)
     agent, *rest = family(plane.worker_pids()["demo-1"])
     kill_all(rest, signal.SIGSTOP)
     os.kill(agent, signal.SIGKILL)

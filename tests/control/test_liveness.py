@@ -30,7 +30,7 @@ def no_answer(plane: Plane) -> bool:
         connection.close()
 
 
-@pytest.mark.times(LEASE_S="2", STALL_S="9")
+@pytest.mark.times(STALL_S="9")
 def test_a_control_plane_that_stands_still_costs_no_lease_and_its_worlds_heal_meanwhile(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=60)
@@ -72,7 +72,6 @@ def crowd(plane: Plane, token: str) -> Iterator[None]:
             reader.join()
 
 
-@pytest.mark.times(LEASE_S="2")
 def test_an_api_with_more_to_do_than_it_can_costs_no_worker_its_lease(plane: Plane) -> None:
     viewer = Tokens(plane.home).create("viewer", "viewer")
     training = plane.train(world=(2, 2, 2))
@@ -81,7 +80,7 @@ def test_an_api_with_more_to_do_than_it_can_costs_no_worker_its_lease(plane: Pla
     for index in range(20):  # whose descriptions are large
         plane.train(f"short-{index}", world=(1, 1, 1), command=["/bin/true"], env={"PADDING": "x" * 100_000})
     with crowd(plane, viewer):
-        threading.Event().wait(6.0)  # three leases
+        threading.Event().wait(6.0)  # six leases
     plane.go()
     training.result(timeout=120)
     assert training.training.status.round == 0 and "WorkerLost" not in reasons(training)

@@ -59,7 +59,7 @@ def an_exit(rank: int, code: int = 1, worker: str = "", **known: Any) -> RankEnd
 
 def a_run(active: str = "", waiting: str = "", *, last: Round | None = None, **settings: Any) -> Run:
     """A run whose round has the active members in order of rank, unless `last` says otherwise; the rest are spares."""
-    known = Settings(**{"min": 1, "max": 8, **settings})
+    known = Settings(**{"min": 1, "max": 8, "lease_s": 2.0, **settings})
     seated = [
         replace(member, role=Role.ACTIVE, rank=rank, ranks_state=RanksState.RUNNING)
         for rank, member in enumerate(members(active))

@@ -12,11 +12,23 @@ from pathlib import Path
 
 from muster.types import frames
 from muster.types.frames import Frame, Introduction, Presented, ReportedEnd, RunRecord
-from muster.types.world import Gate, RunOutcome, Seat, Settings
+from muster.types.world import Elector, Electorate, Gate, Outline, RunOutcome, Seat, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
-OPENING = ("challenge", "tls", "hello", "proof", "welcome", "hold", "error")
-RECORDS = (Introduction, Presented, RunRecord, Seat, Gate, RunOutcome, ReportedEnd, Settings)
+OPENING = ("challenge", "tls", "hello", "proof", "welcome", "hold", "error", "part")
+RECORDS = (
+    Introduction,
+    Presented,
+    RunRecord,
+    Seat,
+    Outline,
+    Elector,
+    Electorate,
+    Gate,
+    RunOutcome,
+    ReportedEnd,
+    Settings,
+)
 _TABLE = re.compile(r"(<!-- made from the code: (\w+) -->\n)(?:\|.*\n)*")
 
 

@@ -266,6 +266,8 @@ HOSTILE: dict[str, Json] = {
     "too many gpus": {"spec": {"script": "a.py", "resources": {"gpus": 1025}}},
     "a cancel without its time": {"spec": {"script": "a.py", "cancel": {}}},
     "a backend that is no name": {"spec": {"script": "a.py", "backend": "../x"}},
+    "a lease of 0": {"spec": {"script": "a.py", "leaseSeconds": 0}},
+    "a lease of a day": {"spec": {"script": "a.py", "leaseSeconds": 86400}},
     "a hang timeout of 0": {"spec": {"script": "a.py", "hangTimeoutSeconds": 0}},
     "a name with a dot": {"metadata": {"name": "a.b"}, "spec": {"script": "a.py"}},
     "too long a name": {"metadata": {"name": "a" * 53}, "spec": {"script": "a.py"}},

@@ -11,7 +11,7 @@ import pytest
 
 from muster.types.frames import HelloFrame, Introduction
 from muster.types.world import MemberId, RunId, Settings
-from muster.world import service
+from muster.world import outgoing
 from muster.world.protocol import RunProtocol
 from muster.world.service import Coordinator
 
@@ -20,6 +20,8 @@ RUN = RunId("run")
 
 class Line:
     """A connection whose other end is the test."""
+
+    peer = "192.0.2.1:1"
 
     def __init__(self) -> None:
         self.said = b""
@@ -78,7 +80,7 @@ def test_ranks_start_when_the_old_keys_are_gone() -> None:
         await asyncio.sleep(0)
         assert b'"release"' not in line.said
         gone.set()
-        assert await until(lambda: b'"release"' in line.said) < service.HELD_S / 2
+        assert await until(lambda: b'"release"' in line.said) < outgoing.HELD_S / 2
         assert line.said.index(b'"welcome"') < line.said.index(b'"release"'), "in the order in which it was said"
 
     asyncio.run(play())
@@ -88,7 +90,7 @@ def test_keys_that_cannot_be_removed_hold_ranks_for_a_moment_only() -> None:
     async def play() -> None:
         _, protocol, line = opened(Director(asyncio.Event().wait), gate_timeout_s=60.0)  # type: ignore[arg-type]
         await until(lambda: protocol.run is not None and protocol.run.running is not None)
-        assert await until(lambda: b'"release"' in line.said) == pytest.approx(service.HELD_S, abs=0.3)
+        assert await until(lambda: b'"release"' in line.said) == pytest.approx(outgoing.HELD_S, abs=0.3)
 
     asyncio.run(play())
 

@@ -23,6 +23,8 @@ from tests.fleet import Fleet, free_port
         (("--standalone", "--nproc", "gpu", "PROBE"), "this machine shows no GPU"),
         (("--standalone", "--lease-s", "soon", "PROBE"), "lease_s must be a number"),
         (("--standalone", "--lease-s", "0", "PROBE"), "lease_s must be greater than 0"),
+        (("--standalone", "--lease-s", "0.01", "PROBE"), "lease_s must be between 0.3 and 3600, not 0.01"),
+        (("--standalone", "--lease-s", "86400", "PROBE"), "lease_s must be between 0.3 and 3600, not 86400"),
         (("--standalone", "--lease-s", "nan", "PROBE"), "lease_s must be a finite number"),
         (("--standalone", "-m", "no_such_module"), "no such module: no_such_module"),
         (("--standalone", "--no-python", "no-such-command"), "no such command"),

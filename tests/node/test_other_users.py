@@ -56,7 +56,7 @@ def test_another_user_can_neither_see_nor_end_nor_join_a_run(fleet: Fleet, token
     assert len(answers) == 8, tried.stderr
     assert all(line.startswith("refused bad_token wrong or missing run token") for line in answers), answers
     assert len({line for line in answers}) == 1, "it does not show which run there is"
-    (kept,) = (fleet.home / "coordinators").glob("*.token")
+    (kept,) = (fleet.home / "coordinators").glob(f"*-{fleet.port}@*.token")
     assert "Permission denied" in stranger("open(sys.argv[1])", kept).stderr
     view = fleet.view()
     assert view is not None and view["state"] == "training" and len(view["members"]) == 1

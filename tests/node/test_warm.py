@@ -29,6 +29,7 @@ from muster.node import program as programs
 from muster.node import warm
 from muster.node.program import Program
 from muster.types.world import RankEnd
+from muster.world import lifeline
 from tests.fleet import Fleet, eventually, gone
 
 LIKE_A_RANK = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
@@ -290,7 +291,7 @@ def test_ranks_of_one_warm_parent_draw_different_random_numbers(fleet: Fleet) ->
     ranks = by_muster_node(fleet, "--warm auto --preload numpy.random", script, count=2)
     first, second = (json.loads(ran.out) for ran in ranks)
     assert first["loaded"] == ["torch", "numpy.random"], "auto saw that the script needs torch"
-    assert first["descriptors"] == second["descriptors"] == ["0", "1", "2", "3"]
+    assert first["descriptors"] == second["descriptors"] == ["0", "1", "2", "3", str(lifeline.NUMBER)]
     assert all(a != b for a, b in zip(first["draws"], second["draws"], strict=True))
     assert [ran.err for ran in ranks] == ["", ""]
 

@@ -1,6 +1,6 @@
 """The control plane with times of its own, for tests that would wait for the usual ones.
 
-usage: daemon.py OPTION…    LEASE_S: of workers. ALIVE_S: how often it leaves word that it lives.
+usage: daemon.py OPTION…    ALIVE_S: how often it leaves word that it lives.
 DRAIN_S: how long open requests may take to end at a stop.
 TIME_SET: a file with the seconds by which its time of day is off; it may be written to at any time.
 
@@ -15,11 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from muster.clock import SystemClock
-from muster.core.training import reconcile
 from muster.daemon import options, plane
 from muster.daemon.local import LocalSite
 
-reconcile.LEASE = timedelta(seconds=float(os.environ.pop("LEASE_S", reconcile.LEASE.total_seconds())))
 LocalSite.alive_every_s = float(os.environ.pop("ALIVE_S", LocalSite.alive_every_s or 0))
 plane.DRAIN_S = float(os.environ.pop("DRAIN_S", plane.DRAIN_S))
 stall_s = float(os.environ.pop("STALL_S", "0"))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from muster.types.frames import ChallengeFrame, ErrorFrame, Frame, HelloFrame, WelcomeFrame
-from muster.world.connection import CONNECT_TIMEOUT_S, PASSING, WELCOME_TIMEOUT_S
+from muster.types.frames import ChallengeFrame, ErrorFrame, Frame, HelloFrame, MovedFrame, WelcomeFrame
+from muster.world.connection import CONNECT_TIMEOUT_S, MOST_HOPS, PASSING, WELCOME_TIMEOUT_S
 from muster.world.wire import encode
 from tests.simulator.clock import Process
 from tests.simulator.coordinator import RUN, SimulatedCoordinator
@@ -19,7 +19,7 @@ class SimulatedConnection:
         self,
         process: Process,
         network: Network,
-        coordinator: SimulatedCoordinator,
+        places: Callable[[], list[SimulatedCoordinator]],
         machine: str,
         rng: Random,
         *,
@@ -29,10 +29,18 @@ class SimulatedConnection:
         on_refused: Callable[[str, str], None],
         on_down: Callable[[str], None] = lambda why: None,
         on_dead: Callable[[], None] = lambda: None,
+        on_gone: Callable[[], None] = lambda: None,
     ) -> None:
         self._process = process
         self._network = network
-        self._coordinator = coordinator
+        self._places = places
+        self._left: list[SimulatedCoordinator] = []  # to be tried before there is a pause
+        self._target: SimulatedCoordinator | None = None
+        self.home: SimulatedCoordinator | None = None
+        self._silent: SimulatedCoordinator | None = None
+        self._told: list[SimulatedCoordinator] = []
+        self._hops = 0
+        self._on_gone = on_gone
         self._machine = machine
         self._rng = rng
         self._kind = kind
@@ -58,6 +66,7 @@ class SimulatedConnection:
 
     def drop(self) -> None:
         """Give up on a connection that is open but silent."""
+        self._silent = self.home
         if self._line is not None:
             self._hang_up()
             self._process.after(0.0, self._over, self._session, "dropped")
@@ -90,27 +99,46 @@ class SimulatedConnection:
 
     # Connecting
 
+    def seek(self, place: SimulatedCoordinator) -> None:
+        """Somebody leads there: do not wait for anybody else."""
+        if place in self._told or (self._line is not None and place is self._target):
+            return
+        self._told = [place]
+        if not self.up:
+            self._hang_up()
+            self.connect()
+
     def connect(self) -> None:
+        """Where it is said to be, then where it last was, then elsewhere."""
+        found = dict.fromkeys([*self._told, *self._places()])
+        silent = self._silent if self._silent is self.home else None
+        rest = [one for one in found if one not in self._told]
+        self._left = self._told + sorted(rest, key=lambda one: (one is silent, one is not self.home))
+        self._try_next()
+
+    def _try_next(self) -> None:
         self._session += 1
         number = self._session
         self._greeted = False
-        if not self._network.reaches(self._machine):
+        self._target = self._left.pop(0)
+        if not self._network.reaches(self._machine, self._target.machine):
             self._process.after(CONNECT_TIMEOUT_S, self._over, number, "connecting timed out")
         else:
             self._process.after(self._network.delay(), self._knock, number)
 
     def _knock(self, number: int) -> None:
-        if number != self._session:
+        target = self._target
+        if number != self._session or target is None:
             return
-        if not self._network.reaches(self._machine):
+        if not self._network.reaches(self._machine, target.machine):
             self._process.after(CONNECT_TIMEOUT_S, self._over, number, "connecting timed out")
-        elif not self._coordinator.alive:
-            self._on_dead()
+        elif not target.alive:
+            self._found_dead()
             self._over(number, "connection refused")
         else:
-            self._line = line = Cable(self._network, self._machine)
+            self._line = line = Cable(self._network, self._machine, target.machine)
             line.down.sink = lambda item: self._process.read(self._arrives, number, item)
-            self._coordinator.accept(line)
+            target.accept(line)
             self._process.after(WELCOME_TIMEOUT_S, self._expect_welcome, number)
 
     def _expect_welcome(self, number: int) -> None:
@@ -122,11 +150,15 @@ class SimulatedConnection:
         if number != self._session:
             return
         self._line = None
-        if self.up:
-            self._attempt = 0
-        self.up = False
+        was_up, self.up = self.up, False
+        if was_up:
+            self._attempt = self._hops = 0
         self._session += 1
         self._on_down(why)
+        if not was_up and self._left:
+            self._told = [one for one in self._told if one is not self._target]
+            self._try_next()
+            return
         wait = self._rng.uniform(0.1, 0.2) if self._attempt else 0.0
         self._attempt += 1
         self._process.after(wait, self._again, self._session)
@@ -141,8 +173,11 @@ class SimulatedConnection:
         if number != self._session or self._line is None:
             return
         if item is None:
-            self._on_dead()
             self._line.down.sink = None
+            self._line = None
+            self._found_dead()
+            if self._target is not None and not self._target.alive and self._greeted:
+                self._on_gone()
             self._over(number, "the connection closed")
             return
         match frame := frame_of(item):
@@ -151,12 +186,29 @@ class SimulatedConnection:
                 self._line.up.send(encode(hello))
             case ErrorFrame(code=code, message=message):
                 self._refused(number, code, message)
+            case MovedFrame(posts=posts):
+                self._moved(number, posts)
             case _:
                 self._follow(frame)
 
+    def _found_dead(self) -> None:
+        if self.home is None or self._target is self.home:
+            self._on_dead()
+
+    def _moved(self, number: int, posts: tuple[tuple[str, int], ...]) -> None:
+        """Somebody else leads. Go there at once, but not round in circles."""
+        self._hang_up()
+        there = [self._network.listeners[post] for post in posts if post in self._network.listeners]
+        self._told = [one for one in there if one is not self._target]
+        self._hops += 1
+        self._left = []
+        if self._told and self._hops <= MOST_HOPS:
+            self._attempt = 0
+        self._over(number, "moved")
+
     def _refused(self, number: int, code: str, message: str) -> None:
         self._hang_up()
-        self._on_dead()
+        self._found_dead()
         if code in PASSING:
             self._over(number, message)
         else:
@@ -167,6 +219,7 @@ class SimulatedConnection:
     def _follow(self, frame: Frame) -> None:
         self.epoch = max(self.epoch, frame.epoch or 0)
         self._greeted = True
+        self.home, self._silent = self._target, None
         if isinstance(frame, WelcomeFrame):
             self.up = True
         self._on_frame(frame)

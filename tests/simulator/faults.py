@@ -55,6 +55,13 @@ def kill_both(fleet: SimulatedFleet, rng: Random) -> str | None:
     return f"SIGKILL to {agent.name} and its guard"
 
 
+def kill_worker(fleet: SimulatedFleet, rng: Random) -> str | None:
+    if (agent := _someone(fleet, rng)) is None:
+        return None
+    agent.kill_worker()
+    return f"SIGKILL to everything of {agent.name}"
+
+
 def power_off(fleet: SimulatedFleet, rng: Random) -> str | None:
     if (agent := _someone(fleet, rng)) is None:
         return None
@@ -134,6 +141,14 @@ def reset(fleet: SimulatedFleet, rng: Random) -> str | None:
     half = rng.random() < 0.5
     agent.reset(guard=whose == "guard", half=half)
     return f"the {whose} connection of {agent.name} is reset{' on its side only' if half else ''}"
+
+
+def reset_lifeline(fleet: SimulatedFleet, rng: Random) -> str | None:
+    agent = _someone(fleet, rng)
+    if agent is None or not fleet.network.reaches(agent.machine.name):
+        return None
+    agent.lifeline.reset()
+    return f"the lifeline of {agent.name} is {'closed by a relay' if agent.lifeline.relayed else 'reset'}"
 
 
 # Ranks
@@ -220,9 +235,9 @@ def pause(fleet: SimulatedFleet, rng: Random) -> str | None:
 
 
 def set_target(fleet: SimulatedFleet, rng: Random) -> str | None:
-    run = fleet.coordinator.protocol.run
-    if not _answers(fleet) or run is None:
+    if not _answers(fleet):
         return None
+    run = fleet.run
     step = run.settings.segment or 1
     target = rng.randrange(run.settings.min, run.settings.max + 1, step)
     names = sorted(member.name for member in run.members.values())
@@ -232,7 +247,7 @@ def set_target(fleet: SimulatedFleet, rng: Random) -> str | None:
 
 
 def cancel(fleet: SimulatedFleet, rng: Random) -> str | None:
-    if not _answers(fleet) or fleet.coordinator.protocol.run is None:
+    if not _answers(fleet):
         return None
     fleet.cancel()
     return "cancel"
@@ -246,7 +261,8 @@ def show(fleet: SimulatedFleet, rng: Random) -> str | None:
 
 
 def _answers(fleet: SimulatedFleet) -> bool:
-    return fleet.coordinator.alive and not fleet.coordinator.process.stopped
+    one = fleet.coordinator
+    return one.alive and not one.process.stopped and one.leading is not None and one.leading.run is not None
 
 
 def newcomer(fleet: SimulatedFleet, rng: Random) -> str | None:
@@ -310,6 +326,10 @@ WEIGHTS: dict[Fault, int] = {
     namesake: 5,
     sicken: 4,
 }
+
+
+# Drawn beside the others, so that what they draw does not change.
+OF_LIFELINES: tuple[Fault, ...] = (kill_worker, kill_worker, reset_lifeline)
 
 
 def draw(rng: Random, count: int) -> list[Fault]:

@@ -18,7 +18,7 @@ from tests.simulator.clock import VirtualClock
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.invariants import Checker
 from tests.simulator.machine import Census, Machine, SimulatedRank
-from tests.simulator.network import BOTH, Network
+from tests.simulator.network import BOTH, COORDINATOR, Network
 from tests.simulator.processes import WorkerConfig
 from tests.simulator.worker import SimulatedWorker
 
@@ -34,13 +34,14 @@ class SimulatedFleet:
         collateral: float = 0.0,
         settings: Settings | None = None,
         tell: Callable[[str], None] | None = None,
+        succession: bool = False,
     ) -> None:
         self.rng = Random(seed)
         self.clock = VirtualClock()
         self.network = Network(self.clock, self.rng)
         self.census = Census()
-        self.coordinator = SimulatedCoordinator(self.clock, settings)
-        self.checker = Checker(self.clock, self.census, self.coordinator)
+        self.first = SimulatedCoordinator(self.clock_of(COORDINATOR), self.network, settings, succession=succession)
+        self.checker = self.make_checker()
         self.agents: list[SimulatedWorker] = []
         self.collateral = collateral  # how likely a rank fails when a peer's rank ends
         self.work_done = False
@@ -51,11 +52,14 @@ class SimulatedFleet:
         self._doomed: set[SimulatedRank] = set()
         self._cut_at: dict[SimulatedWorker, float] = {}
         self._by_id: dict[MemberId, SimulatedWorker] = {}
-        self.coordinator.on_decision = self.coordinator.protocol.on_decision = self.checker.decided
-        self.coordinator.on_saved = self.checker.saved
+        self.checker.on_event = self._event
+        self.checker.watch(self.first)
         self.clock.after_each = self.checker.after_event
-        self.coordinator.on_event = self.coordinator.protocol.at.on_event = self._event
         self._at_turn: list[Callable[[], None]] = []
+        self.given = [self.first]
+
+    def make_checker(self) -> Checker:
+        return Checker(self.clock, self.census, self.first)
 
     def _event(self, event: RunEvent) -> None:
         if self._tell is not None:
@@ -75,6 +79,9 @@ class SimulatedFleet:
 
     # Time
 
+    def clock_of(self, machine: str) -> VirtualClock:
+        return self.clock
+
     def advance(self, seconds: float) -> None:
         self.clock.run(self.clock.now + seconds)
 
@@ -83,11 +90,22 @@ class SimulatedFleet:
         began = self.clock.now
         if not self.clock.run(began + within_s, lambda: bool(seen())):
             raise AssertionError(
-                f"not in {within_s:g} s: {what}; the coordinator says: {self.coordinator.protocol.at.reason}"
+                f"not in {within_s:g} s: {what}; the coordinator says: "
+                f"{leading.at.reason if (leading := self.coordinator.leading) else 'nobody leads'}"
             )
         return self.clock.now - began
 
     # Looking
+
+    @property
+    def coordinator(self) -> SimulatedCoordinator:
+        """The one that leads; if none does, the one that was there first."""
+        elected = {
+            one.post.state.leadership.term: one
+            for one in self.network.listeners.values()
+            if one.alive and one.leading is not None and one.post is not None and one.post.state.leadership is not None
+        }
+        return elected[max(elected)] if elected else self.first
 
     @property
     def run(self) -> Run:
@@ -96,15 +114,13 @@ class SimulatedFleet:
 
     @property
     def lease_s(self) -> float:
-        return (
-            self.coordinator.protocol.run.settings.lease_s
-            if self.coordinator.protocol.run is not None
-            else Settings().lease_s
-        )
+        leading = self.coordinator.leading
+        return Settings().lease_s if leading is None or leading.run is None else leading.run.settings.lease_s
 
     @property
     def outcome(self) -> RunOutcome | None:
-        return self.coordinator.protocol.run.outcome if self.coordinator.protocol.run is not None else None
+        leading = self.coordinator.leading
+        return leading.run.outcome if leading is not None and leading.run is not None else None
 
     @property
     def present(self) -> list[SimulatedWorker]:
@@ -121,7 +137,8 @@ class SimulatedFleet:
 
     def trains(self, number: int | None = None, size: int | None = None) -> bool:
         """A round is out, and every seat of it really runs."""
-        run = self.coordinator.protocol.run
+        leading = self.coordinator.leading
+        run = leading.run if leading is not None else None
         if not self.coordinator.alive or run is None or run.running is None or run.recovery_until is not None:
             return False
         current = run.running
@@ -140,14 +157,14 @@ class SimulatedFleet:
 
     def join(self, name: str, *, machine: str | None = None, healthy: bool = True, **config: Any) -> SimulatedWorker:
         where = machine or f"{name}.{len(self.agents)}"
-        host = Machine(where, self.clock, self.census, self)
+        host = Machine(where, self.clock_of(where), self.census, self)
         member_id = MemberId(f"m{len(self.agents)}")
         made = SimulatedWorker(
             WorkerConfig(name, **config),
             member_id,
             host,
             self.network,
-            self.coordinator,
+            self.given,
             self.rng,
             self.checker,
             on_end=self._agent_ended,
@@ -224,8 +241,8 @@ class SimulatedFleet:
     def excuse(self, agent: SimulatedWorker) -> None:
         """What follows may end its ranks without a loss being seen: a restart may be charged for it."""
         known = {agent.round.number} if agent.round is not None else set()
-        if self.coordinator.protocol.run is not None:
-            known |= {self.coordinator.protocol.run.next_round - 1, self.coordinator.protocol.run.next_round}
+        if (leading := self.coordinator.leading) is not None and leading.run is not None:
+            known |= {leading.run.next_round - 1, leading.run.next_round}
         self.checker.chargeable |= known
 
     def stop(self, agent: SimulatedWorker, for_s: float = math.inf) -> None:

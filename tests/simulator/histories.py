@@ -44,7 +44,7 @@ def a_setting(rng: Random) -> Settings:
         segment=segment,
         max_restarts=rng.choice((0, 1, 3)),
         last_call_s=rng.choice((0.3, 1.0)),
-        lease_s=rng.choice((1.5, 2.0, 3.0)),
+        lease_s=rng.choice((1.0, 1.5, 3.0)),
         below_min_timeout_s=8.0,
         recovery_s=rng.choice((1.0, 3.0)),
         stop_grace_s=rng.choice((0.5, 3.0)),
@@ -65,6 +65,7 @@ def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object
         stubborn=rng.random() < 0.2,
         term_s=rng.uniform(0.002, 0.15),
         restart_s=rng.choice((0.02, 0.02, 0.8)),
+        relayed=(index + settings.max) % 4 == 0,
     )
 
 
@@ -73,6 +74,7 @@ class History:
         self.seed = seed
         self._rng = Random(seed)
         self._mesh = Random(seed ^ 0x6A7E)
+        self._lifelines = Random(seed ^ 0x11FE)
         self.settings = replace(a_setting(self._rng), gate_timeout_s=self._mesh.choice((None, None, 0.5, 2.0)))
         self.fleet = SimulatedFleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
         self._calm = False
@@ -96,6 +98,9 @@ class History:
             at = rng.uniform(at, at + 0.6) if rng.random() < 0.5 else rng.uniform(0.05, FAULTS_UNTIL_S)
         for _ in range(self._mesh.randint(0, 3) if self.settings.gate_timeout_s is not None else 0):
             fleet.clock.at(self._mesh.uniform(0.0, FAULTS_UNTIL_S), self._part)
+        for _ in range(self._lifelines.choice((0, 0, 1, 2))):
+            at, fault = self._lifelines.uniform(0.05, FAULTS_UNTIL_S), self._lifelines.choice(faults.OF_LIFELINES)
+            fleet.clock.at(at, self._befall, fault, self._lifelines)
         fleet.advance(FAULTS_UNTIL_S + 0.01)
         self._calm_down()
         fleet.until("training or an outcome", self._decided, self._patience_s)
@@ -120,11 +125,11 @@ class History:
     def _befall_at_turn(self, fault: faults.Fault) -> None:
         self.fleet.at_turn(lambda: self._befall(fault))
 
-    def _befall(self, fault: faults.Fault) -> None:
+    def _befall(self, fault: faults.Fault, rng: Random | None = None) -> None:
         if not self.fleet.agents or self._calm or self.fleet.clock.now < self.fleet.calm_until:
             return
         self.fleet.say(f"--- {fault.__name__}")
-        told = fault(self.fleet, self._rng)
+        told = fault(self.fleet, rng or self._rng)
         self.fleet.say(f"--- {told or 'nothing'}")
 
     def _calm_down(self) -> None:
@@ -200,7 +205,7 @@ def play(seed: int, tell: Callable[[str], None] | None = None) -> Ending:
     return History(seed, tell).play()
 
 
-def story(seed: int) -> str:
+def story(seed: int, play: Callable[[int, Callable[[str], None]], object] = play) -> str:
     """The same history once more, told line by line, with what became of it."""
     lines: list[str] = []
     try:

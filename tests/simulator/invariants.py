@@ -7,11 +7,13 @@ was kept. A promise that is broken raises `Broken` at the event that broke it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from muster.core.world.run import CallBack, Decision, Farewell, Finish, GiveUpOn, Release, Run, Stay
 from muster.types.frames import RunRecord
+from muster.types.run_event import RunEvent
 from muster.types.world import MemberId, OutcomeState, Role, Round, RunOutcome
 from tests.simulator.clock import VirtualClock
 from tests.simulator.coordinator import SimulatedCoordinator
@@ -36,12 +38,21 @@ class Checker:
         self._round: Round | None = None
         self._highest = -1
         self._started: dict[tuple[int, int], MemberId] = {}
+        self._ever: set[tuple[int, int]] = set()
         self._outcome: RunOutcome | None = None
         self._told: RunOutcome | None = None
         self._moment = -1.0
         self._decisions = 0
         self._fences: set[tuple[int, MemberId, float]] = set()
+        self.on_event: Callable[[RunEvent], None] | None = None
         self.chargeable: set[int] = set()  # rounds in which something happened that may cost a restart
+
+    def watch(self, coordinator: SimulatedCoordinator) -> None:
+        """All that it decides and keeps."""
+        coordinator.on_decision, coordinator.on_saved = self.decided, self.saved
+        coordinator.on_event = self.on_event
+        if coordinator.leading is not None:
+            coordinator.leading.on_decision, coordinator.leading.at.on_event = self.decided, self.on_event
 
     def _demand(self, kept: bool, what: str) -> None:
         if not kept:
@@ -117,7 +128,9 @@ class Checker:
         key = (rank.round, rank.rank)
         before = self._started.setdefault(key, rank.member_id)
         self._demand(before == rank.member_id, f"rank {rank.rank} of round {rank.round} started on two members")
-        twins = [one for one in self._census.alive.get(rank.round, ()) if one.rank == rank.rank]
+        alive = self._census.alive.get(rank.round, ()) if key in self._ever else ()  # none is alive that never started
+        twins = [one for one in alive if one.rank == rank.rank]
+        self._ever.add(key)
         self._demand(not twins, f"rank {rank.rank} of round {rank.round} runs twice")
         self._demand(not self._counts_as_gone(rank), f"rank {rank.rank} of round {rank.round} starts when it is over")
 

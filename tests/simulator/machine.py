@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Protocol
 
 from muster.core.member.guard import GuardState
 from muster.core.member.orders import Beat
-from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
+from muster.types.frames import ChallengeFrame, Frame, GoneFrame, HelloFrame, Introduction, WelcomeFrame
 from muster.types.world import MemberId
+from muster.world.wire import encode
 from tests.simulator.clock import Process, VirtualClock
 from tests.simulator.connection import SimulatedConnection
-from tests.simulator.coordinator import SimulatedCoordinator
-from tests.simulator.network import Network
+from tests.simulator.coordinator import RUN, SimulatedCoordinator
+from tests.simulator.network import RESET, Cable, Item, Network, frame_of
 
 KILL_S = 0.003  # from SIGKILL to the end of a process
 SWEEP_S = 0.002  # the guard looks for grandchildren
@@ -73,6 +74,8 @@ class Machine:
         self.name = name
         self.clock = clock
         self.ranks: list[SimulatedRank] = []
+        self.processes: list[Process] = []  # the agent, and guards
+        self.lifelines: list[SimulatedLifeline] = []
         self._census = census
         self._observer = observer
 
@@ -88,6 +91,13 @@ class Machine:
         self.ranks.remove(rank)
         self._census.end(rank)
         self._observer.rank_ended(rank, status)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Something has ended. The kernel closes what the last of all had open."""
+        if not self.ranks and not any(one.alive for one in self.processes):
+            for lifeline in self.lifelines:
+                lifeline.end()
 
     def signal(self, number: int) -> None:
         for rank in self.ranks:
@@ -98,9 +108,72 @@ class Machine:
             elif not rank.stubborn or number == signal.SIGABRT:
                 self.clock.after(rank.term_s, self.end, rank, -number)
 
-    def power_off(self) -> None:
+    def kill_ranks(self) -> None:
         for rank in list(self.ranks):
             self.end(rank, -signal.SIGKILL)
+
+    def power_off(self) -> None:
+        self.lifelines = []
+        self.kill_ranks()
+
+
+class SimulatedLifeline:
+    """What `world.lifeline` opens: the agent speaks on it, and it is open as long as anything on its machine lives."""
+
+    def __init__(self, agent: Process, machine: Machine, network: Network, hello: HelloFrame) -> None:
+        self._agent = agent
+        self._machine = machine
+        self._network = network
+        self._hello = replace(hello, kind="lifeline", low="1.0", high="1.0", run_id=RUN, here=machine.name)
+        self._line: Cable | None = None
+        self._rng = Random(machine.name)
+        self._session = 0
+        self._welcomed = False
+
+    @property
+    def relayed(self) -> bool:
+        return self._hello.here != self._machine.name
+
+    def relay(self) -> None:
+        """From the next one on, somebody is between."""
+        self._hello = replace(self._hello, here="an address behind a relay")
+
+    def lead(self, target: SimulatedCoordinator) -> None:
+        """The agent was welcomed there: it makes another, and the one before ends."""
+        self.reset()
+        self._session += 1
+        self._agent.after(self._network.delay(self._rng), self._connect, self._session, target)
+
+    def end(self) -> None:
+        """Nobody holds it any more. What nobody has read makes that a reset."""
+        self._hang_up(None if self._welcomed else RESET)
+
+    def reset(self) -> None:
+        """The living end it, or something between does: whoever relays it closes it as cleanly as the dead do."""
+        self._hang_up(None if self.relayed else RESET)
+
+    def _hang_up(self, item: Item) -> None:
+        line, self._line, self._welcomed = self._line, None, False
+        if line is not None:
+            line.down.sink = None
+            line.up.send(item)
+
+    def _connect(self, session: int, target: SimulatedCoordinator) -> None:
+        if session == self._session and self._network.reaches(self._machine.name, target.machine) and target.alive:
+            self._line = line = Cable(self._network, self._machine.name, target.machine, self._rng)
+            line.down.sink = lambda item: self._agent.read(self._arrives, session, item)
+            target.accept(line)
+
+    def _arrives(self, session: int, item: Item) -> None:
+        if session != self._session or self._line is None:
+            return
+        match frame_of(item) if item else None:
+            case ChallengeFrame():
+                self._line.up.send(encode(self._hello))
+            case WelcomeFrame():
+                self._welcomed = True
+            case _:  # it ended, or was refused; real ones are made again after a while
+                self._hang_up(RESET)
 
 
 class SimulatedGuard:
@@ -111,7 +184,7 @@ class SimulatedGuard:
         member_id: MemberId,
         machine: Machine,
         network: Network,
-        coordinator: SimulatedCoordinator,
+        places: Callable[[], list[SimulatedCoordinator]],
         rng: Random,
         *,
         name: str,
@@ -120,6 +193,7 @@ class SimulatedGuard:
         on_end: Callable[[], None],
     ) -> None:
         self.process = Process(machine.clock)
+        machine.processes.append(self.process)
         self.lost = False  # the agent has seen that it is gone
         self.standing_down = False
         self._machine = machine
@@ -131,7 +205,7 @@ class SimulatedGuard:
         self.connection = SimulatedConnection(
             self.process,
             network,
-            coordinator,
+            places,
             machine.name,
             rng,
             kind="guard",
@@ -202,6 +276,7 @@ class SimulatedGuard:
     def _exit(self) -> None:
         self.connection.close()
         self.process.end()
+        self._machine.let_go()
         self._on_end()
 
     def kill(self) -> None:
@@ -214,6 +289,7 @@ class SimulatedGuard:
         """Whatever state it is in, another takes its place."""
         self.connection.close()
         self.process.end()
+        self._machine.let_go()
 
     def vanish(self) -> None:
         self.connection.vanish()

@@ -1,4 +1,4 @@
-"""What arrives, and when? Connections between machines and the coordinator: ordered, slow, and sometimes cut.
+"""What arrives, and when? Connections between machines: ordered, slow, and sometimes cut.
 
 A cut holds bytes back and loses none, as TCP does: they arrive in order when it heals, unless an end gave up before.
 A machine that lost its power never answers again; nobody is told.
@@ -11,16 +11,22 @@ from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random
+from typing import TYPE_CHECKING
 
 from muster.types.frames import Frame
 from muster.world.wire import understood
 from tests.simulator.clock import VirtualClock
 
-UP = "up"  # towards the coordinator
+if TYPE_CHECKING:
+    from tests.simulator.coordinator import SimulatedCoordinator
+
+COORDINATOR = "coordinator"  # the machine of the one that was there first
+UP = "up"  # away from a machine
 DOWN = "down"
 BOTH = frozenset({UP, DOWN})
 
 Item = bytes | None  # None: the other side ended the connection
+RESET = b""  # that, but not cleanly
 Sink = Callable[[Item], None]
 
 
@@ -42,13 +48,18 @@ class Network:
         self._ways: dict[str, list[Way]] = {}
         self._dead: set[str] = set()
         self.was_cut: set[str] = set()
+        self.listeners: dict[tuple[str, int], SimulatedCoordinator] = {}  # who answers where
         self._apart: set[tuple[str, str]] = set()
 
-    def delay(self) -> float:
-        return self._fastest_s + self._spread_s * self._rng.random()
+    def delay(self, rng: Random | None = None) -> float:
+        return self._fastest_s + self._spread_s * (rng or self._rng).random()
 
-    def reaches(self, machine: str) -> bool:
-        return machine not in self._cuts
+    def reaches(self, machine: str, target: str = COORDINATOR) -> bool:
+        return (
+            machine not in self._cuts
+            and target not in self._cuts
+            and not self._apart & {(machine, target), (target, machine)}
+        )
 
     def joins(self, source: str, target: str) -> bool:
         """Whether a worker reaches another. Their ways to the coordinator have nothing to do with it."""
@@ -59,9 +70,12 @@ class Network:
 
     def join(self, source: str, target: str) -> None:
         self._apart.discard((source, target))
+        self._resume(source)
 
-    def is_cut(self, machine: str, direction: str) -> bool:
-        return bool(self._cuts) and direction in self._cuts.get(machine, ())
+    def is_cut(self, source: str, target: str) -> bool:
+        if not self._cuts and not self._apart:
+            return False
+        return UP in self._cuts.get(source, ()) or DOWN in self._cuts.get(target, ()) or (source, target) in self._apart
 
     def cut(self, machine: str, directions: frozenset[str] = BOTH) -> None:
         self._cuts[machine] = directions
@@ -71,26 +85,33 @@ class Network:
         self._dead.add(machine)
         self._cuts[machine] = BOTH
 
+    def is_off(self, machine: str) -> bool:
+        return machine in self._dead
+
     def heal(self, machine: str) -> None:
-        if machine in self._dead or self._cuts.pop(machine, None) is None:
-            return
+        if machine not in self._dead and self._cuts.pop(machine, None) is not None:
+            self._resume(machine)
+
+    def _resume(self, machine: str) -> None:
         ways = self._ways[machine] = [way for way in self._ways.get(machine, ()) if not way.closed]
         for way in ways:
             way.resume()
 
-    def way(self, machine: str, direction: str) -> Way:
-        made = Way(self, machine, direction)
-        self._ways.setdefault(machine, []).append(made)
+    def way(self, source: str, target: str, rng: Random | None = None) -> Way:
+        made = Way(self, source, target, rng or self._rng)
+        for machine in (source, target):
+            self._ways.setdefault(machine, []).append(made)
         return made
 
 
 class Way:
     """One direction of one connection."""
 
-    def __init__(self, network: Network, machine: str, direction: str) -> None:
+    def __init__(self, network: Network, source: str, target: str, rng: Random) -> None:
         self._network = network
-        self._machine = machine
-        self._direction = direction
+        self._rng = rng
+        self._source = source
+        self._target = target
         self._items: deque[Item] = deque()
         self._held = 0
         self._last_at = 0.0
@@ -106,7 +127,7 @@ class Way:
 
     def _schedule(self) -> None:
         clock = self._network.clock
-        at = clock.now + self._network.delay()
+        at = clock.now + self._network.delay(self._rng)
         if at > self._last_at:
             self._last_at = at
         clock.at(self._last_at, self._arrive)
@@ -114,7 +135,7 @@ class Way:
     def _arrive(self) -> None:
         if not self._items:
             return
-        if self._network.is_cut(self._machine, self._direction):
+        if self._network.is_cut(self._source, self._target):
             self._held += 1
             return
         item = self._items.popleft()
@@ -132,8 +153,9 @@ class Way:
 
 
 class Cable:
-    """One connection, seen from both of its ends."""
+    """One connection, seen from both of its ends. With an `rng` of its own it leaves the pace of others as it is."""
 
-    def __init__(self, network: Network, machine: str) -> None:
-        self.up = network.way(machine, UP)
-        self.down = network.way(machine, DOWN)
+    def __init__(self, network: Network, machine: str, target: str = COORDINATOR, rng: Random | None = None) -> None:
+        self.machine = machine
+        self.up = network.way(machine, target, rng)
+        self.down = network.way(target, machine, rng)

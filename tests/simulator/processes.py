@@ -33,6 +33,7 @@ class WorkerConfig:
     stubborn: bool = False  # its ranks ignore SIGTERM
     term_s: float = 0.01  # how long they take to end after it
     restart_s: float = 0.02  # how long it takes until another parent of ranks is there
+    relayed: bool = False  # something between it and the coordinator ends connections by itself
     save_s: float = 0.0  # how long one of them still saves when the round is called back
 
 
@@ -44,7 +45,7 @@ class SimulatedProcesses:
         agent: Process,
         machine: Machine,
         network: Network,
-        coordinator: SimulatedCoordinator,
+        places: Callable[[], list[SimulatedCoordinator]],
         rng: Random,
         *,
         handle: Callable[[Iterable[Order]], None],
@@ -55,7 +56,7 @@ class SimulatedProcesses:
         self._process = agent
         self._machine = machine
         self._network = network
-        self._coordinator = coordinator
+        self._places = places
         self._rng = rng
         self._handle = handle
         self._on_guard_due = on_guard_due
@@ -159,7 +160,7 @@ class SimulatedProcesses:
             self._state.at.member_id,
             self._machine,
             self._network,
-            self._coordinator,
+            self._places,
             self._rng,
             name=self._config.name,
             lease_s=self._state.at.settings.lease_s,

@@ -32,23 +32,26 @@ from muster.core.member.orders import (
     StopRanks,
 )
 from muster.core.member.state import MemberState
+from muster.core.succession import electorate
 from muster.types.frames import (
+    ElectorsFrame,
     Frame,
     HelloFrame,
     Introduction,
     ListensFrame,
+    PostFrame,
     RenewedFrame,
     RenewFrame,
     RunRecord,
     StoppedFrame,
     WelcomeFrame,
 )
-from muster.types.world import MemberId, Place, RunOutcome, Settings
+from muster.types.world import Elector, Electorate, MemberId, Place, RunOutcome, Settings
 from tests.simulator.clock import Process
 from tests.simulator.connection import SimulatedConnection
 from tests.simulator.coordinator import RUN, SimulatedCoordinator
 from tests.simulator.invariants import Checker
-from tests.simulator.machine import Machine, SimulatedRank
+from tests.simulator.machine import Machine, SimulatedLifeline, SimulatedRank
 from tests.simulator.network import Network
 from tests.simulator.peers import SimulatedProbe
 from tests.simulator.processes import SimulatedProcesses, WorkerConfig
@@ -70,7 +73,7 @@ class SimulatedWorker:
         member_id: MemberId,
         machine: Machine,
         network: Network,
-        coordinator: SimulatedCoordinator,
+        given: list[SimulatedCoordinator],
         rng: Random,
         checker: Checker,
         *,
@@ -80,11 +83,14 @@ class SimulatedWorker:
         self.member_id = member_id
         self.machine = machine
         self.process = Process(machine.clock)
+        machine.processes.append(self.process)
         self.healthy = True
         self.code: int | None = None
         self.refusal = ""
         self.state = MemberState(member_id, RUN, parsed(tuple(config.settings.items())), self.now)
         self.network = network
+        self._given = given  # where the user said that the coordinator is
+        self.standby: SimulatedCoordinator | None = None
         self._on_end = on_end
         self._checker = checker
         self._orders: deque[Order] = deque()
@@ -98,7 +104,7 @@ class SimulatedWorker:
             self.process,
             machine,
             network,
-            coordinator,
+            self._places,
             rng,
             handle=self._handle,
             on_guard_due=lambda: checker.guard_acts(self),
@@ -106,7 +112,7 @@ class SimulatedWorker:
         self.connection = SimulatedConnection(
             self.process,
             network,
-            coordinator,
+            self._places,
             machine.name,
             rng,
             kind="agent",
@@ -115,7 +121,15 @@ class SimulatedWorker:
             on_refused=self._refused,
             on_down=lambda why: self._handle(self.state.down(why, self.now)),
             on_dead=lambda: self.state.found_dead(self.now),
+            on_gone=self._leader_gone,
         )
+        introduction = HelloFrame(member=Introduction(member_id, config.name))
+        self._introduction = introduction
+        self.lifeline = SimulatedLifeline(self.process, machine, network, introduction)
+        machine.lifelines.append(self.lifeline)
+        self._to_electors: dict[SimulatedCoordinator, SimulatedLifeline] = {}
+        if config.relayed:
+            self.lifeline.relay()
         self._probe = SimulatedProbe(member_id, machine.name, self.process, network, self.connection)
 
     @property
@@ -146,6 +160,53 @@ class SimulatedWorker:
     def leaving(self) -> bool:
         return self.state.at.leaving
 
+    # Going on with the run, as `world.membership` does it
+
+    def _places(self) -> list[SimulatedCoordinator]:
+        known = self.state.at.electorate
+        posts = [one.post for one in electorate.everyone(known.groups) if one.member_id != self.member_id]
+        leader = [known.leader.post] if known.leader is not None else []
+        there = [self.network.listeners[post] for post in (*leader, *posts) if post in self.network.listeners]
+        mine = [self.standby] if self.standby is not None and self.standby.leading is not None else []
+        return list(dict.fromkeys([*mine, *there[: len(leader)], *self._given, *there]))
+
+    def _stand_by(self, known: Electorate) -> None:
+        if self.standby is None and known.leader is not None:
+            self.standby = SimulatedCoordinator(
+                self.machine.clock, self.network, succession=True, machine=self.machine.name, host=self.process
+            )
+            self._checker.watch(self.standby)
+            me = Elector(self.member_id, self.name, self.standby.address)
+            self.standby.follow(me, self.state.at.settings.lease_s, self._follow)
+            self.connection.send(PostFrame(path=me.post))
+
+    def _lead_to_electors(self, known: Electorate) -> None:
+        """Where it is lost with the coordinator, as `node.agent` does it."""
+        leader = self.network.listeners.get(known.leader.post) if known.leader is not None else None
+        with_it = leader is not None and (leader.beside == self.member_id or leader is self.standby)
+        electors = electorate.everyone(known.groups) if with_it else ()
+        wanted = [one.post for one in electors if one != known.leader and one.member_id != self.member_id]
+        places = [self.network.listeners[post] for post in wanted]
+        for place in [one for one in self._to_electors if one not in places]:
+            lifeline = self._to_electors.pop(place)
+            lifeline.reset()
+            if lifeline in self.machine.lifelines:
+                self.machine.lifelines.remove(lifeline)
+        for place in places:
+            if place not in self._to_electors:
+                made = SimulatedLifeline(self.process, self.machine, self.network, self._introduction)
+                self._to_electors[place] = made
+                self.machine.lifelines.append(made)
+                made.lead(place)
+
+    def _follow(self, leader: Elector) -> None:
+        self.connection.seek(self.network.listeners[leader.post])
+
+    def _leader_gone(self) -> None:
+        known = self.state.at.electorate
+        if self.standby is not None and self.standby.post is not None and known.leader is not None:
+            self.standby.post.leader_gone(known.term)
+
     # Life
 
     def start(self) -> None:
@@ -159,15 +220,29 @@ class SimulatedWorker:
             self.code = code
             self.connection.close()
             self.processes.guard.release()
-            self.process.end()
-            self._on_end(self)
+            self._see_off(self.now + self.state.at.settings.farewell_s)
+
+    def _see_off(self, until: float) -> None:
+        """One who leads waits until the others know the end, too."""
+        busy = self.standby is not None and self.standby.connected > 0 and self.outcome is not None
+        if busy and self.now < until:
+            self.process.after(0.05, self._see_off, until)
+            return
+        if self.standby is not None:
+            self.standby.crash()
+        self.process.end()
+        self.machine.let_go()
+        self._on_end(self)
 
     def kill(self) -> None:
         """SIGKILL: the kernel closes what it had open."""
         if self.alive:
             self.connection.close()
+            if self.standby is not None:
+                self.standby.crash()
             self.process.end()
             self.processes.guard.agent_ended()
+            self.machine.let_go()
             self._on_end(self)
 
     def kill_guard(self) -> None:
@@ -178,9 +253,16 @@ class SimulatedWorker:
         self.kill()
         self.kill_guard()
 
+    def kill_worker(self) -> None:
+        """SIGKILL to everything in one instant: nobody is left to say anything."""
+        self.kill_both()
+        self.machine.kill_ranks()
+
     def power_off(self) -> None:
         """The machine: everything on it ends, and nobody says so."""
         self.network.power_off(self.machine.name)
+        if self.standby is not None:
+            self.standby.power_off()
         self.connection.vanish()
         self.process.end()
         self.processes.guard.vanish()
@@ -264,8 +346,14 @@ class SimulatedWorker:
 
     def _heard(self, frame: Frame) -> None:
         orders = self.state.heard(frame, self.now)
+        if isinstance(frame, WelcomeFrame) and self.connection.home is not None:
+            self.lifeline.lead(self.connection.home)
         if isinstance(frame, RenewedFrame | WelcomeFrame):
             self._checker.lease_renewed(self)
+        if isinstance(frame, WelcomeFrame):
+            self._stand_by(frame.electorate)
+        if isinstance(frame, WelcomeFrame | ElectorsFrame):
+            self._lead_to_electors(frame.electorate)
         self._handle(orders)
 
     def _hello(self) -> HelloFrame:
@@ -282,6 +370,8 @@ class SimulatedWorker:
             pid=1,
             checks_health=one.checks_health,
             unfit=self.state.unfit,
+            post=self.standby.address if self.standby is not None else None,
+            takes_outline=True,
         )
         present = replace(self.state.hello(self.now), epoch=self.connection.epoch, store_port=self._store_port())
         return HelloFrame(member=member, settings=one.settings, present=present)

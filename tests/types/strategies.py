@@ -57,6 +57,7 @@ specs = st.builds(
         Resources, cpu=st.none() | seconds, memory=st.none() | st.sampled_from(["512Mi", "1.5Gi", "1"]), gpus=counts
     ),
     max_restarts=counts,
+    lease_seconds=st.floats(0.3, 3600),
     hang_timeout_seconds=st.none() | seconds,
     no_progress_rounds=st.none() | st.integers(1, 9),
     active_deadline_seconds=st.none() | seconds,

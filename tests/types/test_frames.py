@@ -9,12 +9,20 @@ import pytest
 from muster.core.member.state import MemberState
 from muster.types import frames
 from muster.types.frames import HelloFrame, Introduction, RunRecord, UnknownFrame
-from muster.types.world import MemberId, OutcomeState, RunId, RunOutcome, Settings
+from muster.types.world import Elector, Electorate, MemberId, OutcomeState, RunId, RunOutcome, Settings
 from muster.world.protocol import RunProtocol
 
+ELECTOR = Elector(MemberId("m0"), "a", ("127.0.0.1", 1))
+ELECTORATE = Electorate(1, ELECTOR, ((ELECTOR,),))
 NEEDED: dict[str, dict[str, Any]] = {
     "release": {"record": RunRecord(Settings(), 1, 0)},
     "record": {"record": RunRecord(Settings(), 1, 0)},
+    "electors": {"electorate": ELECTORATE},
+    "keep": {"term": 1, "stamp": 0.5, "leader": ELECTOR, "record": RunRecord(Settings(), 1, 0, electorate=ELECTORATE)},
+    "kept": {"term": 1},
+    "vote": {"term": 1, "candidate": ELECTOR, "last": (1, 2)},
+    "voice": {"term": 1},
+    "post": {"path": ("127.0.0.1", 1)},
     "outcome": {"outcome": RunOutcome(OutcomeState.FAILED, "rank_failed", "rank 0 failed")},
 }
 
@@ -41,6 +49,8 @@ def test_an_unknown_frame_is_read_and_nobody_does_anything_about_it() -> None:
 
 
 class _Peer:
+    peer = "192.0.2.1:1"
+
     def send_raw(self, data: bytes) -> None: ...
 
     def refuse(self, code: str, message: str) -> None:

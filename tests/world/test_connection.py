@@ -9,6 +9,7 @@ from muster.core.member.held_round import InRound
 from muster.core.member.state import MemberState
 from muster.types.frames import ChallengeFrame, ExitsFrame, Frame, HelloFrame, WelcomeFrame
 from muster.types.world import MemberId, Place, RankEnd, Round, RunId, Seat, Settings
+from muster.world.connection import Connection
 from muster.world.membership import MemberIdentity, Membership
 from muster.world.wire import Channel
 
@@ -44,6 +45,42 @@ def test_what_comes_up_between_hello_and_welcome_is_said_with_the_welcome() -> N
         assert [end.exit_code for end in said[1].exits] == [3]
         running.cancel()
         member.close()
+        server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_hello_that_was_read_is_not_taken_back_by_the_word_that_its_reader_leads() -> None:
+    """It has a seat for us by then: another connection would cost the round that it has just released."""
+
+    async def scenario() -> None:
+        came: list[Channel] = []
+        welcomed = asyncio.Event()
+
+        def greet(channel: Channel) -> None:
+            channel.send(ChallengeFrame(nonce="n", low="1.0", high="1.0"))
+
+        def hear(channel: Channel, frame: Frame) -> None:
+            came.append(channel)
+            connection.seek(address)
+            loop.call_soon(channel.send, WelcomeFrame())
+
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Channel(hear, lambda *_: None, greet), "127.0.0.1", 0)
+        address: Any = server.sockets[0].getsockname()[:2]
+        connection = Connection(
+            lambda: [address],
+            RunId("run"),
+            "control",
+            token=None,
+            hello=lambda local: HelloFrame(),
+            on_frame=lambda frame: welcomed.set(),
+        )
+        running = asyncio.create_task(connection.run())
+        async with asyncio.timeout(10):
+            await welcomed.wait()
+        assert connection.up and len(came) == 1
+        running.cancel()
         server.close()
 
     asyncio.run(scenario())

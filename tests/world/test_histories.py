@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
+from random import Random
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.simulator.clock import VirtualClock
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.invariants import Broken, Checker
 from tests.simulator.machine import Census, Machine, SimulatedRank
+from tests.simulator.network import Network
 from tests.simulator.worlds import a_training
 
 SOME = 3_000
@@ -69,7 +71,7 @@ class _Nobody:
 
 def test_the_checker_notices_two_rounds_at_once() -> None:
     clock, census = VirtualClock(), Census()
-    checker = Checker(clock, census, SimulatedCoordinator(clock))
+    checker = Checker(clock, census, SimulatedCoordinator(clock, Network(clock, Random(1))))
     machine = Machine("here", clock, census, _Nobody())
     machine.start(SimulatedRank(0, 0, MemberId("m0"), machine, 0.0))
     with pytest.raises(Broken, match="a rank of round 1 starts while round 0 trains"):
@@ -78,7 +80,7 @@ def test_the_checker_notices_two_rounds_at_once() -> None:
 
 def test_the_checker_notices_a_number_that_is_used_again() -> None:
     clock, census = VirtualClock(), Census()
-    checker = Checker(clock, census, SimulatedCoordinator(clock))
+    checker = Checker(clock, census, SimulatedCoordinator(clock, Network(clock, Random(1))))
     machine = Machine("here", clock, census, _Nobody())
     checker.rank_started(SimulatedRank(0, 0, MemberId("m0"), machine, 0.0))
     with pytest.raises(Broken, match="started on two members"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from muster.core.member.held_round import HeldRound
 from muster.core.member.standing import MemberLease, Standing
 from muster.core.member.state import MemberState
 from muster.core.world import decisions, forming
+from muster.world.joining import Joining
 from muster.world.protocol import RunProtocol
 from tests.simulator import histories
 
@@ -67,9 +69,17 @@ FAULTS = {
         *(MemberState, "heard", "self.held.beat()", "pass"),
         "the guard of .* had to end ranks that its agent kept",
     ),
+    "a lifeline that is reset proves something": (
+        *(Joining, "part", '"lifeline" and clean:', '"lifeline":'),
+        "starts when it is over|starts while round",
+    ),
+    "the end of a relay is taken for a worker's": (
+        *(Joining, "_greet_lifeline", "if is_direct(hello, peer) else None", ""),
+        "starts when it is over|starts while round",
+    ),
     "a guard reports before everything has ended": (
         *(GuardState, "report", "self.cleared and", ""),
-        "starts while round",
+        "are behind their fence and still run|starts while round",
     ),
     "the outcome is not acknowledged": (
         *(MemberState, "_acknowledge", "current = self.held.current", "return"),
@@ -100,14 +110,20 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, name, text, instead, found = FAULTS[fault]
-    monkeypatch.setattr(owner, name, _planted(owner, name, text, instead))
+    finds(FAULTS[fault], monkeypatch, histories.play, HISTORIES)
+
+
+def finds(
+    fault: tuple[Any, str, str, str, str], monkeypatch: pytest.MonkeyPatch, play: Callable[[int], object], most: int
+) -> None:
+    owner, name, text, instead, found = fault
+    monkeypatch.setattr(owner, name, planted(owner, name, text, instead))
     with pytest.raises(AssertionError, match=found):
-        for seed in range(HISTORIES):
-            histories.play(seed)
+        for seed in range(most):
+            play(seed)
 
 
-def _planted(owner: Any, name: str, text: str, instead: str) -> Any:
+def planted(owner: Any, name: str, text: str, instead: str) -> Any:
     original: Any = inspect.getattr_static(owner, name)
     original = getattr(original, "fget", original)  # of a property
     source = textwrap.dedent(inspect.getsource(original))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from muster.types.frames import ErrorFrame, Frame, RunRecord
-from muster.types.world import OutcomeState, Role
+from muster.types.frames import ErrorFrame, Frame, HelloFrame, Introduction, Presented, RunRecord
+from muster.types.world import OutcomeState, Role, RunId, Settings
+from muster.world.protocol import RunProtocol
+from tests.core.builders import NOW, a_round, an_id
 from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.worker import SimulatedWorker
 from tests.simulator.worlds import a_training, by_role, codes, everyone_leaves, told
@@ -250,7 +254,7 @@ def test_a_coordinator_that_told_only_some_of_a_new_round_is_finished_by_the_nex
 
 
 def test_the_highest_round_presented_wins_and_those_who_came_before_hear_of_it() -> None:
-    fleet = a_training("a b c d", size=3, min=3, max=3, spares=1)
+    fleet = a_training("a b c d", size=3, min=3, max=3, spares=1, lease_s=2.0)
     fleet.coordinator.crash_mid_send = 1
     fleet.agent("b").kill()
     fleet.until("it dies", lambda: not fleet.coordinator.alive)
@@ -311,7 +315,7 @@ def test_ranks_end_after_one_lease_of_silence_and_the_world_forms_again() -> Non
 
 def test_a_short_silence_of_the_coordinator_is_nobodys_fault() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
-    fleet.pause(for_s=1.2)
+    fleet.pause(for_s=0.6)
     fleet.advance(6.0)
     assert fleet.trains(0, 2) and not told(fleet, "lost")
 
@@ -335,3 +339,32 @@ def test_a_refused_agent_takes_its_ranks_along() -> None:
     fleet.join("b", settings={"min": 2, "max": 2, "spares": 1}, machine="elsewhere")
     fleet.until("the old one is refused", lambda: old.code is not None, within_s=15.0)
     assert old.code == 1 and "the name 'b' is taken" in old.refusal and not old.machine.ranks
+
+
+# An older control plane's workers
+
+
+class _Deaf:
+    peer = "nowhere"
+
+    def send_raw(self, data: bytes) -> None: ...
+
+    def refuse(self, code: str, message: str) -> None:
+        raise AssertionError(message)
+
+
+def test_a_control_plane_that_learns_of_a_longer_lease_from_a_worker_goes_by_it() -> None:
+    """Its record of the run was not written; ranks of workers that are not back yet may run for ten seconds more."""
+    older = RunProtocol(RunId("run"), settings=Settings(min=2, max=2, lease_s=10.0), directed=True)
+    assert older.at.run is not None
+    older.at.run = replace(older.at.run, round=a_round("a b"), next_round=1)
+    upgraded = RunProtocol(RunId("run"), settings=Settings(min=2, max=2), directed=True)
+    shown = Presented(record=older.at.moment.record, round=0, running=True, up=True)
+    hello = HelloFrame(kind="agent", run_id=RunId("run"), member=Introduction(an_id("a"), "a"), present=shown)
+    upgraded.greet(_Deaf(), hello, NOW)
+    upgraded.settle(NOW)
+    run = upgraded.run
+    assert run is not None and run.settings.lease_s == 10.0
+    assert run.recovery_until == run.not_before == NOW + 10.5
+    upgraded.orders.reconfigure(Settings(min=2, max=3), 2, NOW)
+    assert upgraded.run is not None and upgraded.run.settings == replace(run.settings, max=3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from muster.types.frames import FinishedFrame, Frame, HelloFrame, StaleFrame
-from muster.types.world import OutcomeState, Role
+from muster.types.world import LEASE_S, OutcomeState, Role
 from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.network import DOWN, UP
 from tests.simulator.worlds import a_training, by_role, codes, everyone_leaves, told
@@ -22,7 +24,7 @@ def test_a_closed_connection_is_a_death_seen_at_once() -> None:
 def test_a_silent_member_dies_when_its_lease_runs_out() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
     fleet.agent("b").power_off()
-    assert 1.2 < fleet.until("the loss is seen", lambda: told(fleet, "lost")) <= 2.0
+    assert 0.6 * LEASE_S < fleet.until("the loss is seen", lambda: told(fleet, "lost")) <= LEASE_S
 
 
 def test_where_agent_and_guard_are_unreachable_the_clock_decides() -> None:
@@ -32,10 +34,33 @@ def test_where_agent_and_guard_are_unreachable_the_clock_decides() -> None:
     assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_killed_pair_of_agent_and_guard_is_waited_out_for_a_lease() -> None:
+@pytest.mark.parametrize("what", ["kill_both", "kill_worker"])
+def test_a_killed_worker_is_replaced_at_once_though_nobody_reports_it(what: str) -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
-    fleet.agent("b").kill_both()
-    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(2.5, abs=0.05)
+    fleet.advance(0.1)  # lifelines are made after the welcome
+    getattr(fleet.agent("b"), what)()
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) < 0.1
+    assert fleet.seats == ["a", "c"] and told(fleet, "gone") == ["b: all its processes ended"]
+
+
+def test_a_killed_worker_is_waited_out_for_a_lease_where_its_lifeline_proves_nothing() -> None:
+    fleet = SimulatedFleet(1)
+    fleet.join_all("a", "b", "c", settings={"min": 2, "max": 2, "spares": 1}, relayed=True)
+    fleet.until("round 0", lambda: fleet.trains(0, 2))
+    fleet.advance(0.1)
+    fleet.agent("b").kill_worker()
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) == pytest.approx(LEASE_S + 0.5, abs=0.05)
+
+
+def test_a_worker_that_is_killed_under_a_new_coordinator_is_replaced_at_once() -> None:
+    """Its ranks are older than the lifeline to that one."""
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.crash(back_after_s=0.3)
+    fleet.until("the coordinator died", lambda: not fleet.coordinator.alive)
+    fleet.until("round 0 goes on", lambda: fleet.trains(0, 2))
+    fleet.advance(0.1)
+    fleet.agent("b").kill_worker()
+    assert fleet.until("round 1", lambda: fleet.trains(1, 2)) < 0.1
 
 
 def test_a_stopped_member_is_out_of_its_round_and_parks_as_a_spare_when_it_continues() -> None:
@@ -48,9 +73,46 @@ def test_a_stopped_member_is_out_of_its_round_and_parks_as_a_spare_when_it_conti
     assert fleet.trains(1, 2), "its return disturbs nothing"
 
 
+def test_one_that_was_lost_by_silence_and_is_heard_from_again_was_a_false_alarm() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.cut(fleet.agent("b"), for_s=3.0)
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=4.0)
+    assert not told(fleet, "false-alarm"), "it may be dead"
+    fleet.until("b is back", lambda: "b" in by_role(fleet, Role.SPARE))
+    (alarm,) = told(fleet, "false-alarm")
+    silent_s = re.fullmatch(r"b: silent for (\d\.\d) s, then heard from again", alarm)
+    assert silent_s and 2.9 < float(silent_s[1]) < 5.0
+    fleet.advance(5.0)
+    assert fleet.run.false_alarms == len(told(fleet, "false-alarm")) == 1
+
+
+def test_one_whose_guard_gave_it_up_and_that_wakes_was_a_false_alarm() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.stop(fleet.agent("b"), for_s=3.0)
+    fleet.until("b is back", lambda: told(fleet, "lost") and "b" in by_role(fleet, Role.SPARE), within_s=9.0)
+    assert len(told(fleet, "false-alarm")) == 1
+
+
+def test_members_that_gave_up_a_silent_coordinator_were_alarmed_in_vain() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    fleet.pause(for_s=2.0)
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=12.0)
+    assert {alarm.partition(":")[0] for alarm in told(fleet, "false-alarm")} == {"a", "b"}
+
+
+@pytest.mark.parametrize("kill", ["kill", "kill_both", "power_off"])
+def test_who_is_really_dead_is_no_false_alarm(kill: str) -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    getattr(fleet.agent("b"), kill)()
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+    fleet.join("b")
+    fleet.until("another bears its name", lambda: "b" in by_role(fleet, Role.SPARE), within_s=9.0)
+    assert not told(fleet, "false-alarm")
+
+
 def test_a_stop_shorter_than_the_lease_changes_nothing() -> None:
     fleet = a_training("a b", size=2, min=2, max=2)
-    fleet.stop(fleet.agent("b"), for_s=1.0)
+    fleet.stop(fleet.agent("b"), for_s=0.6)
     fleet.advance(5.0)
     assert fleet.trains(0, 2) and not told(fleet, "lost")
 

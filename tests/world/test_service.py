@@ -356,3 +356,35 @@ def test_a_fault_in_one_run_stops_neither_the_others_nor_time(monkeypatch: pytes
         await coordinator.stop()
 
     asyncio.run(story())
+
+
+def test_who_spoke_while_the_coordinator_was_busy_is_not_silent() -> None:
+    """One run's decision takes longer than a lease; members of the other renew theirs, and nobody has read it yet."""
+
+    async def story() -> None:
+        coordinator = Coordinator()
+        address = await coordinator.start("127.0.0.1", 0)
+        slow, other = (coordinator.open_run(RunId(name), Settings(lease_s=0.3)) for name in ("slow", "other"))
+        reader, writer = await asyncio.open_connection(*address)
+        hello = {"type": "hello", "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "other"}
+        writer.write(wire.pack(hello | {"member": {"member_id": "m1", "name": "a"}}))
+        while other.run is None or not other.run.members:
+            await reader.read(65536)
+        speaks = writer.get_extra_info("socket")
+
+        def busy(*_: object) -> None:
+            slow.on_decision = None
+            time.sleep(0.45)  # it is the length of this that is tested: more than a lease
+            os.write(speaks.fileno(), wire.pack({"v": "1.0", "type": "renew"}))
+
+        slow.on_decision = busy
+        coordinator.touch(slow)
+        coordinator.touch(other)
+        async with asyncio.timeout(10):
+            while slow.on_decision is not None or other.wake_at <= asyncio.get_running_loop().time():
+                await asyncio.sleep(0)
+        assert [event.kind for event in other.at.story if event.kind == "lost"] == []
+        writer.close()
+        await coordinator.stop()
+
+    asyncio.run(story())

@@ -145,6 +145,7 @@ def _head(training: Training, now: datetime) -> Mapping[str, object]:
         ),
         "Round": "none yet" if status.round is None else status.round,
         "Restarts": f"{status.restarts} of {spec.max_restarts}",
+        "Lease": f"{spec.lease_seconds:g} s",
         "Priority": spec.priority or None,
         "Generation": f"{metadata.generation}, acted on {status.observed_generation}",
     }

@@ -41,6 +41,9 @@ def run(
     cpu: float | None = typer.Option(None, metavar="N", help="CPUs per worker."),
     memory: str | None = typer.Option(None, metavar="AMOUNT", help="Memory per worker, like 4Gi."),
     max_restarts: int = typer.Option(3, min=0, metavar="N", help="How many crashes it survives."),
+    lease: float | None = typer.Option(
+        None, parser=durations.option, metavar="D", help="A worker that is silent for so long is lost (1s)."
+    ),
     hang_timeout: float | None = typer.Option(
         None, parser=durations.option, metavar="D", help="Restart when no rank advances for so long."
     ),
@@ -90,6 +93,7 @@ def run(
         "secret_env": tuple(secrets),
         "priority": priority,
         **_given(
+            lease_seconds=lease,
             hang_timeout_seconds=hang_timeout,
             active_deadline_seconds=deadline,
             stop_grace_seconds=grace,

@@ -112,11 +112,15 @@ def _print(view: dict[str, Any], output: ShowAs) -> None:
     round_text = "no round yet" if view["round"] is None else f"round {view['round']}"
     size = f"{view['world']} of {view['target']} workers ({view['min']}…{view['max']})"
     restarts = f"restarts {view['restarts_used']}/{view['max_restarts']}"
+    if view.get("false_alarms"):  # a coordinator of 0.1 does not count them
+        restarts += f"  false alarms {view['false_alarms']}"
     console.print(
         f"[bold]{escape(shown(view['run_id']))}[/]  {shown(view['state'])}  {round_text}  {size}  {restarts}",
         highlight=False,
     )
     console.print(escape(shown(view["reason"])), style="dim", highlight=False)
+    if view.get("term", 0) > 1:
+        console.print(f"led by {escape(shown(view['leader']))} in term {view['term']}", style="dim", highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("NAME", "ROLE", "RANK", "RANKS", "ADDRESS", "DOMAIN", "NOTE"):
         table.add_column(title)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import importlib.util
 import json
 import logging
@@ -39,7 +40,7 @@ from muster.files import own_folder, read_text, write_private
 from muster.ports import Backend, Clock, Filter, Keys, Store
 from muster.sdk.home import process_of
 from muster.types.codec import Invalid, show_time
-from muster.types.run_event import RunEvent
+from muster.types.run_event import Kind, RunEvent
 from muster.types.training import TERMINAL, Uid
 from muster.world import wire
 
@@ -53,6 +54,7 @@ log = logging.getLogger("muster.daemon")
 DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
 REPLACED = 75  # another control plane acts: start again, and stand by
 SWITCH_S = 0.0005  # the coordinator's thread waits no longer than this for a busy API, each time it is woken
+COLLECT_AFTER = (5_000, 10, 20)  # a full collection of garbage holds up the coordinator's thread as well: seldom
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
 
 
@@ -118,6 +120,7 @@ class ControlPlane:
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[Any] | None = None
         self._pools: dict[str, PoolService] = {}
+        self._false_alarms = 0
         self.url = ""
 
     async def start(self) -> str:
@@ -197,7 +200,10 @@ class ControlPlane:
             clock=self._clock,
             version=__version__,
             started_at=self._started_at,
-            gauges=lambda: {"muster_reconciles_total": self._loop.handled},
+            gauges=lambda: {
+                "muster_reconciles_total": self._loop.handled,
+                "muster_false_alarms_total": self._false_alarms,
+            },
             rates=_rates(self._home / "rates.json"),
             quotas=Quotas(self._home / "quotas.json"),
             audit=Audit(self._home, AuditSize.told(os.environ), echo=self._site.name == "kube"),
@@ -256,6 +262,7 @@ class ControlPlane:
         self._training_changed(uid)
 
     def run_told(self, uid: Uid, event: RunEvent) -> None:
+        self._false_alarms += event.kind is Kind.FALSE_ALARM
         if (entry := event.journaled()) is not None:
             self._loop.note(uid, entry)
 
@@ -323,7 +330,10 @@ async def _serve(options: Options, ready: Callable[[str], None]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
-        ready(await starting)
+        url = await starting
+        gc.set_threshold(*COLLECT_AFTER)
+        gc.freeze()  # all code, and every training that was stored: on a busy machine to look at them took 1.5 s
+        ready(url)
     except asyncio.CancelledError:
         return 0
     replaced = loop.create_task(plane.until_replaced())

@@ -43,6 +43,7 @@ ABOUT: dict[str, str] = {
     "spec.resources.memory": "Memory per worker, like 512Mi or 4Gi.",
     "spec.resources.gpus": "GPUs per worker, given whole.",
     "spec.maxRestarts": "Failures of ranks that the training survives; lost workers and resizes do not count.",
+    "spec.leaseSeconds": "A worker that is silent for that long is lost, and ends its ranks. Cannot change later.",
     "spec.hangTimeoutSeconds": "Restart the round when no rank advances for that long; off when absent.",
     "spec.noProgressRounds": "Fail after so many rounds in a row without a new highest step; off when absent.",
     "spec.activeDeadlineSeconds": "Fail when it has run for that long; off when absent.",

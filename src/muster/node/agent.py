@@ -7,6 +7,7 @@ when a save is over, when what runs ranks has to be started again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -34,14 +35,18 @@ from muster.core.member.orders import (
     StopRanks,
 )
 from muster.core.member.state import EXIT_FAILED, MemberState
+from muster.core.succession import electorate
 from muster.node import guard, health, logs, saves, system
 from muster.node.program import Program
 from muster.node.rank_files import RankFiles, key_of, rank_of
 from muster.node.rank_processes import RankProcesses
 from muster.node.standalone import CannotStart, Standalone
-from muster.types.frames import Frame
+from muster.run_token import KeptToken
+from muster.types.frames import ElectorsFrame, Frame, WelcomeFrame
 from muster.types.world import Place, Settings
 from muster.world import wire
+from muster.world.connection import Address
+from muster.world.lifeline import Lifelines
 from muster.world.membership import MemberIdentity, Membership
 
 DUMP_WAIT_S = 3.0
@@ -63,6 +68,7 @@ class NodeConfig:
     echo: bool = True
     standalone: Standalone | None = None
     log_bytes: int = trimming.USUAL  # what is kept of a rank's output, and of its errors; 0: everything
+    keeps_token: bool = False  # it was not given by a person: others of this user may find it here
     hold: tuple[int, ...] = ()  # descriptors for everything below us to keep open
 
 
@@ -90,7 +96,16 @@ class Agent:
             no_requeue_code=config.no_requeue_code,
         )
         self._held = self._state.held
-        self._member = Membership(mine, self._state, self._carry_out, steps=self._fresh_steps, on_frame=self._note)
+        self._lifelines = Lifelines(mine.run_id, mine.member_id, mine.name, mine.token)
+        self._kept_token: KeptToken | None = None
+        self._member = Membership(
+            mine,
+            self._state,
+            self._carry_out,
+            steps=self._fresh_steps,
+            on_frame=self._hear,
+            on_post=self._keep_token,
+        )
         self._processes = self._start_processes()
 
     def _say(self, text: str) -> None:
@@ -129,11 +144,20 @@ class Agent:
             self._tasks.start(self._keep_logs_small(self._config.log_bytes))
 
     async def _keep_alive(self, standalone: Standalone) -> None:
-        """The coordinator that we brought is started again if it dies before the run does."""
+        """The coordinator that we brought is started again if it dies before the run does, and nobody replaces it."""
+        alone_since = self._member.now
+        loop = asyncio.get_running_loop()
+
+        def say(text: str) -> None:  # from another thread
+            loop.call_soon_threadsafe(self._say, text)
+
         while True:
             await asyncio.sleep(REVIVE_LOOK_S)
-            if not self._state.at.connected:
-                standalone.revive(self._say)
+            at, now = self._state.at, self._member.now
+            if at.connected:
+                alone_since = now
+            elif now - alone_since >= (at.settings.lease_s if electorate.can_succeed(at.electorate) else 0.0):
+                await asyncio.to_thread(standalone.revive, say)
 
     async def _depart(self) -> None:
         self._tasks.cancel()
@@ -142,11 +166,22 @@ class Agent:
             await self._end_orphans()
         else:
             await self._processes.release()
+        if self._state.at.outcome is not None:
+            await self._member.see_off()
         if self._config.standalone is not None and self._state.at.outcome is not None:
             self._config.standalone.leave()
         self._echo.finish(self._last_words, ECHO_TIMEOUT_S)
         self._member.close()
+        if self._kept_token is not None:
+            self._kept_token.close(remove=True)
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _keep_token(self, post: Address) -> None:
+        """Who looks for the run where we can be asked is to find its token, too."""
+        if (token := self._config.identity.token) is not None and self._config.keeps_token:
+            with contextlib.suppress(OSError):
+                self._kept_token = KeptToken(files.home(), *post, token)
+                self._kept_token.listens()
 
     def _failed(self, error: BaseException) -> None:
         if not self._code.done():
@@ -160,7 +195,12 @@ class Agent:
     def _signalled(self, number: signal.Signals) -> None:
         self._member.handle(self._state.leave(number.name, 128 + number, self._member.now))
 
-    def _note(self, frame: Frame) -> None:
+    def _hear(self, frame: Frame) -> None:
+        if isinstance(frame, WelcomeFrame) and (place := self._member.connection.place) is not None:
+            self._lifelines.lead_to(place)
+        if isinstance(frame, WelcomeFrame | ElectorsFrame):
+            standalone = self._config.standalone
+            self._lifelines.lead_to_electors(frame.electorate, standalone.addresses if standalone is not None else [])
         if self._trace >= 0:
             line = f"{time.monotonic():.6f} {self._config.identity.name} {frame.type} {frame.round}\n"
             os.write(self._trace, line.encode())
@@ -172,7 +212,7 @@ class Agent:
             case Say(text=text):
                 self._say(text)
             case Beat():
-                self._processes.tell_guard(guard.word(order, self._config.identity.addresses()))
+                self._processes.tell_guard(guard.word(order, self._member.addresses()))
             case StartRanks(place=place):
                 self._start(place)
             case StopRanks():
@@ -303,7 +343,7 @@ class Agent:
         return RankProcesses(
             self._config.program,
             posting,
-            hold=self._config.hold,
+            hold=(*self._config.hold, self._lifelines.descriptor),
             on_up=self._ranks_up,
             on_exit=self._rank_exited,
             on_lost=lambda why: self._member.handle(self._held.processes_lost(why, self._member.now)),

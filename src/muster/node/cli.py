@@ -167,8 +167,11 @@ def main(argv: list[str] | None = None) -> int:
         log_dir = _make_log_dir(Path(given.log_dir).absolute()) if given.log_dir else _default_log_dir(run_id)
     except ValueError as error:
         _usage(str(error))
+    keeps_token = run_token.given() is None
     token = _token(standalone, addresses, given.join_timeout)
+    member_id = MemberId(secrets.token_hex(6))
     if standalone is not None:
+        standalone.beside = member_id
         standalone.begin()  # it starts beside us; the agent waits for it
     if procs > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -176,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     identity = MemberIdentity(
         addresses=addresses,
         run_id=RunId(run_id),
-        member_id=MemberId(secrets.token_hex(6)),
+        member_id=member_id,
         name=given.name or f"{socket.gethostname()}-{os.getpid()}",
         settings=settings,
         procs=procs,
@@ -197,6 +200,7 @@ def main(argv: list[str] | None = None) -> int:
         echo=not given.no_echo,
         log_bytes=log_bytes,
         standalone=standalone,
+        keeps_token=keeps_token,
         hold=_held(os.environ),
     )
     agent.main(config)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ from muster.node import system
 from muster.node.warm import LOOK_S, LOOK_SOON_S
 from muster.types import codec
 from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
-from muster.types.world import MemberId, RunId
+from muster.types.world import LEASE_S, MemberId, RunId
 from muster.world.connection import Address, Connection, CoordinatorRefused
 
 REPORT_TIMEOUT_S = 10.0
@@ -47,7 +48,7 @@ class Word:
     """What the agent tells its guard, again and again."""
 
     until: float | None = None  # None: no rank runs, so none has to end
-    lease_s: float = 2.0
+    lease_s: float = LEASE_S
     round: int | None = None
     addresses: tuple[Address, ...] = field(default=())
     release: bool = False  # the agent leaves in good order: end everything, report nothing
@@ -103,20 +104,25 @@ class Guard:
     async def _stand_by(self) -> bool:
         """Follow the agent until it dies, or its time is up; True if it lets go in good order."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async with asyncio.timeout_at(self._state.due_at):
-                    told = await self._reader.readline()
-            except (TimeoutError, ConnectionError):
-                return False
-            if not told:
-                return False
+        while told := await self._next_word():
             said = codec.from_wire(Word, json.loads(told), names=codec.plain)
             if said.release:
                 return True
             until = float("inf") if said.until is None else said.until
             self._state.beat(until, said.lease_s, said.round, loop.time())
             self._addresses = list(said.addresses) or self._addresses
+        return False
+
+    async def _next_word(self) -> bytes:
+        """Nothing, if it is dead or its time is up. What it had said by the time that we got to look counts."""
+        for due_at in (self._state.due_at, -math.inf):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_at):
+                    try:
+                        return await self._reader.readline()
+                    except ConnectionError:
+                        return b""
+        return b""
 
     def _hear(self, frame: Frame) -> None:
         self._say(self._state.heard(frame))

@@ -7,14 +7,14 @@ from muster.types.world import Place
 
 def environment(place: Place, local_rank: int, run_id: str) -> dict[str, str]:
     rank = place.ranks[local_rank]
-    world = place.round.rank_count
+    world = place.rank_count
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(place.seat.procs),
         "GROUP_RANK": str(place.seat.rank),
-        "GROUP_WORLD_SIZE": str(place.round.world_size),
+        "GROUP_WORLD_SIZE": str(place.world_size),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world),

@@ -79,13 +79,13 @@ class Saves:
         self._cwd = cwd
         self._words = words
         self._without = tuple(f"{os.path.realpath(path)}/" for path in without)
-        self._roots: tuple[str, ...] = ()
+        self._roots: tuple[str, ...] | None = None  # found when a file is seen that may be below one
         self._since: dict[tuple[int, str], float] = {}
         self._shut = _Shut()
 
     def sample(self, ranks: Sequence[WatchedRank], now: float) -> None:
         """Remember since when each file is open."""
-        self._roots = roots_of(self._cwd, self._words)
+        self._roots = None
         seen = [(rank.number, path) for rank in ranks if rank.pid is not None for path in self._written(rank.pid)]
         self._since = {one: self._since.get(one, now) for one in seen}
 
@@ -101,12 +101,20 @@ class Saves:
 
     def _written(self, pid: int) -> Iterator[str]:
         for one in _family(pid):
-            for path in _open_for_writing(one, self._roots):
-                if not path.startswith(self._without) and not self._is_log(path):
+            for path in _open_for_writing(one, self._may_be_saved):
+                if not self._is_log(path):
                     yield path
 
+    def _may_be_saved(self, path: str) -> bool:
+        """Asked of every open file of a rank that should end: what a rank always has open is told apart by its name."""
+        if not path.startswith("/") or path == os.devnull or path.startswith(self._without):
+            return False
+        if self._roots is None:
+            self._roots = roots_of(self._cwd, self._words)
+        return path.startswith(self._roots)
+
     def _is_log(self, path: str) -> bool:
-        root = max((root for root in self._roots if path.startswith(root)), key=len)
+        root = max((root for root in self._roots or () if path.startswith(root)), key=len)
         first, *rest = path.removeprefix(root).split("/")
         name = (rest or [first])[-1]
         return name.endswith(_LOGS) or "tfevents" in name or (bool(rest) and first.startswith("."))
@@ -115,7 +123,7 @@ class Saves:
         self, ranks: Callable[[], Sequence[WatchedRank]], patience: Patience, tell: Callable[[Busy], None]
     ) -> None:
         """Until none of them saves, or patience ends. For a moment after that no save begins."""
-        self._roots = roots_of(self._cwd, self._words)
+        self._roots = None
         loop = asyncio.get_running_loop()
         began = loop.time()
         quiet_from = began
@@ -165,12 +173,23 @@ def _family(pid: int) -> list[int]:
     for one in found:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{thread}/children") as file:
-                    found += [int(child) for child in file.read().split()]
+                found += [int(child) for child in _whole(f"/proc/{one}/task/{thread}/children").split()]
     return found
 
 
-def _open_for_writing(pid: int, roots: tuple[str, ...]) -> Iterator[str]:
+def _whole(path: str) -> bytes:
+    """Of a file of /proc, without what `open` does for files that are written, too."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = [os.read(opened, 65536)]
+        while parts[-1]:
+            parts.append(os.read(opened, 65536))
+        return b"".join(parts)
+    finally:
+        os.close(opened)
+
+
+def _open_for_writing(pid: int, may_be: Callable[[str], bool]) -> Iterator[str]:
     try:
         numbers = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -178,13 +197,13 @@ def _open_for_writing(pid: int, roots: tuple[str, ...]) -> Iterator[str]:
     for number in numbers:
         try:
             path = os.readlink(f"/proc/{pid}/fd/{number}")
-            if path.startswith(roots) and _writes(pid, number) and stat.S_ISREG(os.stat(path).st_mode):
+            if may_be(path) and _writes(pid, number) and stat.S_ISREG(os.stat(path).st_mode):
                 yield path
         except OSError:
             continue
 
 
 def _writes(pid: int, number: str) -> bool:
-    with open(f"/proc/{pid}/fdinfo/{number}") as file:
-        flags = next((int(line.split()[1], 8) for line in file if line.startswith("flags:")), 0)
+    lines = _whole(f"/proc/{pid}/fdinfo/{number}").splitlines()
+    flags = next((int(line.split()[1], 8) for line in lines if line.startswith(b"flags:")), 0)
     return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND

@@ -10,33 +10,20 @@ import contextlib
 import os
 import secrets
 import select
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from muster import files, run_token
+from muster import files, listening, run_token
 from muster.run_token import KeptToken
+from muster.types.world import MemberId
 from muster.world import wire
 from muster.world.connection import Address
 
 READY_TIMEOUT_S = 10.0
 REVIVE_PAUSE_S = 1.0
-
-
-def reachable(host: str) -> str:
-    """For a coordinator that listens everywhere, an address of this machine that others can use too."""
-    if host not in ("0.0.0.0", "::"):
-        return host
-    family, far = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((far, 9))  # sends nothing: it only asks which address would be used
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "::1" if ":" in host else "127.0.0.1"
 
 
 class CannotStart(Exception):
@@ -56,6 +43,7 @@ class Standalone:
         self._state = state
         self._idle_s = idle_s
         self._private = private
+        self.beside: MemberId | None = None  # the member that is lost with it
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._ready = -1
@@ -72,7 +60,7 @@ class Standalone:
     @property
     def addresses(self) -> list[Address]:
         """Where to find it, once it listens."""
-        return [(reachable(self.host), self.port)] if self.port else []
+        return [(listening.reachable(self.host), self.port)] if self.port else []
 
     @property
     def pid(self) -> int | None:
@@ -95,6 +83,7 @@ class Standalone:
             *("--ready-fd", str(ready_w)),
             *(["--leave-when-ended"] if self._private else []),
             *(["--keep-token"] if self.token else []),
+            *(["--beside", self.beside] if self.beside else []),
         ]
         self._process = subprocess.Popen(
             command,

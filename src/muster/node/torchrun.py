@@ -89,7 +89,7 @@ class MusterRendezvous(RendezvousHandler):
                 return RendezvousInfo(
                     store,
                     place.seat.rank,
-                    place.round.world_size,
+                    place.world_size,
                     RendezvousStoreInfo(place.round.store_addr, place.round.store_port),
                 )
             self._server = None
@@ -234,12 +234,14 @@ def _read(params: RendezvousParameters) -> tuple[MemberIdentity, float]:
     if problems := parsed.problems():
         raise ValueError(f"--nnodes and --rdzv-conf: {'; '.join(problems)}")
     join_timeout_s = float(config.get("join_timeout_s") or JOIN_TIMEOUT_S)
-    addresses = _addresses(params, brings=str(config.get("standalone", "")).lower() in ("1", "true", "yes"))
+    member_id = MemberId(secrets.token_hex(6))
+    brings = str(config.get("standalone", "")).lower() in ("1", "true", "yes")
+    addresses = _addresses(params, member_id, brings=brings)
     infra = config.get("infra_rank")
     identity = MemberIdentity(
         addresses=lambda: addresses,
         run_id=RunId(params.run_id),
-        member_id=MemberId(secrets.token_hex(6)),
+        member_id=member_id,
         name=str(config.get("name") or f"{socket.gethostname()}-{os.getpid()}"),
         settings={key: getattr(parsed, key) for key in ("min", "max", *given)},
         token=_token(addresses, join_timeout_s),
@@ -251,22 +253,23 @@ def _read(params: RendezvousParameters) -> tuple[MemberIdentity, float]:
     return identity, join_timeout_s
 
 
-def _addresses(params: RendezvousParameters, *, brings: bool) -> list[Address]:
+def _addresses(params: RendezvousParameters, me: MemberId, *, brings: bool) -> list[Address]:
     """Where the coordinator is. `--rdzv-conf standalone=true`: this node brings it, unless one is there already."""
     if params.endpoint:
         addresses = [wire.parse_address(part) for part in params.endpoint.split(",")]
-        return _start_coordinator(*addresses[0], private=False) or addresses if brings else addresses
+        return _start_coordinator(*addresses[0], me, private=False) or addresses if brings else addresses
     if params.max_nodes > 1:
         raise ValueError("several nodes need --rdzv-endpoint=HOST:PORT, and one of them --rdzv-conf standalone=true")
-    found = _start_coordinator("127.0.0.1", 0, private=True)
+    found = _start_coordinator("127.0.0.1", 0, me, private=True)
     if not found:
         raise RendezvousConnectionError("no coordinator could be started here")
     return found
 
 
-def _start_coordinator(host: str, port: int, *, private: bool) -> list[Address]:
+def _start_coordinator(host: str, port: int, beside: MemberId, *, private: bool) -> list[Address]:
     """Nothing if there is one already; joining will tell whether it is a coordinator."""
     started = Standalone.here(host, port, idle_s=2.0 if private else 30.0, private=private)
+    started.beside = beside
     try:
         started.start()
     except CannotStart:

@@ -164,7 +164,8 @@ class TorchrunMember:
             case StopRanks():
                 self.must_leave.set()
             case Beat():
-                self._tell_guard(word(order, self._identity.addresses()))
+                assert self._membership is not None
+                self._tell_guard(word(order, self._membership.addresses()))
             case CheckOwnHealth():
                 self._tell(lambda state, now: state.checked(None, now))
             case Exit():

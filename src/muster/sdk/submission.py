@@ -37,6 +37,7 @@ class SubmitOptions(TypedDict, total=False):
     procs_per_worker: int
     resources: Resources | Mapping[str, Any] | None
     max_restarts: int
+    lease_seconds: float
     hang_timeout_seconds: float | None
     no_progress_rounds: int | None
     active_deadline_seconds: float | None

@@ -230,8 +230,11 @@ def _record_decoder(cls: type, names: Names) -> _Read:
 def _positional_decoder(cls: type, names: Names) -> _Read:
     order = [names(item.name) for item in dataclasses.fields(cls)]
     inner = _record_decoder(cls, names)
+    plainly = _plain_kinds(cls)
 
     def read(data: object, at: str, problems: list[Problem], strict: bool) -> Any:
+        if plainly is not None and _is_plainly(data, plainly):
+            return cls(*typing.cast(Any, data))
         if not isinstance(data, list) or (strict and len(data) > len(order)):
             problems.append(Problem(at, f"must be a list of at most {len(order)} values, not {_kind_of(data)}"))
             return None
@@ -239,6 +242,30 @@ def _positional_decoder(cls: type, names: Names) -> _Read:
         return inner(told, at, problems, strict)
 
     return read
+
+
+def _plain_kinds(cls: type) -> list[tuple[type, bool]] | None:
+    """What the fields of a record are, and which may be None, if all of them are texts and numbers without a limit."""
+    kinds = [(_bare(hint), _optional(hint)) for hint in _hints(cls).values()]
+    simple = all(kind in (str, int) for kind, _ in kinds) and not any(map(_limits, dataclasses.fields(cls)))
+    nothing = all(
+        item.default is None for (_, optional), item in zip(kinds, dataclasses.fields(cls), strict=True) if optional
+    )
+    return kinds if simple and nothing else None
+
+
+def _is_plainly(data: Any, kinds: list[tuple[type, bool]]) -> bool:
+    """Whether there is nothing to find fault with. A world's seats are read by every member at the same moment."""
+    if type(data) is not list or len(data) != len(kinds):
+        return False
+    return all(
+        (value is None and optional) or (type(value) is kind and _is_usual(value))
+        for value, (kind, optional) in zip(data, kinds, strict=True)
+    )
+
+
+def _is_usual(value: Any) -> bool:
+    return value.isascii() if isinstance(value, str) else -MOST < value < MOST
 
 
 def _list_decoder(reader: _Read, made: Callable[[Iterable[Any]], Any]) -> _Read:

@@ -13,11 +13,14 @@ from typing import Any, ClassVar, Literal
 
 from muster.types import codec
 from muster.types.codec import limited
-from muster.types.records import record
+from muster.types.records import record, replace
 from muster.types.world import (
+    Elector,
+    Electorate,
     Gate,
     Member,
     MemberId,
+    Outline,
     Path,
     Place,
     RankEnd,
@@ -26,10 +29,11 @@ from muster.types.world import (
     RunOutcome,
     Seat,
     Settings,
+    unknown_seat,
 )
 
 MAX_TEXT = 256  # of a name, an address, a domain
-Sender = Literal["coordinator", "agent", "guard", "control", "member"]
+Sender = Literal["coordinator", "agent", "guard", "control", "member", "elector"]
 
 TYPES: dict[str, type[Frame]] = {}
 
@@ -96,9 +100,24 @@ class RunRecord:
     exits: tuple[RankEnd, ...] = ()  # ends that stand whatever comes
     finished: tuple[MemberId, ...] = ()
     gate: Gate | None = None
+    electorate: Electorate = Electorate()
+    revision: int = 0  # how often it was written, by all who have led
+    promised: int = 0  # the last term in which its keeper gave its voice: only in a file
+    outline: Outline | None = None  # of a large world: instead of its seats, and of all that is known of each
+
+    @property
+    def told_seats(self) -> tuple[Seat, ...]:
+        """All seats of its round, or of a large world the one that is known."""
+        if self.outline is None:
+            return self.seats
+        return (self.outline.seat,) if self.outline.seat is not None else ()
 
     def as_round(self) -> Round | None:
-        """The round that it shows, with what was known of its ranks' ends."""
+        """The round that it shows, with what was known of its ranks' ends. Not every seat of an outline is known."""
+        if self.outline is not None and self.store is not None:
+            known = {seat.rank: seat for seat in self.told_seats}
+            seats = tuple(known.get(rank) or unknown_seat(rank) for rank in range(self.outline.workers))
+            return Round(self.round, seats, *self.store, why=self.why)
         if not self.seats or self.store is None:
             return None
         ends, finished = {end.rank: end for end in self.exits}, frozenset(self.finished)
@@ -106,11 +125,24 @@ class RunRecord:
 
     def place_of(self, member_id: MemberId) -> Place | None:
         """The place that a release gives to a member, if any."""
-        formed = self.as_round()
+        if self.outline is not None and self.store is not None:
+            formed: Round | None = Round(self.round, self.told_seats, *self.store, why=self.why)
+        else:
+            formed = self.as_round()
         seat = formed.seat_of(member_id) if formed is not None else None
         if formed is None or seat is None:
             return None
-        return Place(formed, seat, self.restarts_used, self.settings.max_restarts)
+        return Place(formed, seat, self.restarts_used, self.settings.max_restarts, self.outline)
+
+    def outlined(self, member_id: MemberId | None = None) -> RunRecord:
+        """The same without what grows with the world, for one of its members, or for any without a seat."""
+        formed = self.as_round()
+        if self.outline is not None or formed is None:
+            return self
+        seat = formed.seat_of(member_id) if member_id is not None else None
+        first = formed.first_rank_of(seat.rank) if seat is not None else 0
+        outline = Outline(formed.world_size, formed.rank_count, seat, first)
+        return replace(self, seats=(), exits=(), finished=(), outline=outline)
 
 
 @record()
@@ -133,7 +165,7 @@ def reported(ends: tuple[ReportedEnd, ...], now: float) -> list[tuple[RankEnd, f
 
 @record()
 class Introduction:
-    """Who says hello. A guard tells the first two."""
+    """Who says hello. A guard and a lifeline tell the first two."""
 
     member_id: MemberId = limited(max_length=MAX_TEXT)
     name: str = limited(max_length=MAX_TEXT)
@@ -149,6 +181,8 @@ class Introduction:
     checks_health: bool = False
     unfit: str = ""
     paths: tuple[Path, ...] = ()
+    post: Path | None = None
+    takes_outline: bool = False  # of a large world it needs no seat but its own; 0.1 needs all
 
     def as_member(self, joined_at: float) -> Member:
         return Member(**{**vars(self), "unfit": self.unfit[:MAX_TEXT]}, joined_at=joined_at)
@@ -168,6 +202,7 @@ class Presented:
     finished: bool = False
     exits: tuple[ReportedEnd, ...] = ()
     why: str = ""
+    electorate: Electorate = Electorate()
 
 
 # Opening ------------------------------------------------------------------------------------------
@@ -195,7 +230,8 @@ class TlsFrame(Frame, type="tls", sender="member"):
 
 @record(kw_only=True)
 class HelloFrame(Frame, type="hello", sender="member"):
-    """Who is there (`kind`: `agent`, `guard` or `control`), for which run, with what proof"""
+    """Who is there (`kind`: `agent`, `guard`, `lifeline`, `control`, or `keep` from one who leads or wants to), for
+    which run, with what proof"""
 
     v: object | None = None
     low: object | None = None
@@ -204,6 +240,8 @@ class HelloFrame(Frame, type="hello", sender="member"):
     run_id: str = ""
     proof: str = ""
     nonce: str = limited(default="", max_length=MAX_TEXT)  # for the coordinator's proof; 0.1 asks for none
+    here: str = limited(default="", max_length=MAX_TEXT)  # of a lifeline: its own end, which tells a relay
+    elector: MemberId | None = None  # of `keep`: whom it wants; somebody else may listen there by now
     member: Introduction | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)  # only those that its user gave
     present: Presented = Presented()
@@ -221,6 +259,7 @@ class WelcomeFrame(Frame, type="welcome"):
     """The hello is accepted, and these are the run's settings"""
 
     settings: Settings | None = None
+    electorate: Electorate = Electorate()
 
 
 @record(kw_only=True)
@@ -237,6 +276,14 @@ class ErrorFrame(Frame, type="error"):
     code: str = ""
     message: str = ""
     seq: int | None = None
+
+
+@record(kw_only=True)
+class PartFrame(Frame, type="part", sender="member"):
+    """A part of a frame that is too long for one, from either side and only after the proofs; the last has no `more`"""
+
+    text: str = ""
+    more: bool = False
 
 
 # From the coordinator -----------------------------------------------------------------------------
@@ -335,7 +382,80 @@ class AnswerFrame(Frame, type="answer"):
     view: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Between those who may lead a run ------------------------------------------------------------------
+
+
+@record(kw_only=True)
+class ElectorsFrame(Frame, type="electors"):
+    """To all agents: these have a voice now, or soon will"""
+
+    electorate: Electorate
+    number: int = 0
+
+
+@record(kw_only=True)
+class MovedFrame(Frame, type="moved"):
+    """Somebody else leads this run, or nobody yet: ask there, the first one first"""
+
+    posts: tuple[Path, ...] = ()
+
+
+@record(kw_only=True)
+class KeepFrame(Frame, type="keep"):
+    """To an elector: I lead in that term. Keep this record if there is one, and give nobody your voice for a lease"""
+
+    term: int
+    stamp: float  # when it was said, on the leader's clock
+    leader: Elector
+    record: RunRecord | None = None
+
+
+@record(kw_only=True)
+class KeptFrame(Frame, type="kept", sender="elector"):
+    """Promised for a lease, and kept up to that revision; or a later term than the leader's, whose time is over"""
+
+    term: int
+    stamp: float = 0.0
+    revision: int = 0
+
+
+@record(kw_only=True)
+class VoteFrame(Frame, type="vote", sender="elector"):
+    """To an elector: let me lead in that term, going on from the record of that term and revision"""
+
+    term: int
+    candidate: Elector
+    last: tuple[int, int]
+    sounding: bool = False  # would you? One who cannot win must not begin a term, for that would end another's
+
+
+@record(kw_only=True)
+class VoiceFrame(Frame, type="voice", sender="elector"):
+    """Given, or why not; with the last term that the speaker knows of"""
+
+    term: int
+    given: bool = False
+    sounding: bool = False  # it would be
+    why: str = ""
+    behind: bool = False  # the asker's record is older than the speaker's
+    leader: Elector | None = None  # whom the speaker follows, or is
+
+
 # From an agent ------------------------------------------------------------------------------------
+
+
+@record(kw_only=True)
+class AwareFrame(Frame, type="aware", sender="agent"):
+    """It knows those `electors`"""
+
+    number: int = 0
+
+
+@record(kw_only=True)
+class PostFrame(Frame, type="post", sender="agent"):
+    """Where it can keep records, and be asked who leads (a later `hello` has it, too)"""
+
+    path: Path
 
 
 @record(kw_only=True)

@@ -66,6 +66,21 @@ def _init(self: Any, *given: Any, **named: Any) -> None:
         self.__post_init__()
 
 
+def replace(known: T, /, **changes: Any) -> T:
+    """What `dataclasses.replace` does, for records that are replaced many thousand times a second."""
+    given: Any = known
+    shape: _Shape = given.__shape__
+    if not changes.keys() <= shape.known:
+        raise TypeError(f"{type(known).__name__} has no {', '.join(sorted(changes.keys() - shape.known))}")
+    made: Any = object.__new__(type(known))
+    values = made.__dict__
+    values |= given.__dict__
+    values |= changes
+    if shape.completes:
+        made.__post_init__()
+    return made  # type: ignore[no-any-return]
+
+
 def _repr(self: Any) -> str:
     return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__shape__.names)})"
 

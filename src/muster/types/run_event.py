@@ -12,6 +12,7 @@ class Kind(StrEnum):
     JOINED = "joined"
     LEFT = "left"
     LOST = "lost"
+    FALSE_ALARM = "false-alarm"
     LEAVING = "leaving"
     DISMISSED = "dismissed"
     PARKED = "parked"
@@ -39,6 +40,7 @@ JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
     Kind.JOINED: ("WorkerJoined", "Normal"),
     Kind.LEFT: ("WorkerLeft", "Normal"),
     Kind.LOST: ("WorkerLost", "Warning"),
+    Kind.FALSE_ALARM: ("FalseAlarm", "Warning"),
     Kind.LEAVING: ("WorkerLeaving", "Normal"),
     Kind.DISMISSED: ("WorkerDismissed", "Normal"),
     Kind.PARKED: ("WorkerParked", "Warning"),

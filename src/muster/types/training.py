@@ -13,6 +13,7 @@ from typing import Any, Literal, NewType
 
 from muster.types import address
 from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
+from muster.types.world import LEASE_S, LEAST_LEASE_S, MOST_LEASE_S
 
 Uid = NewType("Uid", str)
 
@@ -132,6 +133,7 @@ class Spec:
     procs_per_worker: int = limited(1, ge=1, le=1024)
     resources: Resources = field(default_factory=Resources)
     max_restarts: int = limited(3, ge=0, le=1_000_000)
+    lease_seconds: float = limited(LEASE_S, ge=LEAST_LEASE_S, le=MOST_LEASE_S)
     hang_timeout_seconds: float | None = limited(None, gt=0, le=31_536_000)
     no_progress_rounds: int | None = limited(None, ge=1, le=1_000_000)
     active_deadline_seconds: float | None = limited(None, gt=0, le=31_536_000)

@@ -10,18 +10,26 @@ import dataclasses
 import functools
 import math
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import field
 from enum import StrEnum
 from typing import Any, NewType, Self
 
-from muster.types.codec import as_list
-from muster.types.records import record
+from muster.types.codec import as_list, limited
+from muster.types.many import changed
+from muster.types.records import record, replace
 
 MemberId = NewType("MemberId", str)
 RunId = NewType("RunId", str)
 Path = tuple[str, int]  # a host and a port
+LEASE_S = 1.5  # of a worker, unless its run says otherwise: about what a machine that falls silent costs
+LEAST_LEASE_S, MOST_LEASE_S = 0.3, 3600  # it is renewed three times, and a busy machine may take a tenth of a second
+LARGE = 256  # workers: in a larger world nobody is told more than it needs, or says more
+MOST_WORKERS = 100_000  # of a world that is believed to be one
 HELD_VARIABLE = "MUSTER_HELD_FD"  # tells an agent of a descriptor that everything of its worker is to keep open
+
+
+COORDINATOR_SILENT = "the coordinator was silent for a lease"  # why a member ended its ranks by itself
 
 
 class Role(StrEnum):
@@ -67,7 +75,7 @@ class Settings:
     max_restarts: int = 3
     last_call_s: float = 2.0
     scale_debounce_s: float = 0.5
-    lease_s: float = 2.0
+    lease_s: float = LEASE_S
     kill_margin_s: float = 0.5
     blame_s: float = 0.3
     below_min_timeout_s: float = 300.0
@@ -115,6 +123,8 @@ class Settings:
                 found.append(f"{item.name} must not be negative, not {value}")
         if self.lease_s == 0:
             found.append("lease_s must be greater than 0")
+        elif 0 < self.lease_s < LEAST_LEASE_S or MOST_LEASE_S < self.lease_s < math.inf:
+            found.append(f"lease_s must be between {LEAST_LEASE_S:g} and {MOST_LEASE_S:g}, not {self.lease_s:g}")
         if self.no_progress_rounds == 0:
             found.append("no_progress_rounds must be at least 1")
         return found
@@ -162,6 +172,31 @@ class Member:
     note: str = ""  # why it is parked
     acknowledged: bool = False  # it has the outcome and its ranks are gone
     paths: tuple[Path, ...] = ()  # where peers can probe it: the way that ranks will use first, then the relay
+    post: Path | None = None  # where it keeps the run's record, and can be asked who leads
+    takes_outline: bool = False  # of a large world it needs no seat but its own
+
+
+@as_list
+@record()
+class Elector:
+    """One who keeps the record of a run beside its coordinator, and has a voice when another has to be found."""
+
+    member_id: MemberId
+    name: str
+    post: Path  # where it is asked
+    returns: bool = False  # its process may end and come back with what it has kept
+
+
+Group = tuple[Elector, ...]
+
+
+@record()
+class Electorate:
+    """Who leads a run, in which term, and who has a voice if it is lost; two groups while one follows another."""
+
+    term: int = 0
+    leader: Elector | None = None
+    groups: tuple[Group, ...] = ()
 
 
 @record()
@@ -224,6 +259,21 @@ class Seat:
     addr: str
     procs: int
     domain: str | None = None
+
+
+def unknown_seat(rank: int) -> Seat:
+    """Of a round of which not everybody has told its own."""
+    return Seat(rank, MemberId(f"rank {rank}"), f"rank {rank}", "", 0)
+
+
+@record()
+class Outline:
+    """A large world, as one of its workers is told of it."""
+
+    workers: int = limited(ge=1, le=MOST_WORKERS)
+    ranks: int
+    seat: Seat | None = None  # its own; None for a spare
+    first_rank: int = 0  # of its own
 
 
 @record()
@@ -311,6 +361,20 @@ class Progress:
     at: float
 
 
+class SeatIndex:
+    """The seats of a round by who has them."""
+
+    def __init__(self, seats: tuple[Seat, ...], by_id: Mapping[MemberId, Seat] | None = None) -> None:
+        self.seats = seats
+        self.by_id = {seat.member_id: seat for seat in seats} if by_id is None else by_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SeatIndex)  # rounds are the same whatever has been looked up in them
+
+    def __hash__(self) -> int:
+        return 0
+
+
 @record()
 class Round:
     """One forming of the world. The first line of fields never changes; the rest is its story."""
@@ -322,10 +386,10 @@ class Round:
     why: str = ""
 
     recall: Recall | None = None
-    gone: frozenset[MemberId] = frozenset()  # confirmed: no rank of theirs runs
-    finished: frozenset[MemberId] = frozenset()  # all their ranks exited 0
-    started: frozenset[MemberId] = frozenset()  # they have taken up their place
-    up: frozenset[MemberId] = frozenset()  # all their ranks are running
+    gone: Set[MemberId] = frozenset()  # confirmed: no rank of theirs runs
+    finished: Set[MemberId] = frozenset()  # all their ranks exited 0
+    started: Set[MemberId] = frozenset()  # they have taken up their place
+    up: Set[MemberId] = frozenset()  # all their ranks are running
     up_at: float | None = None  # since when everyone's are
     fences: Mapping[MemberId, float] = field(default_factory=dict)  # lost: when they count as gone anyway
     losses: tuple[Loss, ...] = ()
@@ -335,6 +399,12 @@ class Round:
     first_stopped_at: float = math.inf  # when the first rank ended because it was told to
     progress: Mapping[int, Progress] = field(default_factory=dict)
     saves: Mapping[MemberId, str] = field(default_factory=dict)  # called back, they first let these saves end
+    index: SeatIndex = field(default_factory=lambda: SeatIndex(()))
+
+    def __post_init__(self) -> None:
+        """Whoever has a seat is asked with every report, so it is looked up, and not looked for."""
+        if self.index.seats is not self.seats:
+            self.__dict__["index"] = SeatIndex(self.seats)
 
     @property
     def world_size(self) -> int:
@@ -349,7 +419,14 @@ class Round:
         return sum(seat.procs for seat in self.seats[:rank])
 
     def seat_of(self, member_id: MemberId) -> Seat | None:
-        return next((seat for seat in self.seats if seat.member_id == member_id), None)
+        return self.index.by_id.get(member_id)
+
+    def with_seat(self, seat: Seat) -> Round:
+        """The same with another seat in place of the one of that rank."""
+        seats = list(self.seats)
+        seats[seat.rank] = seat
+        index = SeatIndex(tuple(seats), changed(self.index.by_id, seat.member_id, seat))
+        return replace(self, seats=index.seats, index=index)
 
     def worker_of(self, rank: int) -> Seat | None:
         """The seat whose worker runs global rank `rank`."""
@@ -369,14 +446,24 @@ class Place:
     seat: Seat
     restarts_used: int
     max_restarts: int
+    outline: Outline | None = None  # of a large world: its round has no other seat than this one
 
     @property
     def number(self) -> int:
         return self.round.number
 
     @property
+    def world_size(self) -> int:
+        return self.outline.workers if self.outline is not None else self.round.world_size
+
+    @property
+    def rank_count(self) -> int:
+        return self.outline.ranks if self.outline is not None else self.round.rank_count
+
+    @property
     def ranks(self) -> range:
-        first = self.round.first_rank_of(self.seat.rank)
+        known = self.outline
+        first = known.first_rank if known is not None else self.round.first_rank_of(self.seat.rank)
         return range(first, first + self.seat.procs)
 
     @property

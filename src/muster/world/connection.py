@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from muster.core.member import verdict
 from muster.core.member.verdict import Contact, Listener
-from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, Frame, HelloFrame, WelcomeFrame
+from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, Frame, HelloFrame, MovedFrame, WelcomeFrame
 from muster.types.world import RunId
 from muster.world import neighbours, wire
 from muster.world.opening import PASSING, CoordinatorRefused, Opening
@@ -33,6 +33,8 @@ Address = tuple[str, int]
 CONNECT_TIMEOUT_S = 1.0
 WELCOME_TIMEOUT_S = 5.0
 ELSEWHERE_S = 1.0  # for a proof, at an address where the coordinator was not when it last proved itself
+PAUSE_S = (0.1, 0.2)
+MOST_HOPS = 3  # from one who says that another leads to that other, without a pause
 LOOK_S = 0.5  # while nothing is proved: is it still the same that listens there?
 ASK_LOOK_S = 0.25
 MOST_ADDRESSES = 8  # of one name
@@ -52,8 +54,10 @@ class Connection:
         on_frame: Callable[[Frame], None],
         on_down: Callable[[str], None] = lambda why: None,
         on_dead: Callable[[], None] = lambda: None,
+        on_gone: Callable[[], None] = lambda: None,
         version: Version = wire.VERSION,
     ) -> None:
+        """`on_gone` is called when it is certain that the process which was connected has ended."""
         self._addresses = addresses
         self._run_id = run_id
         self._kind = kind
@@ -62,14 +66,25 @@ class Connection:
         self._on_frame = on_frame
         self._on_down = on_down
         self._on_dead = on_dead
+        self._on_gone = on_gone
         self._version = version
+        self._told: list[Address] = []  # where to go first, says somebody who knows
+        self._attempt: asyncio.Task[_Ended] | None = None
+        self._spoken_to: Address | None = None  # who may have read our hello
+        self._sought = asyncio.Event()
         self._channel: Channel | None = None
         self._welcomed = False  # ever
         self._home: Address | None = None  # where the coordinator last proved itself, and the socket behind which
         self._listener: Listener | None = None
+        self._silent: Address | None = None  # it said nothing there for a lease: others are asked first
         self.epoch = 0
         self.up = False
         self.why_down = "not connected yet"
+
+    @property
+    def place(self) -> Address | None:
+        """Where the coordinator last proved itself."""
+        return self._home
 
     def send(self, frame: Frame) -> bool:
         """Send if the connection is up."""
@@ -81,38 +96,84 @@ class Connection:
     def drop(self, why: str) -> None:
         """Give up on a connection that is open but silent."""
         if self._channel is not None:
+            self._silent = self._home
             self._channel.abort(why)
+
+    def seek(self, place: Address) -> None:
+        """Somebody leads there: do not wait for anybody else.
+
+        An attempt that has got as far as that goes on: who has read our hello may have given us a seat for it.
+        """
+        if place in self._told or place == self._spoken_to:
+            return
+        self._told = [place]
+        self._sought.set()
+        if self._attempt is not None and not self.up:
+            self._attempt.cancel()
 
     async def run(self) -> None:
         """Connect, and reconnect for ever; raises CoordinatorRefused when the coordinator will not have us."""
-        attempt = 0
+        attempt = hops = 0
         while True:
-            places = await self._places()
+            places, told = await self._places(), self._told
             dead, refusals = [], []
             for place in places:
-                ended = await self._session(place, elsewhere=place != self._home and self._home in places)
+                ended = await self._try(place, elsewhere=place != self._home and self._home in places)
                 dead.append(ended.dead)
                 refusals += [ended.refusal] if ended.refusal and ended.refusal.code not in PASSING else []
                 if ended.dead and place == self._home:
                     self._on_dead()
+                if ended.gone:
+                    self._on_gone()
                 was_up, self.up = self.up, False
                 self.why_down = f"{wire.show_address(*place)}: {ended.why}"
                 self._on_down(self.why_down)
                 if was_up:
-                    attempt = 0
+                    attempt = hops = 0
                     break  # it may be back in a moment, and it is there that we hear of it
+                if told is not self._told:
+                    break
+                told[:] = [one for one in told if one != place]
             if refusals and not self._welcomed:
                 raise refusals[0]  # one who has been welcomed is not sent away by somebody who proves nothing
             if self._home not in places and all(dead):
                 self._on_dead()
-            if attempt:
-                await asyncio.sleep(random.uniform(0.1, 0.2))
+            hops = hops + 1 if told is not self._told and self._told else 0
+            if attempt and not 0 < hops <= MOST_HOPS:
+                await self._pause()
             attempt += 1
 
+    async def _pause(self) -> None:
+        """Unless somebody is known to lead."""
+        self._sought.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(*PAUSE_S)):
+                await self._sought.wait()
+
     async def _places(self) -> list[Address]:
-        """Every address of every name, for one of them can be somebody else's; first where it last proved itself."""
-        found = [place for address in self._addresses() for place in await _resolved(*address)]
-        return sorted(dict.fromkeys(found), key=lambda place: place != self._home)
+        """Every address of every name, for one of them can be somebody else's; first where it is said to be, then where
+        it last proved itself."""
+        found = [place for address in (*self._told, *self._addresses()) for place in await _resolved(*address)]
+        silent = self._silent if self._silent == self._home else None
+
+        known = list(dict.fromkeys(found))
+        told = [place for place in known if place in self._told]
+        rest = [place for place in known if place not in self._told]
+        return told + sorted(rest, key=lambda place: (place == silent, place != self._home))
+
+    async def _try(self, place: Address, *, elsewhere: bool) -> _Ended:
+        """A session that `seek` can end while it has not begun."""
+        self._attempt = asyncio.get_running_loop().create_task(self._session(place, elsewhere=elsewhere))
+        try:
+            await asyncio.wait({self._attempt})
+        except asyncio.CancelledError:
+            self._attempt.cancel()
+            with contextlib.suppress(asyncio.CancelledError, CoordinatorRefused):
+                await self._attempt
+            raise
+        if self._attempt.cancelled():
+            return _Ended("somebody else leads", dead=False)
+        return self._attempt.result()
 
     async def _session(self, address: Address, *, elsewhere: bool) -> _Ended:
         """One connection from start to end."""
@@ -124,9 +185,14 @@ class Connection:
         def frame_came(channel: Channel, frame: Frame) -> None:
             if opening.takes(channel, frame):
                 return
+            if isinstance(frame, MovedFrame):
+                self._told = [post for post in frame.posts if post != address]
+                channel.abort("the run is led elsewhere" if frame.posts else "nobody leads the run yet")
+                return
             if not greeting.done():
                 greeting.set_result(None)
                 self._home, self._listener = address, _listener(channel)
+                self._silent = None
             self._follow(frame)
 
         def ended(channel: Channel, why: str) -> None:
@@ -139,20 +205,22 @@ class Connection:
         except TimeoutError:
             return _Ended("connecting timed out", dead=False)
         except OSError as error:
-            refused = isinstance(error, ConnectionError) or getattr(error, "errno", None) == socket.EAI_NONAME
-            return _Ended(_why(error), dead=refused)
-        self._channel = channel
+            dead = isinstance(error, ConnectionError) or getattr(error, "errno", None) == socket.EAI_NONAME
+            return _Ended(_why(error), dead=dead)
+        self._channel, self._spoken_to = channel, address
         seen = _Found(opening, channel, self._listener if address == self._home else None)
         try:
             patience_s = ELSEWHERE_S if elsewhere else WELCOME_TIMEOUT_S
             await self._expect({over, greeting}, seen, patience_s)
             why = await over
         finally:
+            self._spoken_to = None
             channel.close()
         refusal = opening.refusal
         if opening.proved and refusal is not None and refusal.code not in PASSING:
             raise refusal
-        return _Ended(str(refusal or why), dead=seen.is_dead(), refusal=refusal)
+        gone = greeting.done() and opening.proved and opening.direct and channel.ended_cleanly and refusal is None
+        return _Ended(str(refusal or why), dead=seen.is_dead(), refusal=refusal, gone=gone)
 
     async def _expect(self, waits: set[asyncio.Future[Any]], seen: _Found, patience_s: float) -> None:
         """Until it greets us, or it is over, or too late. Meanwhile ranks may go on if it is known to be dead."""
@@ -177,6 +245,7 @@ class _Ended(NamedTuple):
     why: str
     dead: bool
     refusal: CoordinatorRefused | None = None  # by whom, is not known
+    gone: bool = False  # whoever was there, and had proved itself, has ended
 
 
 class _Found:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from muster.core.world import transitions
 from muster.core.world.run import Run
-from muster.types.frames import Frame, ProbeFrame, RecordFrame
+from muster.types.frames import ElectorsFrame, Frame, ProbeFrame
 from muster.types.run_event import Kind, RunEvent
-from muster.types.world import MemberId, RunId, Settings
+from muster.types.world import Electorate, MemberId, RunId, Settings
+from muster.world import frames_out
 from muster.world.frames_out import Addressed, Moment, Peer
 
 STORY = 500  # events that are remembered for whoever asks
@@ -39,6 +40,9 @@ class Conversation:
         self.confirmed = False  # a directed run's outcome is recorded, so members may be told
         self.ended_at: float | None = None
         self.led = False  # it has released a round of its own
+        self.electorate = Electorate()  # as its members know it
+        self.announced = 0  # how often that has changed
+        self.unaware: set[MemberId] = set()  # who has not said that it knows the last change
         self.unsaved = False
         self.outbox: list[Addressed] = []
         self.agents: dict[MemberId, Peer] = {}
@@ -48,6 +52,12 @@ class Conversation:
         self.unreached: set[MemberId] = set()  # those that have not been told whom to reach
         self.story: deque[RunEvent] = deque(maxlen=STORY)
         self.on_event: Callable[[RunEvent], None] | None = None
+
+    @property
+    def lifelines(self) -> set[MemberId]:
+        """Members whose end would be proved, if all of their processes ended."""
+        mine = (visitor.member_id for visitor in self.visitors.values() if visitor.kind == "lifeline")
+        return {member_id for member_id in mine if member_id is not None}
 
     # Saying
 
@@ -68,7 +78,13 @@ class Conversation:
         self.outbox += [(peer, data) for peer in self.agents.values()]
 
     def send_record(self) -> None:
-        self.send_all(RecordFrame(record=self.moment.record))
+        self.outbox += frames_out.known_to(self.moment, self.agents)
+
+    def announce(self, electorate: Electorate) -> None:
+        self.electorate = electorate
+        self.announced += 1
+        self.unaware = set(self.agents)
+        self.send_all(ElectorsFrame(electorate=electorate, number=self.announced))
 
     def push_outcome(self, peers: list[Peer]) -> None:
         if self.directed and not self.confirmed:

@@ -1,16 +1,20 @@
 """What is said to whom about a run?
 
-Frames are rendered here for the peers that they concern; `protocol` sends them. A frame for many is encoded once.
+Frames are rendered here for the peers that they concern; `protocol` sends them. A frame for many is encoded once. Of a
+large world a member is told its own seat and no other, so that a round costs each of them the same, however many.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from muster.core.world import records
 from muster.core.world.run import Run
+from muster.types import codec
 from muster.types.frames import (
     Frame,
     OutcomeFrame,
@@ -21,8 +25,10 @@ from muster.types.frames import (
     ReleaseFrame,
     RunRecord,
 )
-from muster.types.world import Cause, MemberId, OutcomeState, Path, Role, Round, RunId
-from muster.world.wire import encode
+from muster.types.world import LARGE, Cause, Member, MemberId, OutcomeState, Path, Role, Round, RunId, Seat
+from muster.world.wire import encode, pack, spoken
+
+ALL_TOLD = LARGE  # workers: up to so many everyone has the whole record
 
 
 class Peer(Protocol):
@@ -31,8 +37,13 @@ class Peer(Protocol):
     def send_raw(self, data: bytes) -> None: ...
     def refuse(self, code: str, message: str) -> None: ...
 
+    @property
+    def peer(self) -> str:
+        """Whom it sees at the other end."""
+
 
 Addressed = tuple[Peer, bytes]
+Shown = ReleaseFrame | RecordFrame
 
 
 @dataclass(frozen=True)
@@ -43,9 +54,12 @@ class Moment:
     epoch: int
     run: Run | None
 
+    @property
+    def number(self) -> int | None:
+        return self.run.round.number if self.run is not None and self.run.round else None
+
     def encode(self, frame: Frame) -> bytes:
-        number = self.run.round.number if self.run is not None and self.run.round else None
-        return encode(frame, epoch=self.epoch, round=number)
+        return encode(frame, epoch=self.epoch, round=self.number)
 
     @property
     def record(self) -> RunRecord:
@@ -73,6 +87,42 @@ class Moment:
         return self.encode(OutcomeFrame(outcome=outcome, grace_s=grace, farewell_s=settings.farewell_s))
 
 
+class Showing:
+    """The record as it is at a moment, for each of those who are to have it."""
+
+    def __init__(self, moment: Moment) -> None:
+        assert moment.run is not None
+        self._moment = moment
+        self._round = moment.run.round
+        self._kept = moment.record
+        self._rendered: dict[type[Shown], bytes] = {}
+        self._told: dict[type[Shown], dict[str, Any]] = {}
+
+    def to(self, member: Member, kind: type[Shown]) -> bytes:
+        if self._round is not None and self._round.world_size > ALL_TOLD and member.takes_outline:
+            return self._outline(self._round, self._round.seat_of(member.member_id), kind)
+        if kind not in self._rendered:
+            self._rendered[kind] = self._moment.encode(kind(record=self._kept))
+        return self._rendered[kind]
+
+    def _outline(self, current: Round, seat: Seat | None, kind: type[Shown]) -> bytes:
+        """What is the same for all is made once: there may be ten thousand of them."""
+        if kind not in self._told:
+            frame = kind(record=self._kept.outlined())
+            self._told[kind] = spoken(frame, epoch=self._moment.epoch, round=self._moment.number)
+        told = self._told[kind]
+        if seat is not None:
+            own = {"seat": codec.to_wire(seat, names=codec.plain), "first_rank": self._first_ranks[seat.rank]}
+            record = told["record"]
+            told = {**told, "record": {**record, "outline": {**record["outline"], **own}}}
+        return pack(told)
+
+    @functools.cached_property
+    def _first_ranks(self) -> list[int]:
+        assert self._round is not None
+        return list(itertools.accumulate((seat.procs for seat in self._round.seats), initial=0))
+
+
 def recalls(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:
     """To everyone whose ranks may still run: the round is called back."""
     assert moment.run is not None and moment.run.round is not None
@@ -91,10 +141,9 @@ def recalls(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:
 def releases(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:
     """A new round: those that have a rank start it, the others keep its record."""
     assert moment.run is not None
-    kept = moment.record
-    release, record = moment.encode(ReleaseFrame(record=kept)), moment.encode(RecordFrame(record=kept))
+    showing = Showing(moment)
     return [
-        (peer, release if member.role is Role.ACTIVE else record)
+        (peer, showing.to(member, ReleaseFrame if member.role is Role.ACTIVE else RecordFrame))
         for member_id, member in moment.run.members.items()
         if (peer := agents.get(member_id))
     ]
@@ -107,8 +156,15 @@ def releases_to_idle(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Ad
     if current.losses:
         return []
     idle = [seat.member_id for seat in current.seats if seat.member_id not in current.started]
-    release = moment.encode(ReleaseFrame(record=moment.record))
-    return [(peer, release) for member_id in idle if (peer := agents.get(member_id))]
+    showing, members = Showing(moment), moment.run.members
+    return [(peer, showing.to(members[i], ReleaseFrame)) for i in idle if i in members and (peer := agents.get(i))]
+
+
+def known_to(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:
+    """The record, to everyone who is here."""
+    assert moment.run is not None
+    showing, members = Showing(moment), moment.run.members
+    return [(peer, showing.to(members[i], RecordFrame)) for i, peer in agents.items() if i in members]
 
 
 def peers(
@@ -146,10 +202,10 @@ def for_newcomer(moment: Moment, member_id: MemberId, present: Presented, now: f
     # One that does not know the round is not told to start it while a later one may still be presented.
     sure = present.round == current.number or now >= moment.run.not_before
     if mine and current.recall is None and sure:
-        return [*frames, moment.encode(ReleaseFrame(record=moment.record))]
+        return [*frames, Showing(moment).to(member, ReleaseFrame)]
     if mine and current.recall is not None and member_id not in current.gone:
         return [*frames, moment.recall(current, _grace(current, member_id))]
-    return [*frames, moment.encode(RecordFrame(record=moment.record))]
+    return [*frames, Showing(moment).to(member, RecordFrame)]
 
 
 def _grace(current: Round, member_id: MemberId) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from muster.core.succession import electorate
 from muster.core.world import transitions
-from muster.core.world.run import Run
+from muster.core.world.run import Run, kept_lease
 from muster.types.frames import (
     MAX_TEXT,
     FarewellFrame,
@@ -23,7 +24,7 @@ from muster.types.frames import (
     reported,
 )
 from muster.types.run_event import Kind
-from muster.types.world import Member, MemberId, Path, Role, Settings
+from muster.types.world import Electorate, Member, MemberId, Path, Role, Settings
 from muster.world import frames_out
 from muster.world.conversation import Conversation, Visitor
 from muster.world.frames_out import Peer
@@ -45,6 +46,11 @@ def usable(paths: tuple[Path, ...]) -> tuple[Path, ...]:
     return tuple((host, port) for host, port in paths[:MAX_PATHS] if 0 < len(host) <= MAX_TEXT and 0 < port < 65536)
 
 
+def is_direct(hello: HelloFrame, peer: Peer) -> bool:
+    """Else a relay is between us, whose end is not the worker's."""
+    return hello.here == peer.peer
+
+
 class Joining:
     """The way of connections and members into a run."""
 
@@ -52,6 +58,7 @@ class Joining:
         self._at = at
         self._asked: dict[MemberId, float] = {}  # since when each member that is held has asked for its name
         self._greeted: set[MemberId] = set()
+        self._said: tuple[tuple[int, int | None, Settings, Electorate], bytes] | None = None  # the last welcome
         self.held: list[Waiting] = []
 
     def greet(self, peer: Peer, hello: HelloFrame, now: float) -> None:
@@ -68,14 +75,28 @@ class Joining:
             at.visitors[id(peer)] = Visitor("guard", who.member_id)
             at.guards[who.member_id] = peer
             at.send(peer, WelcomeFrame())
+        elif hello.kind == "lifeline":
+            self._greet_lifeline(peer, hello, who.member_id)
         elif hello.kind == "agent":
             member = replace(who.as_member(self._asked.get(who.member_id, now)), paths=usable(who.paths))
             self._greet_agent(peer, hello, member, now)
         else:
             peer.refuse("invalid", f"unknown kind of connection {hello.kind[:MAX_TEXT]!r}")
 
-    def part(self, peer: Peer, now: float) -> None:
-        """A connection ended: for an agent that is its death."""
+    def _greet_lifeline(self, peer: Peer, hello: HelloFrame, member_id: MemberId) -> None:
+        at = self._at
+        if member_id not in at.agents:
+            peer.refuse("lost", "it is not a member; its agent has to say hello first")
+            return
+        at.visitors[id(peer)] = Visitor("lifeline", member_id if is_direct(hello, peer) else None)
+        at.send(peer, WelcomeFrame())
+
+    def adopt_lifeline(self, peer: Peer, member_id: MemberId) -> None:
+        """One that was made while somebody else led."""
+        self._at.visitors[id(peer)] = Visitor("lifeline", member_id)
+
+    def part(self, peer: Peer, now: float, *, clean: bool = False) -> None:
+        """A connection ended: for an agent that is its death, and for a lifeline, if it is `clean`, everybody's."""
         at = self._at
         self.held = [waiting for waiting in self.held if waiting.peer is not peer]
         visitor = at.visitors.pop(id(peer), None)
@@ -86,17 +107,35 @@ class Joining:
         if visitor.kind == "agent" and at.agents.get(visitor.member_id) is peer:
             del at.agents[visitor.member_id]
             self._parted(visitor.member_id, now)
+        if visitor.kind == "lifeline" and clean:
+            self.all_ended(visitor.member_id, now)
 
     def _parted(self, member_id: MemberId, now: float) -> None:
         at = self._at
         if at.run is None or member_id not in at.run.members:
             return
-        leaves = at.run.members[member_id].role is Role.LEAVING
-        kind = Kind.LEFT if at.run.outcome is not None or leaves else Kind.LOST
-        at.tell(kind, f"{at.name(member_id)}: its connection closed", now)
-        at.unsaved |= at.run.round is not None and member_id in at.run.round.finished
+        self._tell_parted(at.run, member_id, "its connection closed", now)
         at.run = transitions.disconnected(at.renewed_run(), member_id, now)
         at.probe(member_id)
+
+    def all_ended(self, member_id: MemberId, now: float) -> None:
+        """The kernel says so. Its agent's connection may have ended before, or is about to."""
+        at = self._at
+        if at.run is None:
+            return
+        run = at.renewed_run()
+        if member_id in run.members:
+            self._tell_parted(run, member_id, transitions.ALL_ENDED, now)
+        at.run = transitions.ended(run, member_id, now)
+        if run.round is not None and run.round.seat_of(member_id) and member_id not in run.round.gone:
+            at.tell(Kind.GONE, f"{at.name(member_id)}: {transitions.ALL_ENDED}", now)
+        at.drop(member_id)
+
+    def _tell_parted(self, run: Run, member_id: MemberId, why: str, now: float) -> None:
+        leaves = run.members[member_id].role is Role.LEAVING
+        kind = Kind.LEFT if run.outcome is not None or leaves else Kind.LOST
+        self._at.tell(kind, f"{self._at.name(member_id)}: {why}", now)
+        self._at.unsaved |= run.round is not None and member_id in run.round.finished
 
     def try_held(self, now: float) -> None:
         waiting, self.held = self.held, []
@@ -117,6 +156,8 @@ class Joining:
 
     def _greet_agent(self, peer: Peer, hello: HelloFrame, member: Member, now: float, *, held: bool = False) -> None:
         at, present = self._at, hello.present
+        member = replace(member, post=next(iter(usable((member.post,))), None) if member.post else None)
+        known = member.member_id in self._greeted
         self._outrank(member.member_id, present.epoch)
         if not self._open(peer, hello, now):
             return
@@ -124,7 +165,7 @@ class Joining:
         has_left = not present.running and not at.run.holds_farewell
         if at.run.outcome is not None and (at.run.farewell_said or has_left):
             at.visitors[id(peer)] = Visitor("agent", None, at.epoch)
-            at.send(peer, WelcomeFrame(settings=at.run.settings))
+            at.send(peer, WelcomeFrame(settings=at.run.settings, electorate=at.electorate))
             at.push_outcome([peer])
             at.send(peer, FarewellFrame())
             return
@@ -141,6 +182,9 @@ class Joining:
                 self.held.append(Waiting(peer, hello, member))
                 at.reason = entered.message
             case Run():
+                if known and (alarm := transitions.false_alarm(at.run, member.member_id, present.why, now)):
+                    entered = transitions.heard_again(entered, member.member_id)
+                    at.tell(Kind.FALSE_ALARM, f"{member.name}: {alarm}", now)
                 self._welcome(peer, member, entered, present, now)
 
     def _welcome(self, peer: Peer, member: Member, entered: Run, present: Presented, now: float) -> None:
@@ -152,7 +196,7 @@ class Joining:
         self._asked.pop(member.member_id, None)
         at.visitors[id(peer)] = Visitor("agent", member.member_id, at.epoch)
         at.agents[member.member_id] = peer
-        at.send(peer, WelcomeFrame(settings=entered.settings))
+        at.outbox.append((peer, self._welcome_to(entered.settings)))
         if entered.settings.gate_timeout_s is not None:
             at.unreached.add(member.member_id)
         self._enter_presented(member.member_id, present, now)
@@ -161,6 +205,14 @@ class Joining:
             at.push_outcome([peer])
             return
         at.outbox += [(peer, frame) for frame in frames_out.for_newcomer(at.moment, member.member_id, present, now)]
+
+    def _welcome_to(self, settings: Settings) -> bytes:
+        """The same for all who come between two rounds."""
+        at = self._at
+        said_in = at.epoch, at.moment.number, settings, at.electorate
+        if self._said is None or self._said[0] != said_in:
+            self._said = said_in, at.moment.encode(WelcomeFrame(settings=settings, electorate=at.electorate))
+        return self._said[1]
 
     # What they present
 
@@ -199,7 +251,7 @@ class Joining:
     def _follow(self, record: RunRecord, now: float) -> None:
         """The highest round presented is the one to go on with, until this coordinator leads a round of its own."""
         at = self._at
-        if record.round >= 0 and record.as_round() is None:
+        if record.round >= 0 and not (record.store and (record.seats or record.outline)):
             raise ValueError("a record shows a round without its seats")  # whatever it is needed for
         before = at.run
         if before is not None and at.led:
@@ -208,6 +260,9 @@ class Joining:
             self.restore(record, now, certain=False)
             if before is not None:
                 self._retell(before)
+        elif before.recovery_until is not None:
+            for seat in record.told_seats:  # of a large world each knows its own alone
+                at.run = transitions.seat_shown(at.run or before, record.round, seat)
 
     def _retell(self, before: Run) -> None:
         """Members that were here before a higher round was presented have to hear of it."""
@@ -221,8 +276,13 @@ class Joining:
         before, last = at.run, record.as_round()
         settings, target = record.settings, record.target
         if at.directed and before is not None:
-            settings, target = before.settings, before.target
-        run = transitions.restored(settings, target, record.restarts_used, last, now, gate=record.gate, certain=certain)
+            settings, target = replace(before.settings, lease_s=settings.lease_s), before.target
+        settings = kept_lease(before, settings)
+        # Where others may lead, no member keeps its ranks for a coordinator that is dead: they are back soon, or lost.
+        soon = electorate.can_succeed(record.electorate)
+        run = transitions.restored(
+            settings, target, record.restarts_used, last, now, gate=record.gate, certain=certain, soon=soon
+        )
         at.unsaved = True
         run = replace(
             run,

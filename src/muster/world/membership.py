@@ -13,21 +13,25 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from muster.core.member.orders import Drop, Listen, Order, ReachPeers, Renew, Send
+from muster.core.member.orders import Drop, Listen, Order, ReachPeers, Renew, Say, Send
 from muster.core.member.state import MemberState
+from muster.core.succession import electorate
 from muster.mesh import probe
 from muster.types.frames import (
     Frame,
     HelloFrame,
     Introduction,
     ListensFrame,
+    PostFrame,
     ReachedFrame,
     RenewFrame,
     StoppedFrame,
+    WelcomeFrame,
 )
-from muster.types.world import MemberId, Path, RunId
+from muster.types.world import Elector, Electorate, MemberId, Path, RunId
 from muster.world import wire
 from muster.world.connection import Address, Connection, CoordinatorRefused
+from muster.world.standby import Standby
 
 Steps = tuple[tuple[int, int, float], ...]
 
@@ -62,12 +66,14 @@ class Membership:
         *,
         steps: Callable[[], Steps] = tuple,
         on_frame: Callable[[Frame], None] = lambda frame: None,
+        on_post: Callable[[Address], None] = lambda address: None,
     ) -> None:
         self.state = state
         self._identity = identity
         self._carry_out = carry_out
         self._steps = steps
         self._on_frame = on_frame
+        self._on_post = on_post
         self._loop = asyncio.get_running_loop()
         self._orders: deque[Order] = deque()
         self._busy = False
@@ -76,8 +82,9 @@ class Membership:
         self._prober: probe.Prober | None = None
         self._paths: list[Path] = []
         self._addr = identity.local_addr or ""
+        self._standby: Standby | None = None
         self.connection = Connection(
-            identity.addresses,
+            self.addresses,
             identity.run_id,
             "agent",
             token=identity.token,
@@ -85,11 +92,20 @@ class Membership:
             on_frame=self._hear,
             on_down=lambda why: self.handle(state.down(why, self.now)),
             on_dead=lambda: state.found_dead(self.now),
+            on_gone=self._leader_gone,
         )
 
     @property
     def now(self) -> float:
         return self._loop.time()
+
+    def addresses(self) -> list[Address]:
+        """Where a coordinator may be: whoever leads, where the user said, and wherever somebody knows who leads."""
+        known = self.state.at.electorate
+        posts = [one.post for one in electorate.everyone(known.groups) if one.member_id != self._identity.member_id]
+        leader = [known.leader.post] if known.leader is not None else []
+        mine = [(self._addr, self._standby.port)] if self._standby is not None and self._standby.leads else []
+        return list(dict.fromkeys([*mine, *leader, *self._identity.addresses(), *posts]))
 
     async def run(self) -> None:
         """Stay a member until it is refused."""
@@ -162,6 +178,36 @@ class Membership:
             self._listener.close()
         if self._prober is not None:
             self._prober.close()
+        if self._standby is not None:
+            self._standby.close()
+
+    # Going on with the run, if its coordinator is lost
+
+    def _stand_by(self, known: Electorate) -> None:
+        if self._standby is None and known.leader is not None:
+            mine = self._identity
+            place = self._addr, known.leader.post[1]
+            self._standby = Standby(
+                mine.run_id, mine.token, place, self._ready, lambda text: self._carry_out(Say(text))
+            )
+
+    def _ready(self, standby: Standby) -> None:
+        """It listens: from now on we can be an elector."""
+        mine = self._identity
+        me = Elector(mine.member_id, mine.name, (self._addr, standby.port))
+        self._on_post(me.post)
+        standby.take_part(me, self.state.at.settings.lease_s, self.connection.seek)
+        self.connection.send(PostFrame(path=me.post))
+
+    def _leader_gone(self) -> None:
+        known = self.state.at.electorate
+        if self._standby is not None and known.leader is not None:
+            self._standby.leader_gone(known.term)
+
+    async def see_off(self) -> None:
+        """One who leads tells all others how the run ended before it goes itself."""
+        if self._standby is not None:
+            await self._standby.see_off(self.state.at.settings.farewell_s)
 
     # Reaching the others
 
@@ -216,11 +262,15 @@ class Membership:
             checks_health=mine.checks_health,
             unfit=self.state.unfit,
             paths=tuple(self._paths),
+            post=(self._addr, self._standby.port) if self._standby is not None and self._standby.port else None,
+            takes_outline=True,
         )
         present = replace(self.state.hello(self.now), epoch=self.connection.epoch, store_port=self.store_port())
         return HelloFrame(member=member, settings=mine.settings, present=present)
 
     def _hear(self, frame: Frame) -> None:
+        if isinstance(frame, WelcomeFrame):
+            self._stand_by(frame.electorate)
         self._on_frame(frame)
         self.handle(self.state.heard(frame, self.now))
 

@@ -51,6 +51,7 @@ class Opening:
         self._asked_for_tls = False
         self._tasks = Tasks()
         self.proved = not token
+        self.direct = False  # nobody is between us and the other end, as far as both can see
         self.another = False  # whoever is there is not our coordinator, unless it has proved itself
         self.turned_away = False
         self.refusal: CoordinatorRefused | None = None
@@ -69,7 +70,7 @@ class Opening:
                 case TlsFrame() if self._asked_for_tls and not channel.encrypted:
                     self._go_on_in_tls(channel)
                 case ProofFrame() if self._token:
-                    self._check(frame)
+                    self._check(channel, frame)
                 case UnknownFrame() if not self.proved:
                     pass
                 case _ if not self.proved:
@@ -84,6 +85,7 @@ class Opening:
 
     def _challenged(self, channel: Channel, challenge: ChallengeFrame) -> None:
         wire.agree(challenge.low, challenge.high, self._version)
+        self.direct = _is_direct(channel, challenge)
         if not self._token or channel.encrypted:
             self._say_hello(channel, challenge, proofs.IN_TLS)
         elif not challenge.tls:
@@ -91,7 +93,7 @@ class Opening:
                 "the coordinator does not prove that it knows the run token: it has none, or it is of muster 0.1 "
                 "(update it before its workers), or somebody else listens there"
             )
-        elif _is_direct(channel, challenge):
+        elif _is_near(channel, challenge):
             self._say_hello(channel, challenge, proofs.ends(channel.here, channel.there))
         else:
             self._asked_for_tls = True
@@ -106,6 +108,7 @@ class Opening:
             self._talk = Talk(self._run_id, self._kind, challenge.nonce, proofs.new_nonce(), ends)
             proof = proofs.prove(self._token, "member", self._talk)
             hello = replace(hello, nonce=self._talk.nonce, proof=proof)
+        channel.proved = self.proved
         channel.send(hello)
 
     def _go_on_in_tls(self, channel: Channel) -> None:
@@ -126,21 +129,23 @@ class Opening:
         except OSError:
             return  # lost meanwhile
 
-    def _check(self, frame: ProofFrame) -> None:
+    def _check(self, channel: Channel, frame: ProofFrame) -> None:
         if (
             self._talk is None
             or self.proved
             or not proofs.is_proof(frame.proof, self._token, "coordinator", *self._talk)
         ):
             raise _unproved("whoever answers there does not know the run token")
-        self.proved = True
+        self.proved = channel.proved = True
+
+
+def _is_near(channel: Channel, challenge: ChallengeFrame) -> bool:
+    """Both ends are on this machine, with nobody between them: then the kernel keeps what is said to itself."""
+    return neighbours.on_this_machine(channel.here, channel.there) and _is_direct(channel, challenge)
 
 
 def _is_direct(channel: Channel, challenge: ChallengeFrame) -> bool:
-    """Both ends are on this machine, with nobody between them: then the kernel keeps what is said to itself."""
-    here = channel.here
-    near = neighbours.on_this_machine(here, channel.there)
-    return near and here is not None and challenge.peer == wire.show_address(*here)
+    return channel.here is not None and challenge.peer == wire.show_address(*channel.here)
 
 
 def _unproved(message: str) -> wire.WireError:

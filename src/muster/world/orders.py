@@ -11,7 +11,8 @@ from muster.core.world import transitions, views
 from muster.core.world.transitions import Refusal
 from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, RunRecord
 from muster.types.run_event import Kind
-from muster.types.world import RunOutcome, Settings
+from muster.types.world import Electorate, RunOutcome, Settings
+from muster.world import wire
 from muster.world.conversation import Conversation
 from muster.world.frames_out import Peer
 
@@ -68,7 +69,11 @@ class Orders:
         at = self._at
         assert at.run is not None
         story = [dataclasses.asdict(event) | {"ago_s": round(now - event.at, 3)} for event in at.story]
-        return views.view(at.run_id, at.epoch, at.run, at.reason, now) | {"story": story}
+        return (
+            _electors(at.electorate)
+            | views.view(at.run_id, at.epoch, at.run, at.reason, now, at.lifelines)
+            | {"story": story}
+        )
 
     # From whoever directs it
 
@@ -123,3 +128,13 @@ class Orders:
         if at.run.outcome is not None and not at.run.outcome.finished_at:
             at.run = replace(at.run, outcome=replace(at.run.outcome, finished_at=wall))
         return at.moment.record
+
+
+def _electors(known: Electorate) -> dict[str, Any]:
+    """Who leads, and who has a voice when another has to be found; nobody under a control plane."""
+    current = known.groups[-1] if known.groups else ()
+    return {
+        "term": known.term,
+        "leader": known.leader.name if known.leader is not None else None,
+        "electors": [{"name": one.name, "post": wire.show_address(*one.post)} for one in current],
+    }

@@ -8,7 +8,7 @@ simulator with virtual ones. Hellos are dealt with by `world.joining`, orders fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from muster.core.world import decisions, transitions
 from muster.core.world import run as runs
@@ -17,6 +17,7 @@ from muster.types.frames import (
     AckFrame,
     AliveFrame,
     AskFrame,
+    AwareFrame,
     CheckFrame,
     DismissFrame,
     ExitsFrame,
@@ -30,6 +31,7 @@ from muster.types.frames import (
     HelloFrame,
     LeavingFrame,
     ListensFrame,
+    PostFrame,
     ReachedFrame,
     RenewedFrame,
     RenewFrame,
@@ -110,13 +112,21 @@ class RunProtocol:
         """Members, guards and those that wait for a name; control connections do not keep a run alive."""
         return len(self.at.agents) + len(self.at.guards) + len(self._joining.held)
 
+    def take_over(self, lifelines: Iterable[tuple[Peer, MemberId]], ended: Iterable[MemberId], now: float) -> None:
+        """What was known here of members while somebody else led."""
+        for peer, member_id in lifelines:
+            self._joining.adopt_lifeline(peer, member_id)
+        for member_id in ended:
+            self._joining.all_ended(member_id, now)
+
     # What they say
 
     def greet(self, peer: Peer, hello: HelloFrame, now: float) -> None:
         self._joining.greet(peer, hello, now)
 
-    def part(self, peer: Peer, now: float) -> None:
-        self._joining.part(peer, now)
+    def part(self, peer: Peer, now: float, *, clean: bool = False) -> None:
+        """A connection ended; `clean`: the other side closed it, and nothing of what it sent is missing."""
+        self._joining.part(peer, now, clean=clean)
 
     def hear(self, peer: Peer, frame: Frame, now: float) -> None:
         visitor = self.at.visitors.get(id(peer))
@@ -126,7 +136,7 @@ class RunProtocol:
             if self.orders.take(peer, frame, now):
                 self.settle(now)
                 self.orders.answer(peer, frame, now)
-        elif self.at.run is None or visitor.member_id is None:
+        elif self.at.run is None or visitor.member_id is None or visitor.kind == "lifeline":
             return
         elif visitor.kind == "guard":
             self._hear_guard(peer, visitor.member_id, frame, now)
@@ -160,6 +170,8 @@ class RunProtocol:
             if isinstance(frame, StoppedFrame):  # one that has lost its place ran something older all the while
                 self._joining.out_of_round(member_id)
             return
+        if isinstance(frame, AwareFrame) and frame.number == at.announced:
+            at.unaware.discard(member_id)
         if isinstance(frame, ExitsFrame):
             at.send(peer, GotFrame(seq=frame.seq))
         elif isinstance(frame, FailedFrame):
@@ -271,6 +283,7 @@ class RunProtocol:
                 at.tell(Kind.FAREWELL, decision.reason, now)
                 at.send_all(FarewellFrame())
             case runs.GiveUpOn(members=missing):
+                at.unsaved = True  # not all seats may have been known when it was restored
                 at.tell(Kind.RECOVERED, decision.reason, now)
                 if not missing:
                     at.outbox += frames_out.releases_to_idle(at.moment, at.agents)
@@ -343,6 +356,9 @@ def _entered(run: runs.Run, member_id: MemberId, frame: Frame, now: float) -> ru
             return transitions.fit(run, member_id)
         case ListensFrame(paths=paths):
             return transitions.listens(run, member_id, usable(paths))
+        case PostFrame(path=path):
+            found = usable((path,))
+            return transitions.posted(run, member_id, found[0]) if found else run
         case ReachedFrame(peers=rows):
             return transitions.reached(run, member_id, _reach(rows))
         case AckFrame(exits=ends):

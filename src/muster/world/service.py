@@ -12,20 +12,20 @@ import logging
 import math
 import signal
 import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 from muster import descriptors, listening
 from muster.core import crowding
 from muster.core.world import records
 from muster.listening import Door
 from muster.types import frames
-from muster.types.frames import Frame, HelloFrame, RenewFrame, RunRecord
+from muster.types.frames import Frame, HelloFrame, MovedFrame, RenewFrame, RunRecord
 from muster.types.run_event import RunEvent
-from muster.types.world import RunId, Settings
+from muster.types.world import MemberId, RunId, Settings
 from muster.world import wire
+from muster.world.outgoing import Director, Keeps, Outgoing
+from muster.world.posts import Posts
 from muster.world.protocol import RunProtocol
 from muster.world.strangers import Strangers
 from muster.world.wire import Channel
@@ -33,27 +33,7 @@ from muster.world.wire import Channel
 log = logging.getLogger("muster.coordinator")
 
 BEAT_S = 0.25
-HELD_S = 0.5  # that ranks wait at most until nothing is told any more of the mesh of the round before
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
-
-
-class Keeps(Protocol):
-    """Where records outlive this process."""
-
-    def records(self) -> Mapping[RunId, Mapping[str, Any]]:
-        """As they were kept, perhaps by an older version: `world.records` reads them."""
-
-    def save(self, run_id: RunId, record: RunRecord) -> None: ...
-    def forget(self, run_id: RunId) -> None: ...
-
-
-class Director(Protocol):
-    """Whoever opens runs here and wants to know when they change."""
-
-    def token_of(self, run_id: RunId) -> str | None: ...
-    def settled(self, run_id: RunId) -> None: ...
-    def before_release(self, run_id: RunId) -> asyncio.Future[None] | None:
-        """What has to be done before the ranks of a new round may start; they do not wait for it for long."""
 
 
 class Coordinator:
@@ -67,24 +47,33 @@ class Coordinator:
         outcome_ttl_s: float = 600.0,
         on_event: Callable[[RunId, RunEvent], None] | None = None,
         director: Director | None = None,
+        beside: MemberId | None = None,
+        opens_runs: bool = True,
     ) -> None:
-        """With a `director` runs are opened and ended by it alone; members cannot bring their own."""
+        """With a `director` runs are opened and ended by it alone; members cannot bring their own.
+
+        `beside` is the member that is lost with this process, if there is one. One that opens no runs leads only those
+        in which it takes part.
+        """
         self._token = token
         self._state = state
         self._outcome_ttl_s = outcome_ttl_s
         self._on_event = on_event
         self._director = director
+        self._opens_runs = opens_runs
         self._protocols: dict[RunId, RunProtocol] = {}
         self._protocol_of: dict[Channel, RunProtocol] = {}
         self._strangers = Strangers(self._token_of, open_to_all=director is None and not token)
+        self.posts = Posts(token, self._lead, self._step_down, beside)
+        self._outgoing = Outgoing(self.posts, self._protocols, state, director)
         self._dirty: dict[RunId, RunProtocol] = {}
         self._timers: dict[RunId, asyncio.TimerHandle] = {}
-        self._holding: set[RunId] = set()  # whose frames wait for `Director.before_release`
         self._pass_due = False
+        self._read = _Read(self.touch)
         self._stopping = False  # what closes now is closed by us, and nobody is lost by it
         self._doors: list[Door] = []
         self._most = descriptors.limit() * 3 // 4  # connections of members, if several runs want them
-        self._beat: asyncio.Task[None] | None = None
+        self._beat = _Beat(self._look_after_all)
         self.busy_at = 0.0
         self.someone_left = asyncio.Event()
 
@@ -92,36 +81,45 @@ class Coordinator:
         """Listen, take over what the state file holds, and return the address that members should use."""
         loop = asyncio.get_running_loop()
         self.busy_at = loop.time()
-        if self._state is not None:
-            for run_id, kept in self._state.records().items():
-                try:
-                    record, directed = records.read(kept), self._director is not None
-                    restored = RunProtocol.from_record(run_id, record, loop.time(), directed=directed)
-                    self._protocols[run_id] = self._listened(restored)
-                except ValueError as error:
-                    log.warning("the kept record of run %s cannot be used (%r)", run_id, error)
         if port == 0:
             # Of a name with several addresses only one can get the port that we are about to learn.
             host = str((await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0][4][0])
         sockets = await listening.bound(host, port)
+        name = str(sockets[0].getsockname()[0]), int(sockets[0].getsockname()[1])
+        self.posts.address = listening.reachable(name[0]), name[1]
+        for run_id, kept in (self._state.records() if self._state is not None else {}).items():
+            try:
+                self._take_up(run_id, records.read(kept))
+            except ValueError as error:
+                log.warning("the kept record of run %s cannot be used (%r)", run_id, error)
         self._doors += [Door(one, self._admit, name="the coordinator") for one in sockets]
-        frames.prepare()
-        self._beat = loop.create_task(self._keep_time())
+        if self._opens_runs:
+            frames.prepare()
+            self._beat.start()
         for protocol in self._protocols.values():
             self.touch(protocol)
-        name = sockets[0].getsockname()
-        return str(name[0]), int(name[1])
+        return name
+
+    def _take_up(self, run_id: RunId, record: RunRecord) -> None:
+        if self._director is None:
+            self.posts.return_to(run_id, record)
+            return
+        restored = RunProtocol.from_record(run_id, record, asyncio.get_running_loop().time(), directed=True)
+        self._protocols[run_id] = self._listened(restored)
 
     async def stop(self) -> None:
+        self.shut()
+        await self._beat.end()
+
+    def shut(self) -> None:
+        """Say nothing more to anybody."""
         self._stopping = True
         for door in self._doors:
             door.close()
-        if self._beat is not None:
-            self._beat.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._beat
+        self._beat.cancel()
         for timer in self._timers.values():
             timer.cancel()
+        self.posts.close()
         self._strangers.close()
         for channel in list(self._protocol_of):
             channel.close()
@@ -145,6 +143,7 @@ class Coordinator:
             return
         self._drop_timer(run_id)
         self._dirty.pop(run_id, None)
+        self._read.forget(run_id)
         for channel in [channel for channel, its in self._protocol_of.items() if its is protocol]:
             channel.close()
         if self._state is not None:
@@ -172,13 +171,15 @@ class Coordinator:
 
     def _hear(self, channel: Channel, frame: Frame) -> None:
         try:
+            if self.posts.hear(channel, frame):
+                return
             if (protocol := self._protocol_of.get(channel)) is not None:
                 protocol.hear(channel, frame, asyncio.get_running_loop().time())
                 if not isinstance(frame, RenewFrame) or protocol.first_steps:
                     protocol.first_steps = False
                     self.touch(protocol)
                 elif protocol.at.outbox:
-                    self._flush(protocol)
+                    self._outgoing.flush(protocol)
                     protocol.show()
             elif channel in self._strangers and (hello := self._strangers.hear(channel, frame)) is not None:
                 self._greet(channel, hello)
@@ -190,16 +191,35 @@ class Coordinator:
     def _greet(self, channel: Channel, hello: HelloFrame) -> None:
         run_id = RunId(hello.run_id)
         self._check_room(run_id)
+        self.posts.outranked(run_id, hello)
         protocol = self._protocols.get(run_id)
-        if protocol is None and (hello.kind == "control" or self._director is not None):
-            raise wire.WireError("not_found", f"no run {run_id!r} here")
-        if protocol is None:
-            protocol = self._protocols[run_id] = self._listened(RunProtocol(run_id))
+        if hello.kind == "keep" or (hello.kind == "lifeline" and protocol is None):
+            self.posts.come(channel, hello)
+            return
+        if (protocol is None or protocol.run is None) and self._director is None:
+            if (moved := self.posts.moved(run_id, hello)) is not None:
+                channel.send(moved)
+                channel.close()
+                return
+            protocol = self._protocols[run_id] = self._opened(run_id, hello)
+        elif protocol is None:
+            raise wire.no_run(run_id)
         self._protocol_of[channel] = protocol
         protocol.greet(channel, hello, asyncio.get_running_loop().time())
         if protocol.run is None and not protocol.connected:
             del self._protocols[run_id]
-        self.touch(protocol)
+        if hello.kind == "lifeline":
+            self._outgoing.flush(protocol)  # every member makes one, and nothing is to be decided for it
+        else:
+            self.touch(protocol)
+
+    def _opened(self, run_id: RunId, hello: HelloFrame) -> RunProtocol:
+        """Perhaps by a guard, before its agent has said what the run is."""
+        if hello.kind == "control" or not self._opens_runs:
+            raise wire.no_run(run_id)
+        protocol = self._protocols.get(run_id) or self._listened(RunProtocol(run_id))
+        protocol.at.electorate = self.posts.first(hello.present.electorate.term + 1)
+        return protocol
 
     def _check_room(self, run_id: RunId) -> None:
         """A run, or whoever has its token, must not take all connections from the others."""
@@ -214,11 +234,12 @@ class Coordinator:
 
     def _ended(self, channel: Channel, why: str) -> None:
         self._strangers.forget(channel)
+        self.posts.ended(channel)
         if self._stopping:
             return
         protocol = self._protocol_of.pop(channel, None)
         if protocol is not None:
-            protocol.part(channel, asyncio.get_running_loop().time())
+            protocol.part(channel, asyncio.get_running_loop().time(), clean=channel.ended_cleanly)
             self.touch(protocol)
             self.someone_left.set()
 
@@ -235,77 +256,44 @@ class Coordinator:
         dirty, self._dirty = self._dirty, {}
         for protocol in dirty.values():
             try:
-                self._settle(protocol)
+                if self._protocols.get(protocol.run_id) is protocol:
+                    self._settle(protocol)
             except Exception:  # the top of this loop: one run's trouble is its own
                 log.exception("run %s: cannot be settled", protocol.run_id)
 
     def _settle(self, protocol: RunProtocol) -> None:
         loop = asyncio.get_running_loop()
-        wake_at = protocol.settle(loop.time())
-        self._flush(protocol)
+        now = loop.time()
+        if now >= protocol.wake_at:  # a lease may be over, but not by what was not listened to
+            if self._read.until < protocol.wake_at:
+                self._read.everything_for(protocol)
+                return
+            now = self._read.until
+        wake_at = protocol.settle(now)
+        self._outgoing.flush(protocol)
         protocol.show()
+        self.posts.widen(protocol)
         self._drop_timer(protocol.run_id)
         if wake_at < math.inf:
             self._timers[protocol.run_id] = loop.call_at(wake_at, self.touch, protocol)
         if self._director is not None:
             self._director.settled(protocol.run_id)
 
-    def _flush(self, protocol: RunProtocol) -> None:
-        at = protocol.at
-        if at.unsaved:
-            at.unsaved = False
-            record = protocol.orders.record(time.time())
-            if self._state is not None:
-                self._state.save(protocol.run_id, record)
-        if protocol.run_id in self._holding or self._is_to_be_held(protocol):
-            return
-        outbox, at.outbox = at.outbox, []
-        for peer, data in outbox:
-            peer.send_raw(data)
-
-    def _is_to_be_held(self, protocol: RunProtocol) -> bool:
-        """Ranks of a new round may ask how their mesh is: the answer must not be that of the round before."""
-        released, protocol.released = protocol.released, False
-        gated = protocol.run is not None and protocol.run.settings.gate_timeout_s is not None
-        if not released or not gated or self._director is None:
-            return False
-        ready = self._director.before_release(protocol.run_id)
-        if ready is None:
-            return False
-
-        def let_go(_: object = None) -> None:
-            timer.cancel()
-            if protocol.run_id in self._holding:
-                self._holding.discard(protocol.run_id)
-                if self._protocols.get(protocol.run_id) is protocol:
-                    self._flush(protocol)
-
-        self._holding.add(protocol.run_id)
-        timer = asyncio.get_running_loop().call_later(HELD_S, let_go)
-        ready.add_done_callback(let_go)
-        return True
-
-    async def _keep_time(self) -> None:
-        """Notice when this process itself stood still, keep probing guards, and forget what is old."""
-        loop = asyncio.get_running_loop()
-        expected = loop.time() + BEAT_S
-        while True:
-            await asyncio.sleep(max(0.0, expected - loop.time()))
-            late = loop.time() - expected
-            expected = loop.time() + BEAT_S
-            for protocol in list(self._protocols.values()):
-                try:
-                    self._look_after(protocol, late, loop.time())
-                except Exception:  # time goes on for the others
-                    log.exception("run %s: cannot be looked after", protocol.run_id)
-            if self.connected:
-                self.busy_at = loop.time()
+    def _look_after_all(self, late: float, now: float) -> None:
+        """Keep probing guards, and forget what is old."""
+        for protocol in list(self._protocols.values()):
+            try:
+                self._look_after(protocol, late, now)
+            except Exception:  # time goes on for the others
+                log.exception("run %s: cannot be looked after", protocol.run_id)
+        if self.connected:
+            self.busy_at = now
 
     def _look_after(self, protocol: RunProtocol, late: float, now: float) -> None:
         if late > BEAT_S:
             protocol.stood_still(late)
         protocol.probe_lost()
-        self._flush(protocol)
+        self._outgoing.flush(protocol)
         self._forget_old(protocol, now)
 
     def _drop_timer(self, run_id: RunId) -> None:
@@ -321,9 +309,90 @@ class Coordinator:
         ):
             return
         del self._protocols[protocol.run_id]
+        self.posts.forget(protocol.run_id)
         self._drop_timer(protocol.run_id)
         if self._state is not None:
             self._state.forget(protocol.run_id)
+
+    # Leading, and no longer
+
+    def _lead(self, run_id: RunId, record: RunRecord) -> None:
+        protocol = self._listened(RunProtocol.from_record(run_id, record, asyncio.get_running_loop().time()))
+        protocol.at.electorate = record.electorate
+        protocol.at.unsaved = False  # it was written before
+        self._protocols[run_id] = protocol
+        self._protocol_of |= dict.fromkeys(self.posts.hand_over(protocol), protocol)
+        self._beat.start()
+        self.touch(protocol)
+
+    def _step_down(self, run_id: RunId, why: str, moved: MovedFrame) -> None:
+        protocol = self._protocols.pop(run_id, None)
+        self._drop_timer(run_id)
+        self._dirty.pop(run_id, None)
+        self._read.forget(run_id)
+        for channel in [channel for channel, its in self._protocol_of.items() if its is protocol]:
+            del self._protocol_of[channel]
+            channel.send(moved)
+            channel.close()
+
+
+class _Beat:
+    """Comes regularly, and tells how late it was: this process itself may have stood still."""
+
+    def __init__(self, then: Callable[[float, float], None]) -> None:
+        self._then = then
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._keep_time())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def end(self) -> None:
+        if self._task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _keep_time(self) -> None:
+        loop = asyncio.get_running_loop()
+        expected = loop.time() + BEAT_S
+        while True:
+            await asyncio.sleep(max(0.0, expected - loop.time()))
+            late = loop.time() - expected
+            expected = loop.time() + BEAT_S
+            self._then(late, loop.time())
+
+
+class _Read:
+    """Up to when has everything been read that had arrived?
+
+    A turn of the loop that takes long must not be taken for the silence of those who spoke meanwhile. Sockets are
+    looked at between two turns, and read in the second.
+    """
+
+    def __init__(self, then: Callable[[RunProtocol], None]) -> None:
+        self.until = -math.inf
+        self._then = then
+        self._waiting: dict[RunId, RunProtocol] = {}
+        self._due = False
+
+    def everything_for(self, protocol: RunProtocol) -> None:
+        if not self._due:
+            self._due, loop = True, asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._done, loop.time())
+        self._waiting[protocol.run_id] = protocol
+
+    def forget(self, run_id: RunId) -> None:
+        self._waiting.pop(run_id, None)
+
+    def _done(self, at: float) -> None:
+        self.until, self._due = at, False
+        waiting, self._waiting = self._waiting, {}
+        for protocol in waiting.values():
+            self._then(protocol)
 
 
 async def serve(

@@ -111,6 +111,7 @@ class Strangers:
         if not frame.run_id:
             raise wire.WireError("invalid", "a hello must name its run")
         proof = self._checked(channel, frame)
+        channel.proved = True
         self.forget(channel)
         if proof is not None:
             channel.send(proof)

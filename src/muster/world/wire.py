@@ -1,12 +1,14 @@
 """How do coordinator and members talk? Length-prefixed JSON frames, a version range, TLS between machines.
 
 A frame is four bytes of length (big-endian) and one JSON object with `v`, `type`, `epoch`, `round` and what the
-type needs: `types.frames`.
+type needs: `types.frames`. One that is too long is sent in parts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -20,18 +22,21 @@ from typing import Any
 from muster.sockets import End
 from muster.types import frames
 from muster.types.codec import Invalid
-from muster.types.frames import ErrorFrame, Frame, HelloFrame
+from muster.types.frames import ErrorFrame, Frame, HelloFrame, PartFrame
 from muster.world import neighbours
 
 Version = tuple[int, int]
 
 VERSION: Version = (1, 0)
 MAX_FRAME = 1 << 20
+MAX_WHOLE = 16 << 20  # of a frame in parts, which only those send and get that have proved themselves
 MAX_UNSENT = 32 << 20  # a peer that lets this much pile up is not reading
 HANDSHAKE_S = 5.0
 GOODBYE_S = 1.0  # for the other end to agree that a connection in TLS is over
 NO_ROOM = ("closing", "too many are connected; say hello again")  # a code that 0.1 comes back after, too
 LONG = 64 << 10  # what few frames are, and no stranger's first but an agent's that brings a large run back
+SHORT = 160  # what most frames are, and many members say the very same
+_PART = MAX_FRAME // 2 - 256  # as text within a frame it may become twice as long
 _LENGTH = struct.Struct(">I")
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
@@ -42,6 +47,10 @@ class WireError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def no_run(run_id: str) -> WireError:
+    return WireError("not_found", f"no run {run_id!r} here")
 
 
 def show(version: Version) -> str:
@@ -67,15 +76,24 @@ def _version(text: object) -> Version:
 
 def encode(frame: Frame, *, epoch: int | None = None, round: int | None = None) -> bytes:
     """With the epoch and the round in which it is said, where it names none itself."""
+    return pack(spoken(frame, epoch=epoch, round=round))
+
+
+def spoken(frame: Frame, *, epoch: int | None = None, round: int | None = None) -> dict[str, Any]:
+    """The JSON object that a frame is."""
     said_in = {"v": show(VERSION)} | ({} if epoch is None else {"epoch": epoch})
-    return pack(said_in | ({} if round is None else {"round": round}) | frames.write(frame))
+    return said_in | ({} if round is None else {"round": round}) | frames.write(frame)
 
 
 def pack(told: Mapping[str, Any]) -> bytes:
-    body = _JSON.encode(told).encode()
-    if len(body) > MAX_FRAME:
-        raise WireError("frame_too_large", f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME}")
-    return _LENGTH.pack(len(body)) + body
+    """As one frame, or as several that make one together."""
+    text = _JSON.encode(told)  # without a character that takes more than one byte
+    if len(text) <= MAX_FRAME:
+        return _LENGTH.pack(len(text)) + text.encode()
+    if len(text) > MAX_WHOLE:
+        raise WireError("frame_too_large", f"a frame of {len(text)} bytes is over the limit of {MAX_WHOLE}")
+    starts = range(0, len(text), _PART)
+    return b"".join(encode(PartFrame(text=text[at : at + _PART], more=at != starts[-1])) for at in starts)
 
 
 def understood(told: Mapping[str, Any]) -> Frame:
@@ -92,12 +110,26 @@ class Decoder:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._parts: list[str] = []
 
     def __len__(self) -> int:
         """What has come and is no whole frame yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterable[dict[str, Any]]:
+        return map(_parse, self.bodies(data))
+
+    def joined(self, part: PartFrame) -> Frame | None:
+        """The frame that this part completes, if it does."""
+        self._parts.append(part.text)
+        if sum(map(len, self._parts)) > MAX_WHOLE:
+            raise WireError("frame_too_large", f"a frame in parts is over the limit of {MAX_WHOLE}")
+        if part.more:
+            return None
+        text, self._parts = "".join(self._parts), []
+        return understood(_parse(text.encode()))
+
+    def bodies(self, data: bytes) -> Iterable[bytes]:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -108,7 +140,17 @@ class Decoder:
                 return
             body = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
-            yield _parse(body)
+            yield body
+
+
+def _frame(body: bytes) -> Frame:
+    return _short_frame(body) if len(body) <= SHORT else understood(_parse(body))
+
+
+@functools.lru_cache(maxsize=1024)
+def _short_frame(body: bytes) -> Frame:
+    """Renewals and confirmations of a round are the same from everybody; nobody changes a frame."""
+    return understood(_parse(body))
 
 
 def _parse(body: bytes) -> dict[str, Any]:
@@ -148,13 +190,17 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(info[4][0].split("%")[0]).is_loopback for info in infos)  # type: ignore[union-attr]
 
 
+OnFrame = Callable[["Channel", Frame], None]
+OnEnd = Callable[["Channel", str], None]
+
+
 class Channel(asyncio.Protocol):
     """One connection as frames. `on_frame` gets each; `on_end` gets the reason once, also for our own close."""
 
     def __init__(
         self,
-        on_frame: Callable[[Channel, Frame], None],
-        on_end: Callable[[Channel, str], None],
+        on_frame: OnFrame,
+        on_end: OnEnd,
         on_open: Callable[[Channel], None] = lambda channel: None,
         on_long: Callable[[Channel], None] = lambda channel: None,
     ) -> None:
@@ -167,11 +213,15 @@ class Channel(asyncio.Protocol):
         self._why = "the connection closed"
         self._ended = False
         self._ours = False
+        self._closed = False  # by us, in whatever way
+        self._nothing_follows = False
         self._changing = False  # to TLS: nothing can be said meanwhile
         self._early = b""  # what came in TLS before we knew that it had begun
         self.encrypted = False
+        self.proved = False  # who is there: only then it may send a frame in parts
         self.fault: WireError | None = None  # what the peer did wrong, if anything
         self.peer_died = False  # it ended because somebody over there ended it
+        self.ended_cleanly = False  # that, and not with a reset: nothing that was sent is missing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -238,8 +288,12 @@ class Channel(asyncio.Protocol):
             self._early += data
             return
         try:
-            for told in self._decoder.feed(data):
-                self._on_frame(self, understood(told))
+            for body in self._decoder.bodies(data):
+                frame: Frame | None = _frame(body)
+                if self.proved and isinstance(frame, PartFrame):
+                    frame = self._decoder.joined(frame)
+                if frame is not None:
+                    self._on_frame(self, frame)
                 if self._transport is None or self._transport.is_closing():
                     return
                 if self._changing and len(self._decoder):
@@ -250,9 +304,13 @@ class Channel(asyncio.Protocol):
             self.fault = error
             self.refuse(error.code, str(error))
 
+    def eof_received(self) -> None:
+        self._nothing_follows = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._ended:
             self._ended = True
+            self.ended_cleanly = self._nothing_follows and exc is None and not self._closed
             self.peer_died = not self._ours and (exc is None or isinstance(exc, ConnectionError))
             self._on_end(self, str(exc) if exc else self._why)
 
@@ -273,15 +331,22 @@ class Channel(asyncio.Protocol):
             return
         self.send(ErrorFrame(code=code, message=message))
         self._why = message
+        self._closed = True
         if self._transport is not None:
             self._transport.close()
 
     def close(self) -> None:
+        self._closed = True
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, why: str) -> None:
         self._why = why
-        self._ours = True
+        self._ours = self._closed = True
         if self._transport is not None:
+            raw = self._transport.get_extra_info("socket")
+            if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+                # With a reset: a clean end would say to the other side that this process has ended.
+                with contextlib.suppress(OSError):
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()

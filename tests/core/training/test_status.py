@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from muster.core.training import explain, lifecycle
 from muster.core.training import status as statuses
 from muster.core.training.admission import Grant
-from muster.core.training.reconcile import EndRun, OpenRun, Plan, StartWorker, StopWorker, reconcile
+from muster.core.training.reconcile import EndRun, OpenRun, Plan, StartWorker, StopWorker, reconcile, settings_of
 from muster.core.training.status import Observed
 from muster.core.world.run import Run
 from muster.types.event import TERMINAL_EDIT
@@ -211,6 +211,16 @@ def test_what_runs_goes_on_as_it_was_when_its_spec_becomes_invalid() -> None:
     assert condition(plan, "BelowMinimum").status == "False"
     gone = replace(world, workers=(replace(world.workers[0], ended_at=NOW), world.workers[1]))
     assert reconcile(after(training, plan), gone, NOW).actions == (), "nobody is replaced"
+
+
+def test_a_run_that_an_older_version_opened_keeps_its_longer_lease() -> None:
+    training, world = in_training()
+    assert world.run is not None
+    older = replace(world, run=replace(world.run, target=2, settings=replace(settings_of(training.spec), lease_s=10.0)))
+    assert not [action for action in reconcile(training, older, NOW).actions if isinstance(action, OpenRun)]
+    wider = replace(training, spec=replace(training.spec, world_size=WorldSize(2, 2, 4)))
+    (opened,) = [action for action in reconcile(wider, older, NOW).actions if isinstance(action, OpenRun)]
+    assert opened.settings.lease_s == 10.0 and opened.settings.max == 4
 
 
 def test_an_invalid_training_can_be_cancelled_and_deleted() -> None:

@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from muster.core.world import transitions
+from muster.core.world.closing import still_there
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.run import Decision, Release, Run, Stay
 from muster.core.world.transitions import Held, Refusal
@@ -78,9 +79,19 @@ def test_a_recovering_coordinator_gives_places_back() -> None:
 
 @pytest.mark.parametrize(("certain", "not_before"), [(True, float("-inf")), (False, NOW + 2.5)])
 def test_what_only_a_member_presents_may_not_be_the_last_word(certain: bool, not_before: float) -> None:
-    given = transitions.restored(Settings(max=2), 2, 1, a_round("a b", 3), NOW, certain=certain)
+    settings = Settings(max=2, lease_s=2.0)
+    given = transitions.restored(settings, 2, 1, a_round("a b", 3), NOW, certain=certain)
     assert (given.not_before, given.next_round, given.restarts_used) == (not_before, 4, 1)
     assert given.recovery_until == NOW + 5.0
+
+
+def test_the_lease_of_a_run_never_becomes_shorter() -> None:
+    """Its members go by the one that they were told, and nothing is given away before that is over."""
+    given = a_run("a b", max=2, lease_s=10.0)
+    after = transitions.reconfigure(given, replace(given.settings, lease_s=1.0, max=3), 2, NOW)
+    assert (after.settings.lease_s, after.settings.max) == (10.0, 3)
+    assert transitions.reconfigure(given, replace(given.settings, lease_s=1.0), given.target, NOW) is given
+    assert transitions.reconfigure(given, replace(given.settings, lease_s=20.0), 2, NOW).settings.lease_s == 20.0
 
 
 # Going
@@ -107,6 +118,18 @@ def test_the_word_of_a_guard_that_cleared_everything_ends_the_membership() -> No
     after = transitions.guard_cleared(a_run("a b", max=2), an_id("b"), 0, NOW)
     assert an_id("b") not in after.members
     assert the_round(after).gone == {an_id("b")} and not the_round(after).fences
+
+
+@pytest.mark.parametrize("agent_first", [True, False])
+def test_the_end_of_all_its_processes_needs_no_fence_whichever_end_is_seen_first(agent_first: bool) -> None:
+    events = [transitions.disconnected, transitions.ended]
+    after = recalled(a_run("a b", max=2))
+    for event in events if agent_first else reversed(events):
+        after = event(after, an_id("b"), NOW)
+    assert an_id("b") not in after.members
+    assert an_id("b") in the_round(after).gone and len(the_round(after).losses) == 1
+    stopped = transitions.stopped(after, an_id("a"), 0, 5, NOW)
+    assert not still_there(the_round(stopped), NOW)
 
 
 def test_a_guard_that_answers_puts_the_fence_off() -> None:
@@ -217,7 +240,7 @@ def test_nothing_changes_after_the_outcome() -> None:
     [
         ({}, []),
         ({"min": 2, "max": 4}, []),
-        ({"min": "2", "lease_s": 2}, []),
+        ({"min": "2", "lease_s": "1.5"}, []),
         ({"target": 4}, []),  # what it would be anyway
         ({"max_restarts": 7}, ["max_restarts is 3, this member has 7"]),
         ({"frobnicate": 1}, []),
@@ -239,7 +262,22 @@ def test_a_number_that_was_used_elsewhere_is_skipped() -> None:
 @st.composite
 def an_event(draw: st.DrawFn) -> tuple[str, str, int]:
     often = ["join", "stop", "stop", "wait", "fail", "lose"] * 2
-    kinds = [*often, "silent", "leave", "guard", "unfit", "fit", "done", "done", "up", "up", "step", "target", "cancel"]
+    kinds = [
+        *often,
+        "silent",
+        "leave",
+        "guard",
+        "ended",
+        "unfit",
+        "fit",
+        "done",
+        "done",
+        "up",
+        "up",
+        "step",
+        "target",
+        "cancel",
+    ]
     return draw(st.sampled_from(kinds)), draw(st.sampled_from("abcdef")), draw(st.integers(0, 4))
 
 
@@ -276,6 +314,8 @@ def enter(given: Run, event: tuple[str, str, int], now: float) -> Run:
             return transitions.leaving(given, member_id, "told to", now)
         case "guard":
             return transitions.guard_cleared(given, member_id, number, now)
+        case "ended":
+            return transitions.ended(given, member_id, now)
         case "unfit":
             return transitions.unfit(given, member_id, "ill", now)
         case "fit":

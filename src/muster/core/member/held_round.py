@@ -110,7 +110,7 @@ class HeldRound:
         ranks = place.ranks
         span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
         # Before their output: where only the copy of it is kept, this line tells the round.
-        at.do(Say(f"round {place.number}: {span} of {place.round.rank_count}; {place.round.why}"))
+        at.do(Say(f"round {place.number}: {span} of {place.rank_count}; {place.round.why}"))
         self.beat()
         at.do(StartRanks(place))
         at.send(StartedFrame(round=place.number))
@@ -251,10 +251,10 @@ class HeldRound:
         if current is None or current.number != number or not current.running:
             return self._at.taken()
         current.running, current.stopping = False, True
-        self.beat()
         afterwards, current.afterwards = current.afterwards, []
         for then in afterwards:
             then()
+        self.beat()  # the guard is in no hurry, and the coordinator waits for what was said before
         if self._processes_lost and self._next is None:
             self._at.do(RestartProcesses())
         return self._at.taken()

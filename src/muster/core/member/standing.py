@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from muster.core.member.orders import Beat, Order, Renew, Send
 from muster.types.frames import Frame, RunRecord
-from muster.types.world import MemberId, RunOutcome, Settings
+from muster.types.world import Electorate, MemberId, RunOutcome, Settings
 
-STANDSTILL_S = 1.0  # between two looks at the clock: longer than any load explains, shorter than a lease
+STANDSTILL_S = 1.0  # between two looks at the clock, or half a lease if that is less: longer than any load explains
 JUST_NOW_S = 0.1  # after it, what is heard may be as old as its beginning
 
 
@@ -50,6 +50,7 @@ class Standing:
         self.lease = MemberLease(now)
         self.record: RunRecord | None = None
         self.outcome: RunOutcome | None = None
+        self.electorate = Electorate()
         self.joined = False
         self.connected = False
         self.leaving = False
@@ -60,7 +61,7 @@ class Standing:
 
     def reach(self, now: float) -> None:
         """Time never goes back, also if two that bring something have looked at the clock at once."""
-        if now > self.now + STANDSTILL_S:
+        if now > self.now + min(STANDSTILL_S, self.settings.lease_s / 2):
             self.stood_still = (self.now, now)
         self.now = max(self.now, now)
 

@@ -22,10 +22,13 @@ from muster.core.member.orders import (
     Say,
 )
 from muster.core.member.standing import Standing
+from muster.core.succession import electorate
 from muster.types.frames import (
     AckFrame,
+    AwareFrame,
     CheckFrame,
     DismissFrame,
+    ElectorsFrame,
     FarewellFrame,
     FitFrame,
     Frame,
@@ -41,12 +44,13 @@ from muster.types.frames import (
     UnfitFrame,
     WelcomeFrame,
 )
-from muster.types.world import MemberId, OutcomeState, RunId, Settings
+from muster.types.world import COORDINATOR_SILENT, LARGE, MemberId, OutcomeState, RunId, Settings
 
 EXIT_FAILED = 1
 EXIT_COORDINATOR_LOST = 75
 RENEW_S = 0.7  # at least that often, however long the lease: steps travel with it
 HEALTH_RETRY_S = 30.0
+PRESENTED_WHOLE = 2048  # seats: more might not fit into a hello
 WARN_AFTER_S = 1.0  # without a coordinator
 
 
@@ -87,7 +91,9 @@ class MemberState:
 
     @property
     def _renew_every(self) -> float:
-        return min(RENEW_S, self.at.settings.lease_s / 3)
+        """Of ten thousand the coordinator cannot hear more than it needs: there steps travel more slowly."""
+        third = self.at.settings.lease_s / 3
+        return third if self.at.settings.max > LARGE else min(RENEW_S, third)
 
     @property
     def _silent_at(self) -> float:
@@ -128,7 +134,7 @@ class MemberState:
         if current is not None and current.running and self.at.outcome is None:
             if not current.stopping:
                 self.at.do(Say("the coordinator is silent: ending ranks, the world may go on without them"))
-            self.held.stop(current, 0.0, self._drop_silent, why="the coordinator was silent for a lease")
+            self.held.stop(current, 0.0, self._drop_silent, why=COORDINATOR_SILENT)
         else:
             self._drop_silent()
 
@@ -155,7 +161,9 @@ class MemberState:
         at.reach(now)
         at.lease.hello_sent = now
         at.unsaid = []
-        shown = Presented(record=at.record, outcome=at.outcome)
+        long = at.record is not None and len(at.record.seats) > PRESENTED_WHOLE
+        record = at.record.outlined(at.member_id) if at.record is not None and long else at.record
+        shown = Presented(record=record, outcome=at.outcome, electorate=at.electorate)
         if (current := self.held.current) is None:
             return shown
         return replace(
@@ -171,11 +179,11 @@ class MemberState:
     def found_dead(self, now: float) -> None:
         """Somebody answered, and it was not a coordinator.
 
-        A lease that was over before is not given back: it may have been a coordinator that has given us up. And it
-        counts from when we last ran, for if we stood still, the answer may be as old as that.
+        A lease that was over before is not given back: it may have been a coordinator that has given us up; and none
+        where others may lead. It counts from when we last ran: if we stood still, the answer may be as old as that.
         """
         lease = self.at.lease
-        if now < lease.over_at(self.at.settings.lease_s):
+        if now < lease.over_at(self.at.settings.lease_s) and not electorate.can_succeed(self.at.electorate):
             lease.dead_at = max(lease.dead_at, self.at.last_ran())
 
     def down(self, why: str, now: float) -> list[Order]:
@@ -202,8 +210,12 @@ class MemberState:
         at = self.at
         at.reach(now)
         match frame:
-            case WelcomeFrame(settings=settings):
-                self._welcomed(settings)
+            case WelcomeFrame():
+                at.electorate = frame.electorate
+                self._welcomed(frame.settings)
+            case ElectorsFrame(electorate=known, number=number):
+                at.electorate = known
+                at.send(AwareFrame(number=number))
             case RenewedFrame(reason=reason):
                 at.lease.renewed()
                 self.held.beat()  # else the guard may end ranks that were given another lease just in time

@@ -41,6 +41,7 @@ FIXED = (
     "secret_env",
     "procs_per_worker",
     "resources",
+    "lease_seconds",
     "backend",
     "image",
     "mesh",

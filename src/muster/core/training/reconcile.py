@@ -29,7 +29,6 @@ from muster.types.event import FINISHED, TERMINAL_EDIT, Event
 from muster.types.training import Outcome, Spec, Status, Training
 from muster.types.worker import Worker
 
-LEASE = timedelta(seconds=10)  # a control plane that swaps or waits for its disk for less disturbs nobody
 FAREWELL = timedelta(days=1)  # how long workers keep their exits for a control plane that is away
 ORPHAN = timedelta(days=7)  # how long ranks train on without one
 COLLECT = timedelta(seconds=10)  # beyond the grace, for a worker to report how its ranks ended
@@ -124,7 +123,7 @@ def settings_of(spec: Spec) -> world.Settings:
         no_progress_rounds=spec.no_progress_rounds,
         below_min_timeout_s=spec.below_minimum_timeout_seconds,
         stop_grace_s=grace,
-        lease_s=LEASE.total_seconds(),
+        lease_s=spec.lease_seconds,
         farewell_s=FAREWELL.total_seconds(),
         orphan_s=ORPHAN.total_seconds(),
         gate_timeout_s=spec.mesh.timeout_seconds if spec.mesh.required else None,
@@ -302,7 +301,7 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
         return Plan((), status, seen.grant.message, events, wake, keys)
     talked = statuses.wait_counts_at(seen)
     wake = _sooner(wake, talked if talked is not None and talked > now else None)
-    settings = settings_of(training.spec)
+    settings = run.kept_lease(seen.run, settings_of(training.spec))
     actions: list[Action] = []
     if seen.run is None or (seen.run.settings, seen.run.target) != (settings, settings.target):
         actions.append(OpenRun(settings, training.spec.world_size.target))
@@ -382,7 +381,7 @@ def _out_of_memory(training: Training, seen: Observed) -> EndRun | None:
 def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Plan:
     """Through the coordinator if there is one; a training that never had one ends with a single write."""
     if seen.run is not None:
-        settings = settings_of(statuses.in_effect(training, seen))
+        settings = run.kept_lease(seen.run, settings_of(statuses.in_effect(training, seen)))
         actions: list[Action] = [OpenRun(settings, seen.run.target)] if seen.run.settings != settings else []
         status = statuses.mirrored(training, seen, now)
         return Plan((*actions, order), status, order.message, statuses.news(training, seen, status))

@@ -16,8 +16,6 @@ The stages of a run, in the order in which `decide` asks about them:
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from muster.core.world import closing, forming, live
 from muster.core.world.run import (
     UNSEEN,
@@ -39,10 +37,12 @@ from muster.core.world.run import (
     listed,
     lose,
     next_expiry,
+    silenced,
     unacknowledged,
-    with_loss,
 )
-from muster.types.world import Loss, Role
+from muster.types.many import merged
+from muster.types.records import replace
+from muster.types.world import Loss, Role, Round, Seat
 
 
 def decide(run: Run, now: float) -> Decision:
@@ -68,6 +68,7 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
                 member = run.members[member_id]
                 silent = now - member.lease_until + run.settings.lease_s
                 run = lose(run, member_id, now, f"silent for {silent:.1f} s", since=now - silent)
+                run = silenced(run, member_id, now - silent)
             return run
         case CallBack(recall=recall):
             assert run.round is not None
@@ -84,18 +85,22 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
             return forming.released(run, action, now)
         case Dismiss(members=ids):
             leaving = {i: replace(run.members[i], role=Role.LEAVING) for i in ids if i in run.members}
-            return replace(run, members={**run.members, **leaving}, surplus=run.surplus - set(ids))
+            return replace(run, members=merged(run.members, leaving), surplus=run.surplus - set(ids))
         case GiveUpOn(members=seats):
             assert run.round is not None
             found = replace(run.round, fences={**run.round.fences, **{seat.member_id: now for seat in seats}})
-            why = "not back after a coordinator restart"
-            for seat in seats:
-                found = with_loss(found, Loss(seat.member_id, seat.name, UNSEEN, why))
-            return replace(run, round=found, recovery_until=None)
+            lost = {loss.member_id for loss in found.losses}
+            news = [_given_up(seat, found) for seat in seats if seat.member_id not in lost]
+            return replace(run, round=replace(found, losses=(*found.losses, *news)), recovery_until=None)
         case Finish(outcome=outcome):
             return replace(run, outcome=outcome, recovery_until=None)
         case Farewell():
             return replace(run, farewell_said=True)
+
+
+def _given_up(seat: Seat, last: Round) -> Loss:
+    why = "its ranks are gone" if seat.member_id in last.gone else "not back under a new coordinator"
+    return Loss(seat.member_id, seat.name, UNSEEN, why)
 
 
 def _ended(run: Run, now: float) -> Decision | None:
@@ -135,7 +140,8 @@ def _recovering(run: Run, now: float) -> Decision | None:
         return Decision(Stay(), reason, min(run.recovery_until, next_expiry(run)))
     if missing:
         return Decision(GiveUpOn(missing), f"{listed(seat.name for seat in missing)} did not come back")
-    idle = [seat.name for seat in run.round.seats if seat.member_id not in run.round.started | run.round.gone]
+    known = run.round.started | run.round.gone
+    idle = [seat.name for seat in run.round.seats if seat.member_id not in known]
     if idle and now < run.not_before:
         reason = f"recovering round {run.round.number}: {listed(idle)} does not run it, a later one may be presented"
         return Decision(Stay(), reason, min(run.not_before, next_expiry(run)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from muster.core.world import gates, seating
 from muster.core.world.closing import judge, stale_after, still_there
@@ -23,7 +22,9 @@ from muster.core.world.run import (
     TurnGate,
     listed,
     next_expiry,
+    told,
 )
+from muster.types.records import replace
 from muster.types.world import (
     Gate,
     GateState,
@@ -48,30 +49,32 @@ def decide(run: Run, now: float) -> Decision:
     if last is not None and (held := still_there(last, now)):
         wake = min([fence for fence in last.fences.values() if fence > now] + [next_expiry(run)])
         reason = f"waiting until the ranks of round {last.number} on {listed(s.name for s in held)} are gone"
-        if told := [last.saves[seat.member_id] for seat in held if seat.member_id in last.saves]:
-            reason += f" ({'; '.join(told[:4])})"
+        if saves := [last.saves[seat.member_id] for seat in held if seat.member_id in last.saves]:
+            reason += f" ({'; '.join(saves[:4])})"
         return Decision(Stay(), reason, wake)
-    planned = plan(run, now)
-    if planned.size < run.settings.min:
+    if (here := available(run, now)) >= run.settings.min:
+        planned = plan(run, now)
+        here = planned.size
+    if here < run.settings.min:
         if run.coming is not None:
             return Decision(TurnGate(None), "too few workers are left to wait for their mesh")
-        return _below_min(run, planned, now)
+        return _below_min(run, here, now)
     if not (wait := _last_call(run, planned, now)):
         return _release(run, planned, now)
     return wait
 
 
-def _below_min(run: Run, planned: seating.Seating, now: float) -> Decision:
+def _below_min(run: Run, here: int, now: float) -> Decision:
     need = run.settings.min
     since = now if run.below_min_since is None else run.below_min_since
     until = since + run.settings.below_min_timeout_s
     whole = f" in whole segments of {run.settings.segment}" if run.settings.segment else ""
-    reason = f"{planned.size} of at least {need} workers{whole}: {need - planned.size} missing"
+    reason = f"{here} of at least {need} workers{whole}: {need - here} missing"
     if run.departed:
         reason += f"; left: {listed(run.departed)}"
     parked = [member for member in run.members.values() if member.role is Role.PARKED]
     if parked:
-        reason += "; parked: " + ", ".join(f"{member.name} ({member.note})" for member in parked)
+        reason += "; parked: " + told([f"{member.name} ({member.note})" for member in parked], ", ")
     if now < until:
         return Decision(Stay(), reason, min(until, next_expiry(run)))
     message = f"below the minimum for {run.settings.below_min_timeout_s:g} s: {reason}"
@@ -187,7 +190,7 @@ def _story(
     if verdict.first is not None and verdict.first.hung:
         reason += f"; rank {verdict.first.rank} on {verdict.first.worker} stopped first"
     if newcomers:
-        reason += "; " + ", ".join(newcomers)
+        reason += "; " + told(newcomers, ", ")
     return reason, verdict.charged, seat.name if seat else None, parked
 
 
@@ -196,6 +199,8 @@ def _story(
 
 def candidates(run: Run, *, last_resort: bool = False) -> list[Member]:
     """Members that could be given a rank. As a last resort also those that were kept out or failed first."""
+    if not last_resort and not run.kept_out:
+        return [member for member in run.members.values() if member.role is Role.SPARE]
     return [
         member
         for member in run.members.values()
@@ -276,7 +281,7 @@ def available(run: Run, now: float) -> int:
             for seat in run.round.seats
             if (member := run.members.get(seat.member_id)) is not None
         )
-    if count < run.settings.min:
+    if count < run.settings.min and (run.kept_out or any(member.note for member in run.members.values())):
         count += len(candidates(run, last_resort=True)) - len(candidates(run))
     return min(count, run.target)
 

@@ -7,11 +7,23 @@ size. What that costs is judged by `core.world.closing`, who sits in the next on
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from muster.core.world import gates, seating
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
-from muster.core.world.run import CallBack, Decision, Dismiss, Finish, Heal, Run, Stay, TurnGate, listed, next_expiry
+from muster.core.world.run import (
+    CallBack,
+    Decision,
+    Dismiss,
+    Finish,
+    Heal,
+    Run,
+    Stay,
+    TurnGate,
+    listed,
+    next_expiry,
+    told,
+)
+from muster.types.records import replace
 from muster.types.world import Cause, MemberId, OutcomeState, Recall, Round, RunOutcome, Seat
 
 
@@ -50,8 +62,8 @@ def _broken(run: Run, current: Round, now: float) -> Decision | None:
     """Something in the live round is gone: call the rest back."""
     quick = run.settings.restart_grace_s
     if missed := [loss for loss in current.losses if loss.member_id not in current.finished]:
-        told = "; ".join(f"{loss.name}: {loss.why}" for loss in missed)
-        return _call_back(Cause.LOSS, f"lost {told}", now, quick)
+        lost = told([f"{loss.name}: {loss.why}" for loss in missed], "; ")
+        return _call_back(Cause.LOSS, f"lost {lost}", now, quick)
     if current.first_failed_rank is not None:
         first = current.exits[current.first_failed_rank]
         grace = quick if run.restarts_used < run.settings.max_restarts else run.settings.fail_grace_s

@@ -6,12 +6,14 @@ stop, when the next lease runs out, the run without a member. What members repor
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 
 from muster.core.world import seating
-from muster.types.records import record
+from muster.types.many import changed
+from muster.types.records import record, replace
 from muster.types.world import Gate, Loss, Member, MemberId, Reach, Recall, Round, RunOutcome, Seat, Settings
 
 
@@ -34,6 +36,8 @@ class Run:
     recovery_until: float | None = None
     not_before: float = -math.inf  # until then a later round than the one that we know may be presented
     departed: tuple[str, ...] = ()
+    silent: Mapping[MemberId, float] = field(default_factory=dict)  # lost by silence: when each was last heard
+    false_alarms: int = 0  # how often one of them was heard from again
     checking: frozenset[MemberId] = frozenset()
     surplus: frozenset[MemberId] = frozenset()  # sent out of the world by a smaller target
     best_step: int | None = None
@@ -47,13 +51,22 @@ class Run:
     coming: Gate | None = None  # of the next one, while ranks wait for it
     # Newcomers that would make a ready mesh degraded, until a way opens; with the sentence that says so.
     kept_out: Mapping[MemberId, str] = field(default_factory=dict)
+    bearers: Mapping[str | int, MemberId] | None = None  # who came last with a name, or an infra rank
 
     @property
     def running(self) -> Round | None:
         """The round that trains now."""
         return self.round if self.round is not None and self.round.recall is None and not self.outcome else None
 
+    @property
+    def stands_still(self) -> bool:
+        """Ranks wait for the next round, or for the word that it has begun everywhere."""
+        last = self.round
+        return last is not None and (last.recall is not None or len(last.started) < last.world_size)
 
+
+REMEMBERED = 1_000  # members lost by silence: of more, the oldest are forgotten
+NAMED = 8  # at most, of any number of workers, in a sentence
 UNSEEN = -math.inf  # when a member was lost that nobody watched: failures of its round are put down to that
 
 # What can be done about a run -------------------------------------------------------------------
@@ -151,6 +164,13 @@ def unacknowledged(run: Run) -> list[str]:
     return sorted(member.name for member in run.members.values() if not member.acknowledged)
 
 
+def kept_lease(run: Run | None, settings: Settings) -> Settings:
+    """Those settings, but no shorter lease than the run has: members end their ranks by the one that they were told."""
+    if run is None or run.settings.lease_s <= settings.lease_s:
+        return settings
+    return replace(settings, lease_s=run.settings.lease_s)
+
+
 def next_expiry(run: Run) -> float:
     """When the first lease runs out if nobody is heard before."""
     return min((member.lease_until for member in run.members.values()), default=math.inf)
@@ -158,8 +178,15 @@ def next_expiry(run: Run) -> float:
 
 def listed(names: Iterable[str]) -> str:
     """Names as a sentence can carry them: each once, in natural order, the end of a long list as a number."""
-    once = sorted(set(names), key=seating.natural)
-    return ", ".join(once) if len(once) <= 8 else f"{', '.join(once[:8])} and {len(once) - 8} more"
+    once = set(names)
+    first = ", ".join(heapq.nsmallest(NAMED, once, key=seating.natural))
+    return first if len(once) <= NAMED else f"{first} and {len(once) - NAMED} more"
+
+
+def told(sentences: Sequence[str], between: str) -> str:
+    """The first of them, and how many more there are."""
+    first = between.join(sentences[:NAMED])
+    return first if len(sentences) <= NAMED else f"{first}{between}and {len(sentences) - NAMED} more"
 
 
 # Losing a member (by silence in `core.world.decisions`, by a closed connection in `core.world.transitions`) ---------
@@ -182,8 +209,14 @@ def lose(run: Run, member_id: MemberId, now: float, why: str, since: float | Non
     if member_id not in current.gone:
         # An agent whose connection closes may take us for dead; from then it keeps its ranks for one more lease.
         fence = well_at + run.settings.lease_s + run.settings.kill_margin_s
-        current = replace(current, fences={**current.fences, member_id: fence})
+        current = replace(current, fences=changed(current.fences, member_id, fence))
     return replace(run, round=with_loss(current, Loss(member_id, member.name, well_at, why)))
+
+
+def silenced(run: Run, member_id: MemberId, heard: float) -> Run:
+    """Nobody saw that member die: should it say hello again, it was a false alarm."""
+    known = {key: at for key, at in run.silent.items() if key != member_id} | {member_id: heard}
+    return replace(run, silent=dict(list(known.items())[-REMEMBERED:]))
 
 
 def with_loss(current: Round, loss: Loss) -> Round:

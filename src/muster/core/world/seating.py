@@ -80,7 +80,7 @@ def again(places: Sequence[Place], spares: Iterable[Member], target: int, segmen
 def _fit_to(want: int, parts: Sequence[Sequence[Place]]) -> list[Sequence[Place]]:
     """When there are more blocks than wanted, those with gaps go first, then the highest ranks."""
     broken = [index for index, part in enumerate(parts) if any(member is None for _, member in part)]
-    whole = [index for index in range(len(parts)) if index not in broken]
+    whole = sorted(set(range(len(parts))).difference(broken))
     dropped = set((broken[::-1] + whole[::-1])[: max(0, len(parts) - want)])
     return [part for index, part in enumerate(parts) if index not in dropped]
 

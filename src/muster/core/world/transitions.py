@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from muster.core.world.forming import available
-from muster.core.world.run import UNSEEN, Run, lose, with_loss
+from muster.core.world.run import UNSEEN, Run, kept_lease, lose, silenced, with_loss
+from muster.types.many import changed, joined, merged
+from muster.types.records import replace
 from muster.types.world import (
+    COORDINATOR_SILENT,
     Gate,
     Loss,
     Member,
@@ -26,8 +29,11 @@ from muster.types.world import (
     Role,
     Round,
     RunOutcome,
+    Seat,
     Settings,
 )
+
+ALL_ENDED = "all its processes ended"
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,15 @@ def restored(
     *,
     gate: Gate | None = None,
     certain: bool = True,
+    soon: bool = False,
 ) -> Run:
     """A run from a record that outlived its coordinator; the members of `last` are awaited.
 
     One that is not `certain` came from a member, which may not know of the last round. Whoever does comes back within
-    a lease, or has ended its ranks by then.
+    a lease, or has ended its ranks by then. The same if they are awaited only so `soon`.
     """
     fence = settings.lease_s + settings.kill_margin_s
-    wait = max(settings.recovery_s, fence)
+    wait = fence if soon else max(settings.recovery_s, fence)
     return Run(
         settings=settings,
         target=target,
@@ -96,14 +103,13 @@ def join(run: Run, member: Member, now: float) -> Run | Refusal | Held:
     """A member says hello, or the same process says it again after its connection broke."""
     if run.settings.segment is not None and member.domain is None:
         return Refusal("no_domain", f"{member.name} has no --domain, and segment={run.settings.segment} needs one")
-    for other in run.members.values():
-        if other.member_id == member.member_id:
-            continue
-        if other.name == member.name:
-            return _same_name(run, member, other, now)
-        if member.infra_rank is not None and other.infra_rank == member.infra_rank:
-            both = f"{_who(other)} and {_who(member)}"
-            return Refusal("duplicate_infra_rank", f"infra rank {member.infra_rank} is claimed by {both}")
+    bearers = _bearers(run)
+    if (other := _rival(run, bearers, member, member.name)) is not None and other.name == member.name:
+        return _same_name(run, member, other, now)
+    infra = member.infra_rank
+    if infra is not None and (other := _rival(run, bearers, member, infra)) is not None and other.infra_rank == infra:
+        both = f"{_who(other)} and {_who(member)}"
+        return Refusal("duplicate_infra_rank", f"infra rank {infra} is claimed by {both}")
     if run.recovery_until is None:
         run = lose(run, member.member_id, now, "it connected anew")
     back = replace(
@@ -117,7 +123,42 @@ def join(run: Run, member: Member, now: float) -> Run | Refusal | Held:
     elif not back.fit_for:
         back = replace(back, fit_for=run.next_round)
     departed = tuple(name for name in run.departed if name != back.name)
-    return replace(run, members={**run.members, back.member_id: back}, departed=departed)
+    bearers = changed(bearers, back.name, back.member_id)
+    if infra is not None:
+        bearers = changed(bearers, infra, back.member_id)
+    return replace(run, members=changed(run.members, back.member_id, back), departed=departed, bearers=bearers)
+
+
+def _bearers(run: Run) -> Mapping[str | int, MemberId]:
+    """Who came last with each name and each infra rank. Whoever has left since is still among them."""
+    if run.bearers is not None:
+        return run.bearers
+    found: dict[str | int, MemberId] = {one.name: key for key, one in run.members.items()}
+    return found | {one.infra_rank: key for key, one in run.members.items() if one.infra_rank is not None}
+
+
+def _rival(run: Run, bearers: Mapping[str | int, MemberId], member: Member, claim: str | int) -> Member | None:
+    bearer = bearers.get(claim)
+    return run.members.get(bearer) if bearer is not None and bearer != member.member_id else None
+
+
+def false_alarm(run: Run, member_id: MemberId, why: str, now: float) -> str:
+    """What a hello shows to have been no loss: it was given up, or gave us up, for silence alone. "" if it was not.
+
+    `why` is what it says of the end of its ranks, which it repeats with every hello.
+    """
+    if (heard := run.silent.get(member_id)) is not None:
+        return f"silent for {now - heard:.1f} s, then heard from again"
+    last = run.round
+    if why != COORDINATOR_SILENT or last is None or last.seat_of(member_id) is None or member_id in last.gone:
+        return ""
+    return "heard nothing for a lease and ended its ranks, then heard from us again"
+
+
+def heard_again(run: Run, member_id: MemberId) -> Run:
+    """It was a false alarm: it is counted, and not told twice."""
+    silent = {key: at for key, at in run.silent.items() if key != member_id}
+    return replace(run, silent=silent, false_alarms=run.false_alarms + 1)
 
 
 def _role_on_return(run: Run, member_id: MemberId) -> Role:
@@ -142,12 +183,13 @@ def _who(member: Member) -> str:
 
 def renew(run: Run, heard: Mapping[MemberId, float]) -> Run:
     """Leases of everyone heard from, entered together."""
-    members = dict(run.members)
-    for member_id, at in heard.items():
-        member = members.get(member_id)
-        if member is not None and member.lease_until != at + run.settings.lease_s:
-            members[member_id] = replace(member, lease_until=at + run.settings.lease_s)
-    return replace(run, members=members)
+    lease_s = run.settings.lease_s
+    news = {
+        member_id: replace(member, lease_until=at + lease_s)
+        for member_id, at in heard.items()
+        if (member := run.members.get(member_id)) is not None and member.lease_until != at + lease_s
+    }
+    return replace(run, members=merged(run.members, news))
 
 
 def extend_leases(run: Run, by_s: float) -> Run:
@@ -195,6 +237,12 @@ def fit(run: Run, member_id: MemberId) -> Run:
     return _with_member(run, replace(member, role=role, fit_for=run.next_round, note=""))
 
 
+def posted(run: Run, member_id: MemberId, post: Path) -> Run:
+    """It keeps records there, and can be asked who leads."""
+    member = run.members.get(member_id)
+    return run if member is None else _with_member(run, replace(member, post=post))
+
+
 # The mesh ----------------------------------------------------------------------------------------
 
 
@@ -223,7 +271,7 @@ def started(run: Run, member_id: MemberId, number: int) -> Run:
     current = _current(run, member_id, number)
     if current is None:
         return run
-    return replace(run, round=replace(current, started=current.started | {member_id}))
+    return replace(run, round=replace(current, started=joined(current.started, member_id)))
 
 
 def up(run: Run, member_id: MemberId, number: int, now: float) -> Run:
@@ -231,8 +279,8 @@ def up(run: Run, member_id: MemberId, number: int, now: float) -> Run:
     current = _current(run, member_id, number)
     if current is None:
         return run
-    current = replace(current, up=current.up | {member_id})
-    if current.up_at is None and all(seat.member_id in current.up for seat in current.seats):
+    current = replace(current, up=joined(current.up, member_id))
+    if current.up_at is None and len(current.up) == current.world_size:
         current = replace(current, up_at=now)
     return replace(run, round=current)
 
@@ -240,17 +288,18 @@ def up(run: Run, member_id: MemberId, number: int, now: float) -> Run:
 def exited(run: Run, member_id: MemberId, number: int, ends: Iterable[tuple[RankEnd, float]]) -> Run:
     """Ranks of the current round ended, each at its time on the run's clock. Told twice, it counts once."""
     current = _current(run, member_id, number)
-    if current is None:
+    ends = tuple(ends)
+    if current is None or not ends:
         return run
-    exits, progress = dict(current.exits), dict(current.progress)
+    exits, progress = current.exits, current.progress
     first_at, first_rank, stopped_at = current.first_failed_at, current.first_failed_rank, current.first_stopped_at
     failed = False
     for end, at in ends:
         if end.rank in exits:
             continue
-        exits[end.rank] = end
+        exits = changed(exits, end.rank, end)
         if end.step is not None:
-            progress[end.rank] = Progress(end.step, at - (end.idle_s or 0.0))
+            progress = changed(progress, end.rank, Progress(end.step, at - (end.idle_s or 0.0)))
         if end.failed and not end.hung:
             failed = True
             if first_at is None or at < first_at:
@@ -281,7 +330,7 @@ def finished(run: Run, member_id: MemberId, number: int) -> Run:
         return run  # a leaver's 0 is never success
     if member is not None:
         run = _with_member(run, replace(member, ranks_state=RanksState.SUCCEEDED))
-    return replace(run, round=replace(current, finished=current.finished | {member_id}))
+    return replace(run, round=replace(current, finished=joined(current.finished, member_id)))
 
 
 def stopped(run: Run, member_id: MemberId, number: int, store_port: int, now: float, why: str = "") -> Run:
@@ -306,7 +355,7 @@ def saves(run: Run, member_id: MemberId, number: int, what: str) -> Run:
     current = _current(run, member_id, number)
     if current is None:
         return run
-    return replace(run, round=replace(current, saves={**current.saves, member_id: what}))
+    return replace(run, round=replace(current, saves=changed(current.saves, member_id, what)))
 
 
 def gone(run: Run, member_id: MemberId, number: int) -> Run:
@@ -314,12 +363,20 @@ def gone(run: Run, member_id: MemberId, number: int) -> Run:
     current = _current(run, member_id, number)
     if current is None:
         return run
-    return replace(run, round=replace(current, gone=current.gone | {member_id}))
+    return replace(run, round=replace(current, gone=joined(current.gone, member_id)))
 
 
 def guard_cleared(run: Run, member_id: MemberId, number: int, now: float) -> Run:
     """The guard ended everything: its agent is dead, or so silent that it counts as lost before its lease is over."""
+    if (member := run.members.get(member_id)) is not None:
+        run = silenced(run, member_id, member.lease_until - run.settings.lease_s)
     return lose(gone(run, member_id, number), member_id, now, "its guard ended its ranks")
+
+
+def ended(run: Run, member_id: MemberId, now: float) -> Run:
+    """No process of that worker is left: no rank of any round runs there, and none will."""
+    number = -1 if run.round is None else run.round.number
+    return lose(gone(run, member_id, number), member_id, now, ALL_ENDED)
 
 
 def guard_alive(run: Run, member_id: MemberId, now: float) -> Run:
@@ -335,7 +392,10 @@ def advanced(run: Run, member_id: MemberId, number: int, marks: Iterable[tuple[i
     current = _current(run, member_id, number)
     if current is None:
         return run
-    return replace(run, round=replace(current, progress={**current.progress, **dict(marks)}))
+    progress = current.progress
+    for rank, mark in marks:
+        progress = changed(progress, rank, mark)
+    return replace(run, round=replace(current, progress=progress))
 
 
 # Orders from outside -----------------------------------------------------------------------------
@@ -375,6 +435,7 @@ def order(run: Run, outcome: RunOutcome) -> Run:
 
 def reconfigure(run: Run, settings: Settings, target: int, now: float) -> Run:
     """Whoever fixed the settings from outside fixes them anew."""
+    settings = kept_lease(run, settings)
     if run.outcome is not None or (settings == run.settings and target == run.target):
         return run
     since = now if target != run.target else run.target_set_at
@@ -389,6 +450,15 @@ def confirm(run: Run, outcome: RunOutcome) -> Run:
 def let_go(run: Run) -> Run:
     """The end is recorded: members may leave."""
     return replace(run, holds_farewell=False)
+
+
+def seat_shown(run: Run, number: int, seat: Seat) -> Run:
+    """One of a round that is being recovered tells its own seat, which nobody else knew."""
+    current = run.round
+    if run.recovery_until is None or current is None or current.number != number or seat.rank >= current.world_size:
+        return run
+    unknown = not current.seats[seat.rank].procs
+    return replace(run, round=current.with_seat(seat)) if unknown else run
 
 
 def skip_past(run: Run, number: int) -> Run:
@@ -423,7 +493,7 @@ def settings_differ(fixed: Settings, given: Mapping[str, object]) -> list[str]:
 
 
 def _with_member(run: Run, member: Member) -> Run:
-    return replace(run, members={**run.members, member.member_id: member})
+    return replace(run, members=changed(run.members, member.member_id, member))
 
 
 def _current(run: Run, member_id: MemberId, number: int) -> Round | None:

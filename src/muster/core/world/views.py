@@ -5,16 +5,19 @@ The run as it stands; its story is added by the protocol, which keeps it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from muster.core.world.run import Run
 from muster.core.world.seating import natural
 from muster.types import codec
-from muster.types.world import Member, Role, RunId, RunOutcome
+from muster.types.world import Member, MemberId, Role, RunId, RunOutcome
 
 
-def view(run_id: RunId, epoch: int, run: Run, reason: str, now: float) -> dict[str, Any]:
+def view(
+    run_id: RunId, epoch: int, run: Run, reason: str, now: float, lifelines: Collection[MemberId] = ()
+) -> dict[str, Any]:
     """What `muster world show` prints above the story."""
     current = run.round
     return {
@@ -30,7 +33,9 @@ def view(run_id: RunId, epoch: int, run: Run, reason: str, now: float) -> dict[s
         "spares": sum(member.role is Role.SPARE for member in run.members.values()),
         "restarts_used": run.restarts_used,
         "max_restarts": run.settings.max_restarts,
-        "members": [_member_view(member, now) for member in _in_order(run)],
+        "lease_s": run.settings.lease_s,
+        "false_alarms": run.false_alarms,
+        "members": [_member_view(member, now, member.member_id in lifelines) for member in _in_order(run)],
         "steps": {str(rank): mark.step for rank, mark in sorted(current.progress.items())} if current else {},
         "outcome": _outcome_view(run.outcome) if run.outcome else None,
         "mesh": _plain(replace(gate, since=0.0)) if (gate := run.coming or run.gate) else None,
@@ -61,7 +66,8 @@ def _in_order(run: Run) -> list[Member]:
     )
 
 
-def _member_view(member: Member, now: float) -> dict[str, Any]:
+def _member_view(member: Member, now: float, lifeline: bool) -> dict[str, Any]:
     shown = ("name", "member_id", "role", "rank", "procs", "addr", "host", "pid", "domain", "infra_rank", "note")
     view = {name: getattr(member, name) for name in (*shown, "paths")}
-    return view | {"ranks_state": str(member.ranks_state), "lease_s": round(member.lease_until - now, 3)}
+    view |= {"ranks_state": str(member.ranks_state), "lease_s": round(member.lease_until - now, 3)}
+    return view | {"lifeline": lifeline}  # if all of it is killed, that is known at once

@@ -1,0 +1,129 @@
+"""An elector has one voice: what it promised outlives its process if that returns, and nobody else speaks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from muster.core.succession.state import Succession
+from muster.types.frames import KeepFrame, RunRecord, VoiceFrame, VoteFrame
+from muster.types.world import Elector, Electorate, MemberId, RunId, Settings
+from muster.world.post import Post
+from muster.world.service import Coordinator
+from tests.world.test_impostor import TOKEN, until
+
+RUN = RunId("run")
+A, B, C = (Elector(MemberId(name), name, ("127.0.0.1", 1)) for name in "abc")
+
+
+def record_of(term: int, leader: Elector, *group: Elector, revision: int = 1) -> RunRecord:
+    return RunRecord(Settings(), 1, 0, electorate=Electorate(term, leader, (group,)), revision=revision, promised=term)
+
+
+def voice_of(one: Succession, frame: VoteFrame, now: float) -> VoiceFrame:
+    answer, _ = one.asked(frame, now)
+    assert isinstance(answer, VoiceFrame)
+    return answer
+
+
+def test_a_follower_that_returns_keeps_its_promise() -> None:
+    """The one that it follows counts on it for a lease, whatever became of the process meanwhile."""
+    kept = record_of(2, B, A, B, C)
+    back = Succession(A, 1.0, 100.0, kept)
+    vote = VoteFrame(term=3, candidate=C, last=(2, 1))
+    assert not voice_of(back, vote, 100.1).given
+    assert voice_of(back, vote, 101.1).given
+
+
+def test_the_end_of_an_earlier_process_is_not_the_leaders() -> None:
+    """It was started again and elected again; that its old connection has ended is heard late."""
+    one = Succession(A, 1.0, 0.0)
+    one.asked(KeepFrame(term=3, stamp=0.0, leader=B, record=record_of(3, B, A, B, C)), 10.0)
+    vote = VoteFrame(term=4, candidate=C, last=(3, 1))
+    one.leader_died(1, 10.1)
+    assert not voice_of(one, vote, 10.2).given
+    one.leader_died(3, 10.3)
+    assert voice_of(one, vote, 10.4).given
+
+
+def test_one_voice_is_not_given_by_another_process_that_has_the_place() -> None:
+    """It promised nothing and kept nothing: with it, one elector of three would be two."""
+
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        there.posts.follow(RUN, Elector(MemberId("new"), "b", there.posts.address), 1.0, lambda leader: None)
+        post, said = returned(here, there.posts.address)
+        await until(lambda: bool(said), "it has stood in vain")
+        assert "nobody leads" in said[0] and not post.leads
+
+    asyncio.run(with_two(scenario))
+
+
+def test_electors_whose_connections_are_reset_are_not_taken_for_gone() -> None:
+    """One that returns asks again, and hears who leads."""
+
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        place = there.posts.address
+        follower = there.posts.follow(RUN, replace(B, post=place), 60.0, lambda leader: None)
+        follower.state.asked(KeepFrame(term=1, stamp=0.0, leader=C, record=record_of(1, C, A, B, C)), follower.now)
+        post, said = returned(here, place, B)
+        await until(lambda: len(there.posts.visited) == 1, "it asks")
+        await asyncio.sleep(0.2)
+        for channel in list(there.posts.visited):
+            channel.abort("a reset")
+        await until(lambda: post.state.leader == C, "it knows who leads")
+        assert not post.leads and not said
+
+    asyncio.run(with_two(scenario))
+
+
+def test_one_that_returns_does_not_lead_because_nobody_listens_any_more() -> None:
+    """Others may have been elected since, by electors that it does not know."""
+
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        post, said = returned(here, ("127.0.0.1", 1))
+        await until(lambda: bool(said), "it has stood in vain")
+        assert "nobody leads" in said[0] and "1 of 3 electors" in said[0] and not post.leads
+
+    asyncio.run(with_two(scenario))
+
+
+def returned(here: Coordinator, place: tuple[str, int], *others: Elector) -> tuple[Post, list[str]]:
+    """With a record of others who are to be there, and what it says to people."""
+    said: list[str] = []
+    here.posts.say = said.append
+    me = Elector(MemberId("me"), "me", here.posts.address)
+    here.posts.return_to(RUN, record_of(1, me, *(replace(one, post=place) for one in others or (B, C)), me))
+    post = here.posts.get(RUN)
+    assert post is not None
+    return post, said
+
+
+async def with_two(scenario: Callable[[Coordinator, Coordinator], Awaitable[None]]) -> None:
+    there, here = Coordinator(token=TOKEN, opens_runs=False), Coordinator(token=TOKEN)
+    for one in (there, here):
+        await one.start("127.0.0.1", 0)
+    try:
+        await scenario(there, here)
+    finally:
+        await here.stop()
+        await there.stop()
+
+
+def test_one_who_leads_for_a_second_time_is_followed_again() -> None:
+    """Its own agent above all: it looks for its coordinator everywhere else."""
+
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        followed: list[Elector] = []
+        post = there.posts.follow(RUN, replace(A, post=there.posts.address), 1.0, followed.append)
+        vote = VoteFrame(term=2, candidate=B, last=(1, 1))
+        for frame, after_s in ((keep_of(1), 0.0), (vote, 2.0), (keep_of(2), 2.0)):
+            _, orders = post.state.asked(frame, post.now + after_s)
+            post.do(orders)
+        assert followed == [B, B]
+
+    asyncio.run(with_two(scenario))
+
+
+def keep_of(term: int) -> KeepFrame:
+    return KeepFrame(term=term, stamp=0.0, leader=B, record=record_of(term, B, A, B, C))

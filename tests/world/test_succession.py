@@ -1,0 +1,189 @@
+"""The coordinator's machine may be lost: one of the others goes on, never two, and what was told stays true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from muster.core.succession import ballot, leadership
+from tests.simulator import histories, succession
+from tests.simulator.network import BOTH, COORDINATOR
+from tests.simulator.succession import SuccessionFleet
+from tests.world.test_planted_faults import finds
+
+SOME = 300
+TEN_THOUSAND = 10_000
+CHUNKS = 8
+PLANTED = 600
+
+
+def a_run(*names: str, seed: int = 1, **settings: object) -> SuccessionFleet:
+    """The first one is on the machine of the coordinator, and all can do without that."""
+    fleet = SuccessionFleet(seed)
+    given = {"min": len(names) - 1, "max": len(names) - 1, "spares": 1, **settings}
+    for index, name in enumerate(names):
+        made = fleet.join(name, machine=COORDINATOR if index == 0 else None, settings=given)
+        fleet.first.beside = made.member_id if index == 0 else fleet.first.beside
+    fleet.until("round 0 trains", lambda: fleet.trains(0))
+    fleet.until("electors", lambda: len(groups_of(fleet)) == 1 and len(groups_of(fleet)[0]) == len(names))
+    fleet.advance(1.0)  # until they have kept it
+    return fleet
+
+
+def groups_of(fleet: SuccessionFleet) -> tuple[tuple[object, ...], ...]:
+    post = fleet.coordinator.post
+    return post.state.leadership.groups if post is not None and post.state.leadership is not None else ()
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_the_machine_of_the_coordinator_is_lost_and_costs_one_round(silently: bool) -> None:
+    fleet = a_run("a", "b", "c", "d")
+    fleet.lose_leader(silently=silently)
+    fleet.until("round 1 trains", lambda: fleet.trains(1, 3), 6.0)
+    assert fleet.coordinator.machine != COORDINATOR
+    assert sorted(fleet.seats) == ["b", "c", "d"]
+    fleet.finish_work()
+    fleet.until("everyone is out", lambda: not fleet.present)
+    assert {agent.code for agent in fleet.agents if agent.name != "a"} == {0}
+
+
+def test_the_process_of_the_coordinator_alone_dies_and_no_rank_notices() -> None:
+    fleet = a_run("a", "b", "c", "d")
+    fleet.crash_leader(back_after_s=60.0)
+    fleet.until("somebody leads", lambda: fleet.coordinator.machine != COORDINATOR and fleet.trains(0, 3), 5.0)
+    fleet.advance(10.0)
+    assert fleet.trains(0, 3)
+
+
+def test_one_successor_after_another() -> None:
+    fleet = a_run("a", "b", "c", "d", "e", "f", min=2, max=6, spares=0)
+    for number in (1, 2, 3):
+        fleet.lose_leader(silently=number == 2)
+        fleet.until(f"round {number} trains", lambda number=number: fleet.trains(number), 10.0)  # type: ignore[misc]
+        fleet.advance(5.0)
+    assert len(fleet.seats) == 3
+
+
+def test_a_coordinator_that_stands_still_steps_down_when_it_goes_on() -> None:
+    fleet = a_run("a", "b", "c", "d")
+    first = fleet.first
+    fleet.pause_leader(5.0)
+    fleet.until("another leads", lambda: fleet.coordinator is not first and fleet.trains(), 10.0)
+    fleet.until("the first knows it", lambda: first.leading is None, 10.0)
+    fleet.advance(5.0)
+    assert fleet.trains() and fleet.coordinator is not first
+
+
+def test_a_coordinator_cut_off_from_the_majority_says_nothing_more() -> None:
+    fleet = a_run("a", "b", "c", "d")
+    first = fleet.first
+    fleet.cut_leader(60.0, BOTH)
+    fleet.until("it steps down", lambda: first.leading is None, 5.0)
+    fleet.until("the others go on", lambda: fleet.trains(1, 3), 10.0)
+
+
+def test_without_a_majority_nobody_guesses() -> None:
+    fleet = a_run("a", "b", min=1, max=1, spares=1)
+    fleet.lose_leader(silently=True)
+    fleet.advance(30.0)
+    assert fleet.coordinator is fleet.first and fleet.first.leading is None
+    b = fleet.agent("b")
+    assert b.alive and not b.connection.up
+
+
+def test_a_coordinator_with_one_worker_elsewhere_can_do_without_it() -> None:
+    fleet = a_run("a", "b", min=1, max=1, spares=1)
+    fleet.agent("b").power_off()
+    fleet.advance(5.0)
+    assert fleet.trains(size=1) and fleet.coordinator is fleet.first
+
+
+def test_two_of_three_that_are_killed_at_once_do_not_stop_the_third() -> None:
+    """They are known to be dead, so nobody else leads."""
+    fleet = a_run("a", "b", "c", min=1, max=2, spares=1)
+    for name in ("b", "c"):
+        fleet.agent(name).kill_both()
+    fleet.until("a trains alone", lambda: fleet.trains(size=1), 30.0)
+    assert fleet.coordinator is fleet.first
+
+
+def test_two_of_three_that_fall_silent_at_once_stop_the_third() -> None:
+    """They may go on together, for all that is known."""
+    fleet = a_run("a", "b", "c", min=1, max=2, spares=1)
+    for name in ("b", "c"):
+        fleet.agent(name).power_off()
+    fleet.advance(30.0)
+    assert fleet.first.leading is None and not any(fleet.census.alive.values())
+
+
+def test_a_member_that_comes_late_is_shown_the_successor() -> None:
+    fleet = a_run("a", "b", "c", "d")
+    fleet.crash_leader(back_after_s=0.5)
+    fleet.until("somebody leads", lambda: fleet.coordinator is not fleet.first and fleet.trains(), 5.0)
+    fleet.until("the first is back", lambda: fleet.first.alive, 5.0)
+    late = fleet.join("late", settings={"min": 3, "max": 3, "spares": 1})
+    fleet.until("it has joined", lambda: late.connection.up, 5.0)
+    assert late.member_id in fleet.run.members
+
+
+def test_the_first_one_back_from_a_crash_leads_again_if_it_is_needed() -> None:
+    fleet = a_run("a", "b", min=1, max=1, spares=1)
+    fleet.crash_leader(back_after_s=1.0)
+    fleet.until("it leads again", lambda: fleet.first.alive and fleet.trains(0, 1), 5.0)
+
+
+# Random histories -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_histories_have_one_leader(chunk: int) -> None:
+    play(range(chunk, SOME, CHUNKS))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_ten_thousand_random_histories_have_one_leader(chunk: int) -> None:
+    play(range(SOME + chunk, SOME + TEN_THOUSAND, CHUNKS))
+
+
+def play(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        try:
+            succession.play(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}\n\n{histories.story(seed, succession.play)}") from error
+
+
+def test_histories_of_succession_are_not_all_alike() -> None:
+    endings = [succession.play(seed) for seed in range(60)]
+    assert {"stranded", "succeeded after 1 terms", "succeeded after 2 terms"} <= set(endings)
+
+
+FAULTS = {
+    "a voice is given while the leader may be alive": (
+        *(ballot.Ballot, "vote", "if not self.is_free(now):", "if False:"),
+        "speaks in term|starts while round|with other seats",
+    ),
+    "a leader speaks whatever others have promised": (
+        *(leadership.Leadership, "is_sure", "electorate.is_enough(self.groups, self.promising(now))", "True"),
+        "speaks in term|starts while round|with other seats",
+    ),
+    "a record is told before others have kept it": (
+        *(leadership.Leadership, "may_speak", "self.is_kept(self._needed) and", ""),
+        "speaks in term|starts while round|with other seats|outcome changed",
+    ),
+    "one with an older record is elected": (
+        *(ballot.Ballot, "vote", "if frame.last < self.last:", "if False:"),
+        "speaks in term|starts while round|with other seats|outcome changed",
+    ),
+    "the end of an elector counts whatever it has promised": (
+        *(leadership.Leadership, "died", "self._promises(elector_id, now) and", ""),
+        "speaks in term|starts while round|with other seats|outcome changed",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_histories_find_a_planted_fault_of_succession(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    finds(FAULTS[fault], monkeypatch, succession.play, PLANTED)
