@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs test test-kube soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire clean
+.PHONY: all venv lock demo check docs test test-kube test-netns soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-alarms clean
 
 all: check test
 
@@ -67,27 +67,38 @@ test-kube: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'kube and not soak' tests
 
+# Machines that are lost: network namespaces, so as root. Elsewhere they are skipped, and say so.
+test-netns: venv
+	$(BIN)/python -m pytest -n 2 -m 'netns and not soak and not kube' tests
+
 soak: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak -o faulthandler_timeout=0 tests
 
 bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire
 
-# Peers go into a folder of their own, so that what they bring is seen by them alone.
-$(VENV)/peers: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ nvidia-resiliency-ext==0.4.1 \
-	  nvidia-ml-py pynvml psutil defusedxml pyyaml packaging || echo "ft_launcher does not install here"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ torchx==0.7.0 docstring-parser \
-	  pyre-extensions tabulate docker urllib3 'importlib-metadata<9' zipp typing-inspect requests charset-normalizer \
-	  certifi || echo "torchx does not install here"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ kubeflow==0.5.0 \
-	  kubeflow-trainer-api kubernetes python-dateutil six websocket-client google-auth oauthlib requests-oauthlib \
-	  durationpy || echo "Kubeflow does not install here"
+# Peers go into folders of their own, so that what they bring is seen by them alone. The wheel of ft_launcher asks for a
+# newer glibc and Python than its launcher, which is all Python, needs.
+PEERS := $(VENV)/peers/.ft_launcher-0.7.0-torchft-0.2.0
+PEER := $(BIN)/pip install --quiet --disable-pip-version-check --target $(VENV)/peers
+$(PEERS): $(STAMP)
+	rm -rf $(VENV)/peers
+	$(PEER)/ft_launcher --no-deps --only-binary :all: --platform manylinux_2_39_$$(uname -m) --python-version 3.12 \
+	  nvidia-resiliency-ext==0.7.0 && $(PEER)/ft_launcher 'grpcio>=1.76,<2' httpx pydantic-settings psutil defusedxml \
+	  pyyaml packaging nvidia-ml-py || { rm -rf $(VENV)/peers/ft_launcher; echo "ft_launcher does not install here"; }
+	$(PEER)/torchft --no-deps torchft==0.2.0 && $(PEER)/torchft opentelemetry-exporter-otlp-proto-http \
+	  || { rm -rf $(VENV)/peers/torchft; echo "torchft does not install here"; }
+	$(PEER) --no-deps torchx==0.7.0 docstring-parser pyre-extensions tabulate docker urllib3 'importlib-metadata<9' zipp \
+	  typing-inspect requests charset-normalizer certifi pyyaml || echo "torchx does not install here"
+	$(PEER) --no-deps kubeflow==0.5.0 kubeflow-trainer-api kubernetes python-dateutil six websocket-client google-auth \
+	  oauthlib requests-oauthlib durationpy || echo "Kubeflow does not install here"
+	mkdir -p $(VENV)/peers
+	touch $@
 
-bench-world: venv $(VENV)/peers
+bench-world: venv $(PEERS)
 	$(BIN)/python -m bench.world $(ARGS)
 
-bench-control: venv $(VENV)/peers
+bench-control: venv $(PEERS)
 	$(BIN)/python -m bench.control $(ARGS)
 
 bench-sharing: venv
@@ -107,6 +118,11 @@ bench-security: venv
 # What proofs and TLS between members and coordinator cost; for TLS a network of its own, so as root.
 bench-wire: venv
 	$(BIN)/python -m bench.wire $(ARGS)
+
+# False alarms while the machine is as busy as it can be: one hour, unless SECONDS says otherwise.
+SECONDS := 3600
+bench-alarms: venv
+	$(BIN)/python -m bench.alarms --seconds $(SECONDS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
-from bench import swarm, world
+import pytest
+
+from bench import launchers, losses, programs, report, swarm, table
+from bench.report import Goal, Sample
 from tests.fleet import Fleet, eventually, family, free_port, gone
+
+STAND_IN = programs.WAIT.replace('mark("start")', 'mark("ready")')  # a rank without torch is as good to kill
 
 
 def words(pid: int) -> str:
@@ -30,19 +36,84 @@ def test_a_whole_worker_is_its_agent_guard_warm_parent_ranks_and_the_coordinator
     fleet.assert_nothing_left()
 
 
+def test_a_job_loses_worker_after_worker_and_each_time_the_spare_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "GROUP", STAND_IN)
+    monkeypatch.setattr(losses, "QUIET_S", 0.2)
+    quick = replace(launchers.muster, env=lambda spot: {"MUSTER_LEASE_S": "0.5"})
+    healed = losses.series(quick, losses.Case(losses.every_process), 2, watch=True)
+    times = [sample for sample in healed.first_all_reduce if isinstance(sample, float)]
+    assert len(times) == 2, healed
+    pairs = zip(healed.released, times, strict=True)
+    assert all(0 < released < ready for released, ready in pairs), "released, then ready"
+
+
+def test_a_job_that_does_not_heal_is_said_to_have_ended_and_a_peer_that_is_not_here_not_to_have_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(programs, "GROUP", STAND_IN)
+    alone = replace(
+        launchers.muster, command=lambda spot, program: ("python3", *program), env=lambda spot: {"RANK": "0"}
+    )
+    dies = replace(alone, command=lambda spot, program: ("false",))
+    missing = replace(alone, needs=tmp_path / "nowhere")
+    case = losses.Case(losses.every_process, active=1, first=True)
+    assert losses.series(missing, case, 3).first_all_reduce == [f"did not run: not in {tmp_path / 'nowhere'}"]
+    assert losses.series(dies, case, 3).first_all_reduce == ["did not start: ended with exit [1]"]
+    monkeypatch.setattr(losses, "LIMIT_S", 0.2)
+    monkeypatch.setattr(losses, "QUIET_S", 0.01)
+    (sample,) = losses.series(alone, losses.Case(losses.every_process, active=2), 3).first_all_reduce
+    assert sample == "never in 0.2 s; 1 of the 1 other ranks go on"
+
+
 def test_a_loss_that_was_not_survived_once_is_no_time_and_a_miss() -> None:
-    ours: list[world.Sample] = [0.1, "never (waited 60 s)", 0.2]
-    figure = world._beside("loss", ours, {"torchrun": [2.0, 5.0, 4.0]}, "ms", world.GOES_ON)
+    ours: list[Sample] = [0.1, "never", 0.2]
+    figure = report.compared("loss", ours, {"torchrun": [2.0, 5.0, 4.0]}, "ms", Goal())
     assert (figure.value, figure.ok, figure.samples) == (None, False, 3)
-    assert figure.note.startswith("never (waited 60 s) (1 of 3); torchrun 3 samples, worst 5000")
-    assert figure.peers == {"torchrun": 4000.0}
+    assert figure.note == "150 (3, worst 200) or never (1 of 3)"
+    assert str(figure.peers["torchrun"]) == "4000 (3, worst 5000)"
 
 
-def test_a_median_stands_beside_its_worst_sample_and_what_the_peers_did() -> None:
-    peers: dict[str, list[world.Sample]] = {"torchrun": [1.0], "ft_launcher": ["the job ends", 3.0]}
-    figure = world._beside("loss", [0.3, 0.1, 0.2], peers, "s", world._at_most(0.15))
-    assert (figure.value, figure.worst, figure.samples, figure.ok) == (0.2, 0.3, 3, False)
-    assert figure.peers == {"torchrun": 1.0, "ft_launcher": "3, or the job ends (1 of 2)"}
+def test_a_median_stands_beside_its_p99_its_goal_and_what_the_peers_did() -> None:
+    peers: dict[str, list[Sample]] = {"torchrun": [1.0], "ft_launcher": ["the job ends", 3.0]}
+    figure = report.compared("loss", [0.3, 0.1, 0.2], peers, "s", Goal(share=0.15))
+    assert (figure.value, figure.worst, figure.p99, figure.samples, figure.ok) == (0.2, 0.3, 0.3, 3, False)
+    assert figure.goal == "p50 ≤ 0.15 × torchrun"
+    assert str(figure.peers["ft_launcher"]) == "3 (2, worst 3) or the job ends (1 of 2)"
+
+
+@pytest.mark.parametrize(
+    ("goal", "peers", "met"),
+    [
+        (Goal(p50=200, p99=300), {}, True),
+        (Goal(p50=200, p99=299), {}, False),
+        (Goal(p50=199), {}, False),
+        (Goal(), {}, True),
+        (Goal(share=0.2), {"torchrun": [1.0]}, True),
+        (Goal(share=0.2), {"torchrun": ["never"]}, True),
+        (Goal(share=0.2), {}, False),  # nobody to compare with
+    ],
+)
+def test_a_goal_is_met_or_not(goal: Goal, peers: dict[str, list[Sample]], met: bool) -> None:
+    assert report.compared("loss", [0.3, 0.1, 0.2], peers, "ms", goal).ok is met
+
+
+def test_a_page_has_the_figures_of_its_parts_between_its_marks() -> None:
+    figure = report.compared("a loss", [0.1] * 49 + [2.5], {"torchrun": ["never"]}, "ms", Goal(p50=50))
+    page = "before\n<!-- bench: worker -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
+    told = [{"part": "worker", **vars(figure), "peers": {"torchrun": vars(figure.peers["torchrun"])}}]
+    assert table.filled(page, told).splitlines() == [
+        "before",
+        "<!-- bench: worker -->",
+        "",
+        "| | muster | goal | torchrun |",
+        "| --- | --- | --- | --- |",
+        "| a loss | **100 ms, p99 2.5 s of 50** | p50 ≤ 50 ms (missed) | never |",
+        "",
+        "<!-- /bench -->",
+        "<!-- bench: other -->",
+        "kept",
+        "<!-- /bench -->",
+    ]
 
 
 def test_simulated_agents_that_are_lost_say_nothing_so_that_a_lease_is_waited_for(fleet: Fleet) -> None:

@@ -62,8 +62,13 @@ class TestKubelet:
         labels: dict[str, str] | None = None,
         env: dict[str, str] | None = None,
         pretend: bool = False,
+        inside: tuple[str, ...] = (),
+        ip: str = "",
     ) -> None:
-        """`env` is what a Pod's image would set; a Pod's own comes on top. `pretend`: Pods run, but nothing does."""
+        """`env` is what a Pod's image would set; a Pod's own comes on top. `pretend`: Pods run, but nothing does.
+
+        `inside` goes in front of a Pod's command, which runs on another machine then, with its address `ip`.
+        """
         self.cluster = cluster
         self.node = node
         self._api = cluster.aio
@@ -71,6 +76,8 @@ class TestKubelet:
         self._labels = {"kubernetes.io/hostname": node, **(labels or {})}
         self._env = env or {}
         self._pretend = pretend
+        self._inside = inside
+        self._ip = ip
         self._held: dict[str, _Held] = {}
         self._here = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -263,7 +270,7 @@ class TestKubelet:
         uid = pod["metadata"]["uid"]
         held = self._held.get(uid)
         if held is None:
-            held = self._held[uid] = _Held(pod, new_address(), self._folder / uid)
+            held = self._held[uid] = _Held(pod, self._ip or new_address(), self._folder / uid)
         held.pod = pod
         if not self._here.is_set():
             return
@@ -322,7 +329,7 @@ class TestKubelet:
         env |= dict.fromkeys((name for name in env if env[name] in pods.scratch(held.pod)), str(held.folder))
         limit = container.get("resources", {}).get("limits", {}).get("memory")
         return Container(
-            pods.command(container, env),
+            (*self._inside, *pods.command(container, env)),
             self._base(held) | env,
             cwd,
             f"MUSTER_TEST_POD={held.pod['metadata']['uid']}",

@@ -34,14 +34,23 @@ class KubePlane(Fleet):
         self.proxy = ServiceProxy(cluster, self.own, "muster", dict.fromkeys(PORTS, 0))
 
     def serve(
-        self, name: str = "one", *options: str, user: str = ADMIN, url: str | None = None, wait: bool = True
+        self,
+        name: str = "one",
+        *options: str,
+        user: str = ADMIN,
+        url: str | None = None,
+        wait: bool = True,
+        direct: bool = False,
     ) -> Process:
-        """Start a replica, or start it again; returns when it serves, or, without `wait`, at once."""
+        """Start a replica, or start it again; returns when it serves, or, without `wait`, at once.
+
+        `direct`: workers speak with it and not with a Service that relays.
+        """
         address = new_address()
         config = self.cluster.kubeconfig(user, url=url, namespace=self.own)
         words = ["--home", str(self.folder / f"home-{name}"), "--store", "kube", "--backend", "kube"]
         words += ["--listen", f"{address}:{free_port()}", "--insecure", "--namespace", self.own, "--identity", name]
-        words += ["--address", address, "--advertise", self.proxy.host, "--image", "muster:test"]
+        words += ["--address", address, "--advertise", address if direct else self.proxy.host, "--image", "muster:test"]
         words += ["--coordinator-port", str(self.proxy.ports["coordinator"])]
         words += ["--mesh-port", str(self.proxy.ports["mesh"]), *options]
         replica = self.start(sys.executable, "-m", "muster.daemon", *words, KUBECONFIG=str(config))
