@@ -1,6 +1,6 @@
 """How fast is the control plane on Kubernetes, on a real API server?
 
-    python -m bench.kube [--json] [--only apply] [--only scale] [--only many] [--trainings 1000] [--workers 8]
+    python -m bench.kube [--json] [--only apply] [--only scale] [--only loss] [--only many] [--trainings 1000] …
 
 Peers, in the same run on the same server: a Job and a Deployment of the cluster's own controllers.
 """
@@ -25,8 +25,8 @@ from typing import Any
 
 import httpx2
 
-from bench import report
-from bench.report import Figure, below, p50, p99
+from bench import losses, report
+from bench.report import Figure, Goal, below, p50, p99
 from tests.kube import network
 from tests.kube.api import Json
 from tests.kube.cluster import Cluster
@@ -185,6 +185,21 @@ def _scale_deployment(plane: KubePlane, repeat: int) -> list[float]:
     return taken
 
 
+# Losing a worker ---------------------------------------------------------------------------------
+
+
+def loss(given: argparse.Namespace) -> Iterator[Figure]:
+    """All processes of a Pod, which are those of a worker, are killed at once; its node, a test kubelet, tells."""
+    with _cluster() as (cluster, plane), contextlib.closing(TestKubelet(cluster)) as kubelet:
+
+        def agents() -> dict[str, int]:
+            return {pod.partition("/")[2]: pid for pod, pid in kubelet.processes().items()}
+
+        samples = losses.under_a_control_plane(plane, agents, given.losses)
+    name = "Kubernetes' test nodes, 2 workers, 1 spare; killed: every process of one worker"
+    yield report.compared(f"{name} → first all-reduce of the next group", samples, {}, "ms", Goal(p50=1000))
+
+
 # Many --------------------------------------------------------------------------------------------
 
 
@@ -318,10 +333,11 @@ def _peak_mb(plane: KubePlane) -> float:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=10, help="times of what is done one by one")
     parser.add_argument("--scales", type=int, default=100, help="scalings")
+    parser.add_argument("--losses", type=int, default=10, help="workers that are killed")
     parser.add_argument("--trainings", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=8)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("MUSTER_HOME", tempfile.gettempdir())
-    sys.exit(report.run("muster on Kubernetes", {"apply": apply, "scale": scale, "many": many}, _options))
+    sys.exit(report.run("muster on Kubernetes", {"apply": apply, "scale": scale, "loss": loss, "many": many}, _options))

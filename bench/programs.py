@@ -39,6 +39,40 @@ mark("done")
 """
 )
 
+TORCHFT = (
+    _MARK
+    + """
+import socket, subprocess
+own, tuned, active = os.environ["OWN_ADDRESS"], os.environ["TUNED"] == "1", int(os.environ["ACTIVE"])
+socket.gethostname = lambda: own  # machines of a benchmark have no names
+if os.environ["HOSTS_LIGHTHOUSE"] == "1":
+    lighthouse = [sys.executable, os.environ["PYTHONPATH"] + "/bin/torchft_lighthouse"]
+    lighthouse += ["--bind", os.environ["LIGHTHOUSE"], "--min_replicas", str(active)]
+    subprocess.Popen(lighthouse + (["--heartbeat_timeout_ms", "1000", "--quorum_tick_ms", "20"] if tuned else []))
+import torch
+from datetime import timedelta
+from torch.distributed import TCPStore
+from torchft import Manager, ProcessGroupGloo
+from torchft.manager import WorldSizeMode
+patience = timedelta(seconds=2 if tuned else 60)
+store = TCPStore(own, 0, is_master=True, wait_for_workers=False)
+manager = Manager(
+    pg=ProcessGroupGloo(timeout=patience), load_state_dict=lambda state: None, state_dict=lambda: {},
+    min_replica_size=active, world_size_mode=WorldSizeMode.FIXED_WITH_SPARES, use_async_quorum=False, timeout=patience,
+    rank=0, world_size=1, store_addr=own, store_port=store.port, hostname=own,
+    lighthouse_addr="http://" + os.environ["LIGHTHOUSE"], replica_id=os.environ["REPLICA"],
+)
+seen = None
+while True:
+    manager.start_quorum()
+    manager.allreduce(torch.ones(1)).wait()
+    if manager.should_commit() and manager.is_participating() and manager._quorum_id != seen:
+        seen = manager._quorum_id
+        mark("ready")
+    time.sleep(0.002)
+"""
+)
+
 WAIT = (
     _MARK
     + """
@@ -52,7 +86,7 @@ mark("done")
 
 def write(folder: Path) -> dict[str, str]:
     paths = {}
-    for name, text in (("group", GROUP), ("wait", WAIT)):
+    for name, text in (("group", GROUP), ("replica", TORCHFT), ("wait", WAIT)):
         path = folder / f"{name}.py"
         path.write_text(text)
         paths[name] = str(path)
