@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Mapping
@@ -12,13 +13,16 @@ from tests.kube.api import Json
 from tests.kube.cluster import Cluster
 from tests.kube.network import new_address
 
+LOOK_S = 0.05
+
 Target = tuple[str, int]
 
 
 class ServiceProxy:
-    """Listens on `host` from when it is made; each new connection goes to what the Endpoints object names then.
+    """Has `host` from when it is made; each new connection goes to what the Endpoints object names then.
 
-    Ports are known by their names in Endpoints (`""` where there is none). Without endpoints a connection is reset.
+    Ports are known by their names in Endpoints (`""` where there is none). Where nobody listens a connection is
+    refused, as it is by a real one, which takes none itself; only the first that finds it so is reset.
     """
 
     def __init__(
@@ -32,7 +36,7 @@ class ServiceProxy:
         self._name = name
         self._targets: dict[str, list[Target]] = {}
         self._changed = asyncio.Event()
-        self._servers: list[asyncio.Server] = []
+        self._servers: dict[str, asyncio.Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         cluster.background.call(self._start(ports))
 
@@ -48,13 +52,15 @@ class ServiceProxy:
 
     async def _start(self, ports: Mapping[str, int]) -> None:
         for name, wanted in ports.items():
-            server = await asyncio.start_server(partial(self._relay, name), self.host, wanted)
-            self.ports[name] = server.sockets[0].getsockname()[1]
-            self._servers.append(server)
+            await self._listen(name, wanted)
         self._tasks.add(asyncio.create_task(self._follow()))
 
+    async def _listen(self, port: str, wanted: int) -> None:
+        server = await asyncio.start_server(partial(self._relay, port), self.host, wanted)
+        self.ports[port], self._servers[port] = server.sockets[0].getsockname()[1], server
+
     async def _end(self) -> None:
-        for server in self._servers:
+        for server in self._servers.values():
             server.close()
         for task in self._tasks:
             task.cancel()
@@ -71,6 +77,20 @@ class ServiceProxy:
             self._targets = targets(found[0]) if found else {}
             self._changed.set()
 
+    def _refuse(self, port: str) -> None:
+        """Until somebody listens there."""
+        if self._servers[port].is_serving():
+            self._servers[port].close()
+            self._tasks.add(asyncio.create_task(self._return(port)))
+
+    async def _return(self, port: str) -> None:
+        while not await _listens(self._targets.get(port)):
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+        await self._listen(port, self.ports[port])
+
     async def _relay(self, port: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -83,6 +103,7 @@ class ServiceProxy:
             far_reader, far_writer = await asyncio.open_connection(*found[0])
         except (OSError, asyncio.CancelledError):
             _reset(writer)
+            self._refuse(port)
             return
         ways = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
         try:
@@ -104,6 +125,15 @@ def targets(endpoints: Json) -> dict[str, list[Target]]:
             places = [(address["ip"], port["port"]) for address in subset.get("addresses") or []]
             found.setdefault(port.get("name", ""), []).extend(places)
     return found
+
+
+async def _listens(targets: list[Target] | None) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*(targets or [])[0])
+    except (OSError, IndexError):
+        return False
+    _reset(writer)
+    return True
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -179,7 +179,7 @@ def test_the_fields_are_those_of_the_records() -> None:
 def test_the_schema_is_structural() -> None:
     allowed = {"type", "description", "default", "enum", "format", "items", "maxItems", "minItems", "maxLength"}
     allowed |= {"minLength", "minimum", "maximum", "exclusiveMinimum", "pattern", "properties", "required", "oneOf"}
-    allowed |= {"additionalProperties", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
+    allowed |= {"not", "additionalProperties", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
     for path, part in FIELDS.items():
         assert part["type"] in ("object", "array", "string", "integer", "number", "boolean"), path
         assert set(part) <= allowed | ({"nullable"} if part["type"] == "string" else set()), path

@@ -27,6 +27,7 @@ _NAMESPACES = Path("/run/netns")
 _NAMED = re.compile(r"muster-(\d+)-\d+")
 _FLEETS = range(2000)
 _PATIENCE_S = 10.0
+_MAC = "02:6d:75:73:{:02x}:{:02x}"
 _DEAD = ("", "Z", "X")
 _OPEN = "locked off learning on flood on bcast_flood on mcast_flood on fdb_flush"
 _DEAF = "learning off flood off bcast_flood off mcast_flood off fdb_flush"
@@ -59,7 +60,8 @@ class Machines:
             self._number = undo.enter_context(_claimed())
             undo.callback(_remove, self._number)
             _remove(self._number)  # of an owner that is gone
-            _ip(f"link add {self._bridge} type bridge")
+            # An address of its own: else it is that of one of its machines, and goes with that one's power.
+            _ip(f"link add {self._bridge} address {_MAC.format(*divmod(self._number, 256))} type bridge")
             _ip(f"addr add {self.here}/24 dev {self._bridge}")
             _ip(f"link set {self._bridge} up")
             for machine in range(self.count):

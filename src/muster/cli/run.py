@@ -42,7 +42,7 @@ def run(
     memory: str | None = typer.Option(None, metavar="AMOUNT", help="Memory per worker, like 4Gi."),
     max_restarts: int = typer.Option(3, min=0, metavar="N", help="How many crashes it survives."),
     lease: float | None = typer.Option(
-        None, parser=durations.option, metavar="D", help="A worker that is silent for so long is lost (1s)."
+        None, parser=durations.option, metavar="D", help="A worker that is silent for so long is lost (1.5s)."
     ),
     hang_timeout: float | None = typer.Option(
         None, parser=durations.option, metavar="D", help="Restart when no rank advances for so long."

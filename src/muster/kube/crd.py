@@ -166,6 +166,7 @@ def schema() -> dict[str, Any]:
     spec["oneOf"] = [{"required": [name]} for name in _PROGRAMS]
     spec["properties"]["command"]["minItems"] = 1
     spec["properties"]["script"]["minLength"] = 1
+    spec["properties"]["leaseSeconds"]["not"] = {"maximum": 0}  # 1.20 compares 0 with the whole part of its least, too
     status = _described(schema_of(Status), "status", {})
     status["properties"]["conditions"] |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     status["properties"]["journal"] = {"type": "string", "description": _JOURNAL}
