@@ -91,6 +91,13 @@ class SimulatedConnection:
             if line.down.sink is not None:
                 line.down.sink(None)
 
+    def break_off(self) -> None:
+        """As `reset`, for both; and what was under way is lost."""
+        if (line := self._line) is not None:
+            line.up.lose_all()
+            line.down.lose_all()
+            self.reset(half=False)
+
     def _hang_up(self) -> None:
         line, self._line = self._line, None
         if line is not None:
@@ -137,6 +144,7 @@ class SimulatedConnection:
             self._over(number, "connection refused")
         else:
             self._line = line = Cable(self._network, self._machine, target.machine)
+            line.up.repeats = line.down.repeats = self._kind == "keep"
             line.down.sink = lambda item: self._process.read(self._arrives, number, item)
             target.accept(line)
             self._process.after(WELCOME_TIMEOUT_S, self._expect_welcome, number)

@@ -1,7 +1,8 @@
 """What arrives, and when? Connections between machines: ordered, slow, and sometimes cut.
 
 A cut holds bytes back and loses none, as TCP does: they arrive in order when it heals, unless an end gave up before.
-A machine that lost its power never answers again; nobody is told.
+A machine that lost its power never answers again; nobody is told. What posts say to each other can come a second time,
+later than what was said after it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
-from muster.types.frames import Frame
+from muster.types.frames import Frame, KeepFrame, KeptFrame, VoiceFrame, VoteFrame
 from muster.world.wire import understood
 from tests.simulator.clock import VirtualClock
 
@@ -28,6 +29,8 @@ BOTH = frozenset({UP, DOWN})
 Item = bytes | None  # None: the other side ended the connection
 RESET = b""  # that, but not cleanly
 Sink = Callable[[Item], None]
+BETWEEN_POSTS = (KeepFrame, KeptFrame, VoteFrame, VoiceFrame)
+REPEATED, LATEST_S = 0.3, 4.0
 
 
 @lru_cache(maxsize=256)
@@ -50,6 +53,7 @@ class Network:
         self.was_cut: set[str] = set()
         self.listeners: dict[tuple[str, int], SimulatedCoordinator] = {}  # who answers where
         self._apart: set[tuple[str, str]] = set()
+        self.repeats_until = 0.0
 
     def delay(self, rng: Random | None = None) -> float:
         return self._fastest_s + self._spread_s * (rng or self._rng).random()
@@ -115,6 +119,7 @@ class Way:
         self._items: deque[Item] = deque()
         self._held = 0
         self._last_at = 0.0
+        self.repeats = False
         self.sink: Sink | None = None
 
     @property
@@ -124,6 +129,17 @@ class Way:
     def send(self, item: Item) -> None:
         self._items.append(item)
         self._schedule()
+        if self.repeats and item and self._network.clock.now < self._network.repeats_until:
+            self._repeat(item)
+
+    def _repeat(self, item: bytes) -> None:
+        if isinstance(frame_of(item), BETWEEN_POSTS) and self._rng.random() < REPEATED:
+            self._network.clock.after(self._rng.uniform(0.0, LATEST_S), self._again, item)
+
+    def _again(self, item: bytes) -> None:
+        if self.sink is not None:
+            self._items.append(item)
+            self._schedule()
 
     def _schedule(self) -> None:
         clock = self._network.clock

@@ -131,6 +131,11 @@ class SimulatedPost:
         if self.leads:
             self._owner.speak()
 
+    def break_off(self) -> None:
+        """All its connections to others end, and what was said last is lost."""
+        for _, link in list(self._links.values()):
+            link.break_off()
+
     def close(self) -> None:
         for _, link in self._links.values():
             link.close()

@@ -218,6 +218,17 @@ class SuccessionFleet(SimulatedFleet):
         self.clock.after(for_s, self._come_together, pairs)
         return f"{leader} and {', '.join(far)} do not reach each other for {for_s:.2f} s"
 
+    def lose_frames(self) -> str:
+        """What the one that leads, or wants to, said last or would be answered."""
+        for one in list(self.network.listeners.values()):
+            if one.alive and one.post is not None:
+                one.post.break_off()
+        return "all connections between posts end"
+
+    def repeat_frames(self, for_s: float) -> str:
+        self.network.repeats_until = self.clock.now + for_s
+        return f"what posts say comes again for {for_s:.2f} s"
+
     def _come_together(self, pairs: list[tuple[str, str]]) -> None:
         for pair in pairs:
             self.network.join(*pair)
@@ -294,6 +305,8 @@ class SuccessionHistory:
             ),
             (6, lambda: fleet.fall_apart(lease * rng.uniform(0.2, 4.0), rng)),
             (6, lambda: fleet.fall_out(lease * rng.uniform(0.5, 4.0), rng)),
+            (3, fleet.lose_frames),
+            (5, lambda: fleet.repeat_frames(lease * rng.uniform(1.0, 4.0))),
             *((1, lambda one=one: one(fleet, rng)) for one in _OTHERS),
         ]
         if not fleet.present:

@@ -32,7 +32,7 @@ class Leadership:
         self.learning: tuple[Elector, ...] = ()  # not yet electors
         self.keep_at = now
         self.sure_at = now  # when enough promises were last in force
-        self._over = False
+        self._ended_in = record.revision if record.outcome is not None else None  # the revision with the outcome
         self._told_at: float | None = None  # when members were told that others may lead
 
     @property
@@ -52,6 +52,8 @@ class Leadership:
         if needed:
             self.record = replace(self.record, electorate=last.electorate)
             self._needed = self.record.revision
+        if record.outcome is not None and self._ended_in is None:
+            self._ended_in = self.record.revision
         self.keep_at = now
         return self.record
 
@@ -71,7 +73,6 @@ class Leadership:
         if frame.term == self.term:
             self._promised[elector_id] = max(self._promised.get(elector_id, frame.stamp), frame.stamp)
             self._kept[elector_id] = max(self._kept.get(elector_id, 0), frame.revision)
-            self._over = self.is_over
             self._dead.discard(elector_id)
 
     def died(self, elector_id: MemberId, now: float) -> None:
@@ -96,12 +97,15 @@ class Leadership:
         return electorate.is_enough(self.groups, {self._me.member_id, *self._dead, *keeping})
 
     def may_speak(self, now: float) -> bool:
-        return self.is_kept(self._needed) and (self.is_over or self.is_sure(now))
+        return self.is_over or (self.is_kept(self._needed) and self.is_sure(now))
 
     @property
     def is_over(self) -> bool:
-        """The run has ended, and enough know it: whoever led after us would say the same."""
-        return self._over or (self.record.outcome is not None and self.is_kept(self.record.revision))
+        """The run has ended, and enough know it: whoever led after us would say the same.
+
+        What is written later does not matter: those who leave with the outcome may not have kept it.
+        """
+        return self._ended_in is not None and self.is_kept(self._ended_in)
 
     def has_learned(self, elector: Elector, now: float) -> bool:
         known = self._kept.get(elector.member_id, 0) >= self.record.revision

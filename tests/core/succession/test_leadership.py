@@ -1,0 +1,59 @@
+"""When may a leader speak? Not before enough have kept what follows, and not after they may elect somebody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from muster.core.succession.leadership import Leadership
+from muster.types.frames import KeptFrame, RunRecord
+from muster.types.world import Elector, Electorate, MemberId, OutcomeState, RunOutcome, Settings
+
+LEASE_S = 1.0
+ME, B, C = (Elector(MemberId(name), name, ("127.0.0.1", 1)) for name in "abc")
+RECORD = RunRecord(Settings(), 1, 0, electorate=Electorate(1, ME, ((ME, B, C),)), revision=1, promised=1)
+ENDED = replace(RECORD, outcome=RunOutcome(OutcomeState.SUCCEEDED, "all ranks exited 0", ""))
+
+
+def a_leader(now: float = 0.0) -> Leadership:
+    return Leadership(ME, RECORD, LEASE_S, now)
+
+
+def hears(leader: Leadership, revision: int, at: float, *electors: Elector) -> None:
+    for elector in electors:
+        leader.kept(elector.member_id, KeptFrame(term=1, stamp=at, revision=revision))
+
+
+def test_it_speaks_while_enough_have_kept_what_follows_and_promise() -> None:
+    leader = a_leader()
+    assert not leader.may_speak(0.0)
+    hears(leader, 1, 0.0, B)
+    assert leader.may_speak(0.5)
+    assert not leader.may_speak(LEASE_S), "they may have elected somebody else"
+    hears(leader, 1, 1.0, C)
+    assert leader.may_speak(1.5)
+    leader.write(RECORD, 1.5, needed=True)
+    assert not leader.may_speak(1.5), "nobody has kept that"
+
+
+def test_an_end_that_enough_have_kept_is_told_for_ever_whatever_is_written_afterwards() -> None:
+    """Electors leave with the outcome. Who comes later had nobody that would tell it."""
+    leader = a_leader()
+    hears(leader, 1, 0.0, B, C)
+    ended = leader.write(ENDED, 0.1, needed=True)
+    assert not leader.is_over and not leader.may_speak(0.1)
+    hears(leader, ended.revision, 0.1, B)
+    assert leader.is_over and leader.may_speak(0.2)
+    leader.write(ended, 0.3, needed=True)
+    leader.write(ended, 0.4, needed=True)
+    assert leader.is_over and leader.may_speak(100.0)
+
+
+def test_an_elector_that_dies_while_it_promises_has_promised_for_good() -> None:
+    leader = a_leader()
+    hears(leader, 1, 0.0, B)
+    leader.died(B.member_id, 0.5)
+    assert leader.may_speak(100.0)
+    late = a_leader()
+    hears(late, 1, 0.0, B)
+    late.died(B.member_id, LEASE_S)
+    assert not late.may_speak(LEASE_S), "it may have elected somebody before it died"
