@@ -172,6 +172,10 @@ async def _run(
         seen.closed_s = await _lose(swarm, bees, _spread(swarm, lose), target, round_after=2, silently=False)
         seen.silent_s = await _lose(swarm, bees, _spread(swarm, lose), target, round_after=3, silently=True)
     renewing.cancel()
+    for bee in bees:
+        if bee.transport is not None:
+            bee.transport.abort()  # the next swarm needs the descriptors
+    await asyncio.sleep(0)
     return seen
 
 

@@ -239,7 +239,7 @@ class SimulatedCoordinator:
             if one.post is not None and one.member_id not in mine
         ]
         assert self.leading is not None
-        post.do(post.state.widen(self.machine, able, self._clock.now, known=not self.leading.at.unaware))
+        post.do(post.state.widen(self.machine, able, self._clock.now, self.leading.at.known))
 
     def _is_put_off(self, *, still: bool) -> bool:
         """As `world.posts` does it."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from muster.core.member.state import MemberState
 from muster.types import frames
-from muster.types.frames import HelloFrame, Introduction, RunRecord, UnknownFrame
-from muster.types.world import Elector, Electorate, MemberId, OutcomeState, RunId, RunOutcome, Settings
+from muster.types.frames import HelloFrame, Introduction, KeepFrame, RunRecord, UnknownFrame
+from muster.types.world import Elector, Electorate, MemberId, OutcomeState, RankEnd, RunId, RunOutcome, Settings
+from muster.world import wire
 from muster.world.protocol import RunProtocol
 
 ELECTOR = Elector(MemberId("m0"), "a", ("127.0.0.1", 1))
@@ -55,3 +57,15 @@ class _Peer:
 
     def refuse(self, code: str, message: str) -> None:
         raise AssertionError(message)
+
+
+def test_electors_keep_of_very_many_ends_those_that_failed_first() -> None:
+    """With everybody's last words a record did not fit into a frame, and nobody was told how the run ended."""
+    ends = tuple(RankEnd(rank, int(rank == 9_000), stderr_tail=("x" * 100,) * 20) for rank in range(10_000))
+    record = RunRecord(Settings(), 1, 0, exits=ends)
+    kept = record.shortened()
+    assert kept.exits[0].rank == 9_000 and len(kept.exits) == frames.MOST_ENDS
+    assert not any(end.stderr_tail for end in kept.exits)
+    assert len(wire.encode(KeepFrame(term=1, stamp=0.0, leader=Elector(MemberId("a"), "a", ("h", 1)), record=kept)))
+    few = replace(record, exits=ends[: frames.FEW_ENDS])
+    assert few.shortened() is few

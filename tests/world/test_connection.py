@@ -25,6 +25,7 @@ def test_what_comes_up_between_hello_and_welcome_is_said_with_the_welcome() -> N
 
         def came(channel: Channel, frame: Frame) -> None:
             heard.put_nowait(frame)
+            channel.proved = True
             if isinstance(frame, HelloFrame):
                 member.handle(state.held.exited(RankEnd(0, 3, round=2), member.now))
                 channel.send(WelcomeFrame(), epoch=7)

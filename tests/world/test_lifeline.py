@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from muster.types.frames import HelloFrame, Introduction
-from muster.types.world import MemberId, RunId, Settings
+from muster.types.world import Elector, Electorate, MemberId, RunId, Settings
 from muster.world import lifeline, opening
 from muster.world.connection import Address
 from muster.world.lifeline import Lifelines
@@ -144,6 +144,24 @@ def test_one_that_is_let_go_by_the_living_proves_nothing(wire: str, monkeypatch:
             lines.let_go(address)
             await until(lambda: lines_of(protocol) == [], "its end was seen")
             assert is_member(protocol)
+
+    asyncio.run(scenario())
+
+
+def test_an_elector_that_leads_now_keeps_its_lifeline() -> None:
+    """It was let go with those of the other electors, so that a killed worker cost its lease."""
+
+    async def scenario() -> None:
+        async with a_run() as (protocol, address):
+            there = Elector(MemberId("b"), "b", address)
+            mine = Elector(WORKER, "a", ("127.0.0.1", 1))
+            lines = Lifelines(RUN, WORKER, "a", TOKEN)
+            lines.follow(Electorate(1, mine, ((mine, there),)), [], None)
+            await until(lambda: lines_of(protocol) == [WORKER], "it has one to an elector")
+            lines.follow(Electorate(2, there, ((mine, there),)), [], address)
+            assert list(lines._tasks) == [address]
+            await until(lambda: lines_of(protocol) == [WORKER], "it has one to the leader")
+            lines.let_go(address)
 
     asyncio.run(scenario())
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import cast
 
 from muster.core.succession.state import Succession
-from muster.types.frames import KeepFrame, RunRecord, VoiceFrame, VoteFrame
+from muster.types.frames import HelloFrame, KeepFrame, KeptFrame, Presented, RunRecord, VoiceFrame, VoteFrame
 from muster.types.world import Elector, Electorate, MemberId, RunId, Settings
 from muster.world.post import Post
+from muster.world.protocol import RunProtocol
 from muster.world.service import Coordinator
+from muster.world.wire import Channel
 from tests.world.test_impostor import TOKEN, until
 
 RUN = RunId("run")
@@ -127,3 +130,78 @@ def test_one_who_leads_for_a_second_time_is_followed_again() -> None:
 
 def keep_of(term: int) -> KeepFrame:
     return KeepFrame(term=term, stamp=0.0, leader=B, record=record_of(term, B, A, B, C))
+
+
+def a_hello_of(term: int, leader: Elector, *group: Elector) -> HelloFrame:
+    return HelloFrame(run_id=RUN, kind="agent", present=Presented(electorate=Electorate(term, leader, (group,))))
+
+
+def founded(coordinator: Coordinator) -> Post:
+    """It has opened the run, and leads it alone."""
+    protocol = RunProtocol(RUN)
+    protocol.at.electorate = coordinator.posts.first(1)
+    coordinator.posts.found(protocol, replace(record_of(1, A, A), electorate=protocol.at.electorate))
+    post = coordinator.posts.get(RUN)
+    assert post is not None and post.leads
+    return post
+
+
+def test_one_that_lost_its_record_sends_members_to_whoever_leads_them() -> None:
+    """It had opened the run anew; taking them in, it would have begun a term beside their own leader's."""
+
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        post = founded(here)
+        moved = here.posts.led_elsewhere(RUN, a_hello_of(7, B, A, B, C))
+        assert moved is not None and moved.posts == (A.post, B.post, C.post)
+        assert here.posts.led_elsewhere(RUN, a_hello_of(1, post.state.me, post.state.me, B, C)) is None
+        assert here.posts.led_elsewhere(RUN, HelloFrame(run_id=RUN)) is None, "it is new"
+        assert post.leads
+
+    asyncio.run(with_two(scenario))
+
+
+def test_one_that_returns_at_another_address_is_the_same() -> None:
+    """It had a voice by the name of its old address: as somebody else it could never lead again."""
+
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        me = replace(A, post=("127.0.0.1", 1), returns=True)
+        here.posts.return_to(RUN, record_of(1, me, me))
+        post = here.posts.get(RUN)
+        assert post is not None and post.state.me == replace(me, post=here.posts.address)
+        assert post.leads
+
+    asyncio.run(with_two(scenario))
+
+
+def test_a_member_without_a_voice_says_who_leads() -> None:
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        known = Electorate(3, B, ((A, B, replace(C, post=("127.0.0.1", 2))),))
+        me = Elector(MemberId("d"), "d", there.posts.address)
+        post = there.posts.follow(RUN, me, 1.0, lambda leader: None, lambda: known)
+        assert post.moved().posts == (B.post, ("127.0.0.1", 2))
+
+    asyncio.run(with_two(scenario))
+
+
+def test_what_cannot_be_written_down_is_not_promised() -> None:
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        answers: list[object] = []
+        post = there.posts.follow(RUN, replace(A, post=there.posts.address), 1.0, lambda leader: None)
+
+        class Asking:
+            def send(self, frame: object) -> None:
+                answers.append(frame)
+
+        def is_full(run_id: RunId, record: RunRecord) -> None:
+            raise OSError("no space left on the device")
+
+        remember, there.posts.remember = there.posts.remember, is_full
+        said: list[str] = []
+        there.posts.say = said.append
+        post.hear(cast(Channel, Asking()), keep_of(1))
+        assert not answers and "no space left" in said[0]
+        there.posts.remember = remember
+        post.hear(cast(Channel, Asking()), keep_of(2))
+        assert [type(answer) for answer in answers] == [KeptFrame]
+
+    asyncio.run(with_two(scenario))

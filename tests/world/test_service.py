@@ -11,10 +11,12 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from muster.types.frames import Frame
 from muster.types.world import RunId, Settings
 from muster.world import strangers, wire
 from muster.world.service import Coordinator
@@ -295,6 +297,37 @@ def test_what_strangers_have_not_finished_saying_takes_little_memory(monkeypatch
         assert sum(one.unread for one in coordinator._strangers._known) <= 1 << 20
         for _, writer in talkers:
             writer.close()
+        await coordinator.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["hello", "electors"])
+def test_of_what_a_stranger_sends_nothing_large_is_looked_into(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make records of a megabyte took half a second each, of the loop that keeps leases."""
+    read: list[str] = []
+    understood = wire.understood
+
+    def noted(told: Mapping[str, Any]) -> Frame:
+        read.append(str(told["type"]))
+        return understood(told)
+
+    monkeypatch.setattr(wire, "understood", noted)
+    seats = [{"rank": rank, "member_id": "m", "name": "n", "addr": "a", "procs": 1} for rank in range(5000)]
+    large: dict[str, Any] = {"record": {"settings": {}, "target": 1, "restarts_used": 0, "seats": seats}}
+    hello = {"type": kind, "low": "1.0", "high": "1.0", "kind": "agent", "run_id": "run", "present": large}
+    proved = {"nonce": "n" * 32, "proof": "p" * 64}
+
+    async def run() -> None:
+        coordinator = Coordinator(token="right")
+        address = await coordinator.start("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(wire.pack(hello | proved))
+        async with asyncio.timeout(10):
+            answered = await reader.read()
+        assert (b"bad_token" if kind == "hello" else b"before a proof") in answered
+        assert read == []
+        writer.close()
         await coordinator.stop()
 
     asyncio.run(run())

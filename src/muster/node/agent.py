@@ -196,11 +196,10 @@ class Agent:
         self._member.handle(self._state.leave(number.name, 128 + number, self._member.now))
 
     def _hear(self, frame: Frame) -> None:
-        if isinstance(frame, WelcomeFrame) and (place := self._member.connection.place) is not None:
-            self._lifelines.lead_to(place)
         if isinstance(frame, WelcomeFrame | ElectorsFrame):
-            standalone = self._config.standalone
-            self._lifelines.lead_to_electors(frame.electorate, standalone.addresses if standalone is not None else [])
+            standalone = self._config.standalone.addresses if self._config.standalone is not None else []
+            welcomed_at = self._member.connection.place if isinstance(frame, WelcomeFrame) else None
+            self._lifelines.follow(frame.electorate, standalone, welcomed_at)
         if self._trace >= 0:
             line = f"{time.monotonic():.6f} {self._config.identity.name} {frame.type} {frame.round}\n"
             os.write(self._trace, line.encode())

@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     where = parser.add_argument_group("which run")
     where.add_argument("--standalone", action="store_true", help="start a coordinator for this run here")
     where.add_argument("--listen", metavar="HOST:PORT", help="where the --standalone coordinator listens")
-    where.add_argument("--coordinator", "--rdzv-endpoint", metavar="HOST:PORT", help="join the coordinator there")
+    where.add_argument("--coordinator", "--rdzv-endpoint", metavar="HOST:PORT,…", help="join the run at one of these")
     where.add_argument("--coordinator-file", metavar="FILE", help="HOST:PORT lines, read at every (re)connection")
     where.add_argument("--run-id", "--rdzv-id", metavar="ID")
     where.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="how long to try to reach it (60)")

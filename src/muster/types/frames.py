@@ -33,6 +33,7 @@ from muster.types.world import (
 )
 
 MAX_TEXT = 256  # of a name, an address, a domain
+FEW_ENDS, MOST_ENDS = 256, 4096  # of ranks, in a record that has to fit into a frame
 Sender = Literal["coordinator", "agent", "guard", "control", "member", "elector"]
 
 TYPES: dict[str, type[Frame]] = {}
@@ -111,6 +112,13 @@ class RunRecord:
         if self.outline is None:
             return self.seats
         return (self.outline.seat,) if self.outline.seat is not None else ()
+
+    def shortened(self) -> RunRecord:
+        """As electors keep it: where very many ranks have ended, those that failed first, and nobody's last words."""
+        if len(self.exits) <= FEW_ENDS:
+            return self
+        worst = sorted(self.exits, key=lambda end: (not end.failed, end.rank))[:MOST_ENDS]
+        return replace(self, exits=tuple(replace(end, stderr_tail=(), stack="") for end in worst))
 
     def as_round(self) -> Round | None:
         """The round that it shows, with what was known of its ranks' ends. Not every seat of an outline is known."""

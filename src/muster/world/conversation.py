@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from muster.core.succession.leadership import Known
 from muster.core.world import transitions
 from muster.core.world.run import Run
 from muster.types.frames import ElectorsFrame, Frame, ProbeFrame
@@ -58,6 +59,14 @@ class Conversation:
         """Members whose end would be proved, if all of their processes ended."""
         mine = (visitor.member_id for visitor in self.visitors.values() if visitor.kind == "lifeline")
         return {member_id for member_id in mine if member_id is not None}
+
+    @property
+    def known(self) -> Known:
+        """Who knows the last announcement. A member of 0.1 understands none, and what it is welcomed with neither."""
+        old = any(not member.takes_outline for member in self.run.members.values()) if self.run is not None else False
+        if old or not self.unaware.isdisjoint(self.agents):
+            return Known.NOT_BY_ALL
+        return Known.NOT_BY_LOST if self.unaware else Known.BY_ALL
 
     # Saying
 

@@ -14,6 +14,7 @@ from muster.core.world import transitions
 from muster.core.world.run import Run, kept_lease
 from muster.types.frames import (
     MAX_TEXT,
+    ElectorsFrame,
     FarewellFrame,
     HelloFrame,
     HoldFrame,
@@ -158,6 +159,11 @@ class Joining:
         at, present = self._at, hello.present
         member = replace(member, post=next(iter(usable((member.post,))), None) if member.post else None)
         known = member.member_id in self._greeted
+        if electorate.can_succeed(at.electorate) and not member.takes_outline:
+            peer.refuse(
+                "version_mismatch", "its coordinator may be replaced, which a worker of 0.1 cannot follow; update it"
+            )
+            return
         self._outrank(member.member_id, present.epoch)
         if not self._open(peer, hello, now):
             return
@@ -197,6 +203,8 @@ class Joining:
         at.visitors[id(peer)] = Visitor("agent", member.member_id, at.epoch)
         at.agents[member.member_id] = peer
         at.outbox.append((peer, self._welcome_to(entered.settings)))
+        if member.member_id in at.unaware:  # it may have missed what was announced, and has to say that it knows
+            at.send(peer, ElectorsFrame(electorate=at.electorate, number=at.announced))
         if entered.settings.gate_timeout_s is not None:
             at.unreached.add(member.member_id)
         self._enter_presented(member.member_id, present, now)

@@ -52,7 +52,14 @@ class Lifelines:
         self.let_go(place)
         self._tasks[place] = asyncio.get_running_loop().create_task(self._keep(place))
 
-    def lead_to_electors(self, known: Electorate, standalone: list[Address]) -> None:
+    def follow(self, known: Electorate, standalone: list[Address], welcomed_at: Address | None) -> None:
+        """Have one to whoever leads, who was an elector perhaps before, of whom this worker lets go."""
+        self._lead_to_electors(known, standalone)
+        if welcomed_at is not None:
+            self._electors.discard(welcomed_at)
+            self.lead_to(welcomed_at)
+
+    def _lead_to_electors(self, known: Electorate, standalone: list[Address]) -> None:
         """If this worker is lost with its coordinator, whoever goes on has to see that nothing of it is left.
 
         It is if it leads itself, or has brought the coordinator that listens at `standalone`.

@@ -196,7 +196,7 @@ class Membership:
         mine = self._identity
         me = Elector(mine.member_id, mine.name, (self._addr, standby.port))
         self._on_post(me.post)
-        standby.take_part(me, self.state.at.settings.lease_s, self.connection.seek)
+        standby.take_part(me, self.state.at.settings.lease_s, self.connection.seek, lambda: self.state.at.electorate)
         self.connection.send(PostFrame(path=me.post))
 
     def _leader_gone(self) -> None:

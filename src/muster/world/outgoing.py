@@ -65,13 +65,13 @@ class Outgoing:
         unled = post is None and at.run is not None and not at.directed
         if not at.unsaved and not unled:
             return
-        at.unsaved = False
         record = protocol.orders.record(time.time())
         if unled:
             record = self._posts.found(protocol, record)
         elif post is not None:
             record = post.state.write(record, post.now)
         self.remember(protocol.run_id, record)
+        at.unsaved = False
         if post is not None:
             post.tick()  # electors are told at once
 

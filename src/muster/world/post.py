@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.background import Tasks
+from muster.core.succession.electorate import everyone
 from muster.core.succession.orders import Announce, Lead, NotElected, Remember, StepDown, SuccessionOrder, Tell
 from muster.core.succession.state import Part, Succession
 from muster.types.frames import Frame, HelloFrame, Introduction, MovedFrame, RunRecord, WelcomeFrame
 from muster.types.world import Elector, Electorate, MemberId, RunId
 from muster.world.connection import Connection, CoordinatorRefused
-from muster.world.wire import Channel
+from muster.world.wire import Channel, WireError
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Duties:
     speak: Callable[[], None]  # what was held back may be said now, perhaps
     say: Callable[[str], None]  # to a person
     follow: Callable[[Elector], None] = lambda leader: None
+    electorate: Callable[[], Electorate] = Electorate
 
 
 class Post:
@@ -41,6 +43,7 @@ class Post:
         self._links: dict[MemberId, _Link] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._told: Elector | None = None
+        self.founded = False  # the run was opened here
         self.state = state
         self.lifelines: dict[Channel, MemberId] = {}  # of members that are lost with whoever leads
         self.proved: set[MemberId] = set()  # nothing of these is left
@@ -62,7 +65,10 @@ class Post:
 
     def moved(self) -> MovedFrame:
         """For those who ask here and should ask elsewhere."""
-        return MovedFrame(posts=tuple(one.post for one in self.state.posts if one.member_id != self.state.me.member_id))
+        told = self._duties.electorate()  # what its member knows, if it is no elector
+        known = self.state.posts or ([told.leader] if told.leader is not None else []) + list(everyone(told.groups))
+        me = self.state.me.member_id
+        return MovedFrame(posts=tuple(dict.fromkeys(one.post for one in known if one.member_id != me)))
 
     def close(self) -> None:
         if self._timer is not None:
@@ -76,12 +82,16 @@ class Post:
 
     # Orders
 
-    def do(self, orders: list[SuccessionOrder]) -> None:
+    def do(self, orders: list[SuccessionOrder]) -> bool:
+        """False if something could not be written down: then nothing that follows from it is done or said."""
         self._keep_links()
+        kept = True
         for order in orders:
             match order:
                 case Remember(record=record):
-                    self._duties.remember(record)
+                    kept = kept and self._remember(record)
+                case Tell() | Lead() | Announce() if not kept:
+                    continue
                 case Tell(elector=elector, frame=frame):
                     self._tell(elector, frame)
                 case Lead(record=record):
@@ -94,16 +104,30 @@ class Post:
                     self._duties.say(f"nobody leads run {self._run_id}: {why}")
                 case Announce(electorate=electorate):
                     self._duties.announce(electorate)
+        if not kept and self.leads:
+            self.do(self.state.give_way("it cannot be written down", self.now))
         self._set_timer()
         leader = self.state.leader
         if leader != self._told:
             self._told = leader  # None, too: who leads again has to be told again
             if leader is not None:
                 self._duties.follow(leader)
+        return kept
+
+    def _remember(self, record: RunRecord) -> bool:
+        try:
+            self._duties.remember(record)
+        except OSError as error:
+            self._duties.say(f"cannot keep run {self._run_id}: {error}")
+            return False
+        return True
 
     def _tell(self, elector: Elector, frame: Frame) -> None:
-        if (link := self._links.get(elector.member_id)) is not None and link.connection.send(frame):
-            return
+        try:
+            if (link := self._links.get(elector.member_id)) is not None and link.connection.send(frame):
+                return
+        except WireError as error:  # it is too long
+            self._duties.say(f"run {self._run_id}: {elector.name} cannot be told: {error}")
         self.state.unsent(elector.member_id)
 
     def _set_timer(self) -> None:
@@ -123,8 +147,7 @@ class Post:
 
     def hear(self, channel: Channel, frame: Frame) -> None:
         answer, orders = self.state.asked(frame, self.now)
-        self.do(orders)
-        if answer is not None:
+        if self.do(orders) and answer is not None:
             channel.send(answer)
 
     # We go to others

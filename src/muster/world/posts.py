@@ -115,6 +115,7 @@ class Posts:
         assert at.electorate.leader is not None
         state = Succession(at.electorate.leader, record.settings.lease_s, asyncio.get_running_loop().time())
         post = self._take(at.run_id, state)
+        post.founded = True
         record = state.lead_anew(record, post.now, at.electorate.term)
         post.tick()
         return record
@@ -122,17 +123,32 @@ class Posts:
     def return_to(self, run_id: RunId, record: RunRecord) -> None:
         """To a run that an earlier process here led, or followed."""
         known = electorate.everyone(record.electorate.groups)
-        me = next((one for one in known if one.post == self.address), None) or self._me()
+        mine = [one for one in known if one.returns] or [one for one in known if one.post == self.address]
+        me = replace(mine[0], post=self.address) if mine else self._me()
         if not known:
             record = replace(record, electorate=Electorate(0, me, ((me,),)))  # kept by 0.1
         state = Succession(me, record.settings.lease_s, asyncio.get_running_loop().time(), record)
         self._take(run_id, state).tick()
 
-    def follow(self, run_id: RunId, me: Elector, lease_s: float, followed: Callable[[Elector], None]) -> Post:
+    def follow(
+        self,
+        run_id: RunId,
+        me: Elector,
+        lease_s: float,
+        followed: Callable[[Elector], None],
+        known: Callable[[], Electorate] = Electorate,
+    ) -> Post:
+        """`known` tells what its member was told of who leads."""
         state = Succession(me, lease_s, asyncio.get_running_loop().time())
-        return self._take(run_id, state, followed)
+        return self._take(run_id, state, followed, known)
 
-    def _take(self, run_id: RunId, state: Succession, followed: Callable[[Elector], None] | None = None) -> Post:
+    def _take(
+        self,
+        run_id: RunId,
+        state: Succession,
+        followed: Callable[[Elector], None] = lambda leader: None,
+        known: Callable[[], Electorate] = Electorate,
+    ) -> Post:
         post = Post(
             run_id,
             self._token,
@@ -144,7 +160,8 @@ class Posts:
                 remember=lambda record: self.remember(run_id, record),
                 speak=lambda: self.speak(run_id),
                 say=lambda text: self.say(text),
-                follow=followed or (lambda leader: None),
+                follow=followed,
+                electorate=known,
             ),
         )
         self._posts[run_id] = post
@@ -164,8 +181,8 @@ class Posts:
             for one in sorted(run.members.values(), key=_joined)
             if one.post is not None and one.member_id not in mine
         ]
-        here, known = _machine(socket.gethostname(), self.address[0]), not protocol.at.unaware
-        post.do(post.state.widen(here, able, post.now, known=known))
+        here = _machine(socket.gethostname(), self.address[0])
+        post.do(post.state.widen(here, able, post.now, protocol.at.known))
 
     def _is_put_off(self, run_id: RunId, *, still: bool, now: float) -> bool:
         """It costs every member a frame and an answer, and each record a majority: the next round goes first."""
@@ -189,6 +206,16 @@ class Posts:
         if hello.present.outcome is None and electorate.can_succeed(shown):  # an end that was told stays true
             return MovedFrame(posts=tuple(one.post for one in electorate.everyone(shown.groups)))
         return None
+
+    def led_elsewhere(self, run_id: RunId, hello: HelloFrame) -> MovedFrame | None:
+        """For a member of a run that others lead: it was opened here anew, by somebody who knew nothing of that."""
+        post, shown = self._posts.get(run_id), hello.present.electorate
+        if post is None or not post.founded or hello.present.outcome is not None or not electorate.can_succeed(shown):
+            return None
+        known = electorate.everyone(shown.groups)
+        if post.state.me.member_id in {one.member_id for one in known}:
+            return None
+        return MovedFrame(posts=tuple(one.post for one in known))
 
     def outranked(self, run_id: RunId, hello: HelloFrame) -> None:
         """A member that was led in a later term than ours."""

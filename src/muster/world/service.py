@@ -166,7 +166,10 @@ class Coordinator:
 
     def _admit(self, taken: socket.socket, _: str) -> None:
         self._strangers.arrive(
-            taken, lambda: Channel(self._hear, self._ended, self._strangers.challenge, self._strangers.bound)
+            taken,
+            lambda: Channel(
+                self._hear, self._ended, self._strangers.challenge, self._strangers.bound, self._strangers.screen
+            ),
         )
 
     def _hear(self, channel: Channel, frame: Frame) -> None:
@@ -191,6 +194,10 @@ class Coordinator:
     def _greet(self, channel: Channel, hello: HelloFrame) -> None:
         run_id = RunId(hello.run_id)
         self._check_room(run_id)
+        if (moved := self.posts.led_elsewhere(run_id, hello)) is not None:
+            channel.send(moved)
+            channel.close()
+            return
         self.posts.outranked(run_id, hello)
         protocol = self._protocols.get(run_id)
         if hello.kind == "keep" or (hello.kind == "lifeline" and protocol is None):

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 
 from muster.background import Tasks
-from muster.types.world import Elector, RunId
+from muster.types.world import Elector, Electorate, RunId
 from muster.world import wire
 from muster.world.connection import Address
 from muster.world.post import Post
@@ -53,8 +53,10 @@ class Standby:
     def leads(self) -> bool:
         return self._post is not None and self._post.leads
 
-    def take_part(self, me: Elector, lease_s: float, seek: Callable[[Address], None]) -> None:
-        self._post = self._coordinator.posts.follow(self._run_id, me, lease_s, lambda leader: seek(leader.post))
+    def take_part(
+        self, me: Elector, lease_s: float, seek: Callable[[Address], None], known: Callable[[], Electorate]
+    ) -> None:
+        self._post = self._coordinator.posts.follow(self._run_id, me, lease_s, lambda leader: seek(leader.post), known)
 
     def leader_gone(self, term: int) -> None:
         if self._post is not None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from muster.world.proofs import Talk
 from muster.world.wire import Channel
 
 HELLO_TIMEOUT_S = 5.0
+_CLAIMS = ("run_id", "kind", "nonce", "proof")
 GRACE_S = 0.1
 MOST_UNREAD = 32 << 20  # bytes of theirs, in all
 MOST_STRANGERS = 1024  # and no more than an eighth of the files that the process may open
@@ -98,6 +99,14 @@ class Strangers:
     def close(self) -> None:
         for channel in list(self._known):
             channel.close()
+
+    def screen(self, channel: Channel, told: Mapping[str, Any]) -> None:
+        """To read the record in a hello of a megabyte takes half a second: first the proof."""
+        if told["type"] != HelloFrame.type:
+            wire.only_openings(channel, told)
+        elif channel in self._known:
+            claimed = {name: told[name] for name in _CLAIMS if isinstance(told.get(name), str)}
+            self._checked(channel, HelloFrame(**claimed))
 
     def hear(self, channel: Channel, frame: Frame) -> HelloFrame | None:
         """A hello in a version that we speak, with a proof of the token: then it is no stranger any more."""

@@ -22,7 +22,7 @@ from typing import Any
 from muster.sockets import End
 from muster.types import frames
 from muster.types.codec import Invalid
-from muster.types.frames import ErrorFrame, Frame, HelloFrame, PartFrame
+from muster.types.frames import ChallengeFrame, ErrorFrame, Frame, HelloFrame, PartFrame, ProofFrame, TlsFrame
 from muster.world import neighbours
 
 Version = tuple[int, int]
@@ -37,6 +37,7 @@ NO_ROOM = ("closing", "too many are connected; say hello again")  # a code that 
 LONG = 64 << 10  # what few frames are, and no stranger's first but an agent's that brings a large run back
 SHORT = 160  # what most frames are, and many members say the very same
 _PART = MAX_FRAME // 2 - 256  # as text within a frame it may become twice as long
+_OPENINGS = frozenset(one.type for one in (HelloFrame, ChallengeFrame, ProofFrame, TlsFrame, ErrorFrame))
 _LENGTH = struct.Struct(">I")
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
@@ -122,6 +123,8 @@ class Decoder:
     def joined(self, part: PartFrame) -> Frame | None:
         """The frame that this part completes, if it does."""
         self._parts.append(part.text)
+        if not part.text:
+            raise WireError("garbage", "a part with nothing in it")
         if sum(map(len, self._parts)) > MAX_WHOLE:
             raise WireError("frame_too_large", f"a frame in parts is over the limit of {MAX_WHOLE}")
         if part.more:
@@ -190,6 +193,12 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(info[4][0].split("%")[0]).is_loopback for info in infos)  # type: ignore[union-attr]
 
 
+def only_openings(channel: Channel, told: Mapping[str, Any]) -> None:
+    """Of whoever has proved nothing: what belongs to an opening is small, and anything else is not looked into."""
+    if told["type"] in frames.TYPES and told["type"] not in _OPENINGS:
+        raise WireError("garbage", f"{str(told['type'])[:100]!r} before a proof")
+
+
 OnFrame = Callable[["Channel", Frame], None]
 OnEnd = Callable[["Channel", str], None]
 
@@ -203,11 +212,13 @@ class Channel(asyncio.Protocol):
         on_end: OnEnd,
         on_open: Callable[[Channel], None] = lambda channel: None,
         on_long: Callable[[Channel], None] = lambda channel: None,
+        screen: Callable[[Channel, Mapping[str, Any]], None] = only_openings,
     ) -> None:
         self._on_frame = on_frame
         self._on_end = on_end
         self._on_open = on_open
         self._on_long = on_long  # a frame that has not come whole is long already
+        self._screen = screen  # before a frame is looked into of somebody who has not proved itself
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
         self._why = "the connection closed"
@@ -289,7 +300,7 @@ class Channel(asyncio.Protocol):
             return
         try:
             for body in self._decoder.bodies(data):
-                frame: Frame | None = _frame(body)
+                frame: Frame | None = self._understood(body)
                 if self.proved and isinstance(frame, PartFrame):
                     frame = self._decoder.joined(frame)
                 if frame is not None:
@@ -303,6 +314,13 @@ class Channel(asyncio.Protocol):
         except WireError as error:
             self.fault = error
             self.refuse(error.code, str(error))
+
+    def _understood(self, body: bytes) -> Frame:
+        if self.proved or len(body) <= SHORT:
+            return _frame(body)
+        told = _parse(body)
+        self._screen(self, told)
+        return understood(told)
 
     def eof_received(self) -> None:
         self._nothing_follows = True

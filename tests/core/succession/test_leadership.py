@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from muster.core.succession.leadership import Leadership
+from muster.core.succession.leadership import Known, Leadership
 from muster.types.frames import KeptFrame, RunRecord
 from muster.types.world import Elector, Electorate, MemberId, OutcomeState, RunOutcome, Settings
 
@@ -57,3 +57,32 @@ def test_an_elector_that_dies_while_it_promises_has_promised_for_good() -> None:
     hears(late, 1, 0.0, B)
     late.died(B.member_id, LEASE_S)
     assert not late.may_speak(LEASE_S), "it may have elected somebody before it died"
+
+
+def widened(leader: Leadership, now: float, known: Known) -> list[str]:
+    """What is ordered when B and C could be electors, too."""
+    return [type(order).__name__ for order in leader.widen("here", [(B, "there"), (C, "beyond")], now, known)]
+
+
+def an_only_one() -> Leadership:
+    """It leads alone, and the others have learned all that it knows."""
+    alone = replace(RECORD, electorate=Electorate(1, ME, ((ME,),)))
+    leader = Leadership(ME, alone, LEASE_S, 0.0)
+    hears(leader, 1, 0.0, B, C)
+    assert widened(leader, 0.0, Known.BY_ALL) == ["Announce"], "all have to know before others could lead"
+    return leader
+
+
+def test_nobody_can_follow_before_those_who_are_here_know_of_it() -> None:
+    """One who does not know keeps its ranks when it finds us dead, and a worker of 0.1 never knows."""
+    leader = an_only_one()
+    hears(leader, 1, 50.0, B, C)
+    assert widened(leader, 50.1, Known.NOT_BY_ALL) == []
+    assert widened(leader, 50.1, Known.BY_ALL) == ["Remember"] and len(leader.groups) == 2
+
+
+def test_those_who_are_gone_are_waited_for_until_their_leases_are_over() -> None:
+    leader = an_only_one()
+    assert widened(leader, 0.5, Known.NOT_BY_LOST) == []
+    hears(leader, 1, 2.0, B, C)
+    assert widened(leader, 2.0, Known.NOT_BY_LOST) == ["Remember"] and len(leader.groups) == 2

@@ -15,6 +15,7 @@ from muster.types.world import Elector, Electorate, Group, MemberId
 Groups = tuple[Group, ...]
 
 MOST = 7  # more are asked more often than they help
+MACHINES = 3  # of which one can be lost
 
 
 def is_enough(groups: Groups, voices: Container[MemberId]) -> bool:
@@ -41,12 +42,17 @@ def can_do_without(groups: Groups, leader: Elector) -> bool:
 
 
 def wanted(first: Elector, host: str, able: Iterable[tuple[Elector, str]], before: Group) -> Group:
-    """The leader, on its host, then those who are able: of each machine one before two of any, old ones first."""
+    """The leader, on its host, then those who are able: of each machine one before two of any, old ones first.
+
+    From three machines on it is one of each, so that none of them has so many voices that the others cannot do without.
+    """
     left = list(able)
     hosts, kept = Counter([host]), {elector.member_id for elector in before}
     chosen = [first]
     while left and len(chosen) < MOST:
         best = min(left, key=lambda one: (hosts[one[1]], one[0].member_id not in kept))
+        if hosts[best[1]] and len(hosts) >= MACHINES:
+            break
         left = [one for one in left if one is not best]
         hosts[best[1]] += 1
         chosen.append(best[0])

@@ -7,6 +7,7 @@ than a lease, for clocks differ. An elector that dies while its promise holds ha
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 
 from muster.core.succession import electorate
 from muster.core.succession.electorate import Groups
@@ -16,6 +17,14 @@ from muster.types.world import Elector, MemberId
 
 DRIFT = 0.1  # by how much one clock may be slower than another
 KEEP_EVERY = 0.25  # of a lease
+
+
+class Known(StrEnum):
+    """Who knows what was announced last?"""
+
+    BY_ALL = "by all"
+    NOT_BY_LOST = "not by some who are gone"  # their leases run out
+    NOT_BY_ALL = "not by some who are here"
 
 
 class Leadership:
@@ -63,7 +72,7 @@ class Leadership:
         """What that one is told now: the record only if it was not sent yet."""
         new = self._told.get(elector.member_id, 0) < self.record.revision
         self._told[elector.member_id] = self.record.revision
-        return KeepFrame(term=self.term, stamp=now, leader=self._me, record=self.record if new else None)
+        return KeepFrame(term=self.term, stamp=now, leader=self._me, record=self.record.shortened() if new else None)
 
     def unheard(self, elector_id: MemberId) -> None:
         """Its connection is new, or over: whatever was sent may not have come."""
@@ -113,8 +122,8 @@ class Leadership:
 
     # Who else has a voice
 
-    def widen(self, host: str, able: list[tuple[Elector, str]], now: float, *, known: bool) -> list[SuccessionOrder]:
-        """One group follows another only when the one before is settled. `known`: by all who were told of it."""
+    def widen(self, host: str, able: list[tuple[Elector, str]], now: float, known: Known) -> list[SuccessionOrder]:
+        """One group follows another only when the one before is settled. `known`: who knows what was announced."""
         self.learning = electorate.wanted(self._me, host, able, self.groups[-1])[1:]
         if not self.is_kept(self.record.revision) or not self.is_sure(now):
             return []
@@ -126,12 +135,13 @@ class Leadership:
         wanted = electorate.wanted(self._me, host, ready, current)
         return self._change((current, wanted), now, known) if wanted != current else []
 
-    def _change(self, groups: Groups, now: float, known: bool) -> list[SuccessionOrder]:
+    def _change(self, groups: Groups, now: float, known: Known) -> list[SuccessionOrder]:
         if self._may_do_without_us(groups):
             if self._told_at is None:
                 self._told_at = now
                 return [self._announcement(groups[-1:])]
-            if not known and now < self._told_at + self._lease_s * (1 + DRIFT):
+            lost_by = self._told_at + self._lease_s * (1 + DRIFT)
+            if known is Known.NOT_BY_ALL or (known is Known.NOT_BY_LOST and now < lost_by):
                 return []
         changed = replace(self.record.electorate, groups=groups)
         made = Remember(self.write(replace(self.record, electorate=changed), now, needed=False))

@@ -15,7 +15,7 @@ from muster.core.succession import electorate
 from muster.core.succession.ballot import Ballot
 from muster.core.succession.candidacy import ASK_S, Candidacy
 from muster.core.succession.electorate import Groups
-from muster.core.succession.leadership import KEEP_EVERY, Leadership
+from muster.core.succession.leadership import KEEP_EVERY, Known, Leadership
 from muster.core.succession.orders import Lead, NotElected, Remember, StepDown, SuccessionOrder, Tell
 from muster.types.frames import Frame, KeepFrame, KeptFrame, RunRecord, VoiceFrame, VoteFrame
 from muster.types.world import Elector, Electorate, MemberId
@@ -146,12 +146,10 @@ class Succession:
         self.ballot.record = self.leadership.write(record, now, needed=True)
         return self.ballot.record
 
-    def widen(
-        self, host: str, able: Iterable[tuple[Elector, str]], now: float, *, known: bool
-    ) -> list[SuccessionOrder]:
-        """These members could be electors, each on its machine. `known`: all of them know what was announced last."""
+    def widen(self, host: str, able: Iterable[tuple[Elector, str]], now: float, known: Known) -> list[SuccessionOrder]:
+        """These members could be electors, each on its machine. `known`: who knows what was announced last."""
         if self.leadership is not None:
-            self._orders += self.leadership.widen(host, list(able), now, known=known)
+            self._orders += self.leadership.widen(host, list(able), now, known)
             self.ballot.record = self.leadership.record
         return self._taken()
 
@@ -164,6 +162,13 @@ class Succession:
         if now >= leading.keep_at:
             leading.keep_at = now + KEEP_EVERY * self._lease_s
             self._orders += [Tell(elector, leading.keep(elector, now)) for elector in leading.others]
+
+    def give_way(self, why: str, now: float) -> list[SuccessionOrder]:
+        """Lead no longer, for a reason of its own."""
+        if self.leadership is not None:
+            self._step_down(why, now)
+            self._stand_after(now + self._lease_s)
+        return self._taken()
 
     def _step_down(self, why: str, now: float) -> None:
         self.leadership = self.ballot.leader = None
