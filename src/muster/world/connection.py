@@ -201,7 +201,9 @@ class Connection:
 
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, channel = await loop.create_connection(lambda: Channel(frame_came, ended), *address)
+                _, channel = await loop.create_connection(
+                    lambda: Channel(frame_came, ended, screen=opening.screen), *address
+                )
         except TimeoutError:
             return _Ended("connecting timed out", dead=False)
         except OSError as error:

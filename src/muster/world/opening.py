@@ -7,7 +7,7 @@ token has nothing to ask a proof with, and believes whoever answers.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,9 @@ PASSING = frozenset({"lost", "timeout", "closing"})
 
 # What our coordinator may say before it has proved itself: to those whom it does not understand, or has no room for.
 TURNED_AWAY = PASSING | {"garbage", "invalid", "frame_too_large", "version_mismatch"}
+
+
+NOT_PROVED = "whoever answers there has not proved to know the run token"
 
 
 class CoordinatorRefused(Exception):
@@ -56,6 +59,13 @@ class Opening:
         self.turned_away = False
         self.refusal: CoordinatorRefused | None = None
 
+    def screen(self, channel: Channel, told: Mapping[str, Any]) -> None:
+        """Before a large frame is looked into."""
+        try:
+            wire.only_openings(channel, told)
+        except wire.WireError:
+            raise self._refused(_unproved(NOT_PROVED)) from None
+
     def takes(self, channel: Channel, frame: Frame) -> bool:
         """Hear what belongs to the opening; False if the frame does not, and may be acted upon."""
         try:
@@ -74,14 +84,17 @@ class Opening:
                 case UnknownFrame() if not self.proved:
                     pass
                 case _ if not self.proved:
-                    raise _unproved("whoever answers there has not proved to know the run token")
+                    raise _unproved(NOT_PROVED)
                 case _:
                     return False
         except wire.WireError as error:
-            self.refusal = CoordinatorRefused(error.code, str(error))
-            self.turned_away = error.code in TURNED_AWAY
-            raise
+            raise self._refused(error) from None
         return True
+
+    def _refused(self, error: wire.WireError) -> wire.WireError:
+        self.refusal = CoordinatorRefused(error.code, str(error))
+        self.turned_away = error.code in TURNED_AWAY
+        return error
 
     def _challenged(self, channel: Channel, challenge: ChallengeFrame) -> None:
         wire.agree(challenge.low, challenge.high, self._version)
