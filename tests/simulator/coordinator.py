@@ -24,7 +24,7 @@ from muster.types.frames import (
 from muster.types.run_event import Kind, RunEvent
 from muster.types.world import Elector, Electorate, MemberId, RunId, Settings
 from muster.world.joining import is_direct
-from muster.world.posts import PUT_OFF_S
+from muster.world.posts import put_off_s
 from muster.world.protocol import RunProtocol
 from muster.world.wire import encode
 from tests.simulator.clock import Process, VirtualClock
@@ -134,7 +134,7 @@ class SimulatedCoordinator:
         self._lifelines: dict[Port, MemberId] = {}
         self._proved: set[MemberId] = set()
         self.leading: RunProtocol | None = None
-        self._still_since: float | None = None
+        self._put_off_until: float | None = None
         self._touched, self._wakes = False, 0
         self._expected = clock.now + BEAT_S
         if host is None:
@@ -230,7 +230,7 @@ class SimulatedCoordinator:
         post, run = self.post, self.leading.run if self.leading is not None else None
         if post is None or not post.leads or run is None or run.outcome is not None or run.recovery_until is not None:
             return
-        if self._is_put_off(still=run.stands_still):
+        if self._is_put_off(put_off_s(run)):
             return
         mine = {self.beside, post.state.me.member_id}
         able = [
@@ -241,16 +241,16 @@ class SimulatedCoordinator:
         assert self.leading is not None
         post.do(post.state.widen(self.machine, able, self._clock.now, self.leading.at.known))
 
-    def _is_put_off(self, *, still: bool) -> bool:
+    def _is_put_off(self, for_s: float) -> bool:
         """As `world.posts` does it."""
         now = self._clock.now
-        if not still:
-            self._still_since = None
+        if not for_s:
+            self._put_off_until = None
             return False
-        if self._still_since is None:
-            self._still_since = now
-            self.process.after(PUT_OFF_S, self.speak)
-        return now < self._still_since + PUT_OFF_S
+        if self._put_off_until is None or self._put_off_until > now + for_s:
+            self._put_off_until = now + for_s
+            self.process.after(for_s, self.speak)
+        return now < self._put_off_until
 
     @property
     def alive(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from muster.core.succession import electorate
 from muster.core.succession.state import Succession
+from muster.core.world.run import Run
 from muster.types.frames import Frame, HelloFrame, MovedFrame, RunRecord, WelcomeFrame
 from muster.types.world import Elector, Electorate, Member, MemberId, Path, RunId
 from muster.world import wire
@@ -21,7 +22,7 @@ from muster.world.wire import Channel
 
 log = logging.getLogger("muster.coordinator")
 
-PUT_OFF_S = 0.5  # at most, that another electorate waits for ranks that stand still
+PUT_OFF_S, FORMING_S = 0.5, 30.0
 
 
 class Posts:
@@ -173,7 +174,7 @@ class Posts:
         post, run = self._posts.get(protocol.run_id), protocol.run
         if post is None or not post.leads or run is None or run.outcome is not None or run.recovery_until is not None:
             return  # who is not back yet is not lost yet
-        if self._is_put_off(protocol.run_id, still=run.stands_still, now=post.now):
+        if self._is_put_off(protocol.run_id, run, post.now):
             return
         mine = {self._beside, post.state.me.member_id}
         able = [
@@ -184,13 +185,16 @@ class Posts:
         here = _machine(socket.gethostname(), self.address[0])
         post.do(post.state.widen(here, able, post.now, protocol.at.known))
 
-    def _is_put_off(self, run_id: RunId, *, still: bool, now: float) -> bool:
+    def _is_put_off(self, run_id: RunId, run: Run, now: float) -> bool:
         """It costs every member a frame and an answer, and each record a majority: the next round goes first."""
-        if not still:
+        for_s = put_off_s(run)
+        if not for_s:
             self._let_come(run_id)
             return False
-        if (timer := self._put_off.get(run_id)) is None:
-            timer = asyncio.get_running_loop().call_later(PUT_OFF_S, lambda: self.speak(run_id))
+        timer = self._put_off.get(run_id)
+        if timer is None or timer.when() > now + for_s:
+            self._let_come(run_id)
+            timer = asyncio.get_running_loop().call_later(for_s, lambda: self.speak(run_id))
             self._put_off[run_id] = timer
         return now < timer.when()
 
@@ -221,6 +225,13 @@ class Posts:
         """A member that was led in a later term than ours."""
         if (post := self._posts.get(run_id)) is not None:
             post.do(post.state.outranked(hello.present.electorate.term, post.now))
+
+
+def put_off_s(run: Run) -> float:
+    """How long another electorate waits for the round, at most. All who start at once are too busy to answer."""
+    if run.round is None:
+        return FORMING_S
+    return PUT_OFF_S if run.stands_still else 0.0
 
 
 def _machine(host: str, addr: str) -> str:

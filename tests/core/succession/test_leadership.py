@@ -86,3 +86,17 @@ def test_those_who_are_gone_are_waited_for_until_their_leases_are_over() -> None
     assert widened(leader, 0.5, Known.NOT_BY_LOST) == []
     hears(leader, 1, 2.0, B, C)
     assert widened(leader, 2.0, Known.NOT_BY_LOST) == ["Remember"] and len(leader.groups) == 2
+
+
+def test_a_coordinator_that_was_succeeded_keeps_its_voice_while_it_answers() -> None:
+    """Without news it would send whoever asks it to those who led long ago."""
+    old = Elector(MemberId("c0"), "the coordinator", ("127.0.0.1", 1), returns=True)
+    leader = Leadership(ME, replace(RECORD, electorate=Electorate(2, ME, ((old, ME, B),))), LEASE_S, 0.0)
+    able = [(B, "there"), (C, "beyond")]
+    leader.widen("here", able, 0.1, Known.BY_ALL)
+    assert old in leader.learning, "it may still answer"
+    leader.kept(old.member_id, KeptFrame(term=2, stamp=1.0, revision=1))
+    leader.widen("here", able, 1.5, Known.BY_ALL)
+    assert old in leader.learning
+    leader.widen("here", able, 2.5, Known.BY_ALL)
+    assert old not in leader.learning, "it has gone"

@@ -31,6 +31,7 @@ class Leadership:
     def __init__(self, me: Elector, record: RunRecord, lease_s: float, now: float) -> None:
         self._me = me
         self._lease_s = lease_s
+        self._began = now
         self._promised: dict[MemberId, float] = {}
         self._kept: dict[MemberId, int] = {}
         self._dead: set[MemberId] = set()
@@ -124,6 +125,7 @@ class Leadership:
 
     def widen(self, host: str, able: list[tuple[Elector, str]], now: float, known: Known) -> list[SuccessionOrder]:
         """One group follows another only when the one before is settled. `known`: who knows what was announced."""
+        able = self._returning(able, now) + able
         self.learning = electorate.wanted(self._me, host, able, self.groups[-1])[1:]
         if not self.is_kept(self.record.revision) or not self.is_sure(now):
             return []
@@ -134,6 +136,16 @@ class Leadership:
         ready = [one for one in able if voices.get(one[0].member_id) == one[0] or self.has_learned(one[0], now)]
         wanted = electorate.wanted(self._me, host, ready, current)
         return self._change((current, wanted), now, known) if wanted != current else []
+
+    def _returning(self, able: list[tuple[Elector, str]], now: float) -> list[tuple[Elector, str]]:
+        """Who led before us without being a member has a voice while it answers, and so knows who leads."""
+        where = {elector.post[0]: machine for elector, machine in able}
+        return [
+            (one, where.get(one.post[0], one.post[0]))
+            for one in self.groups[-1]
+            if one.returns and one.member_id != self._me.member_id
+            if self._promises(one.member_id, now) or now < self._began + self._lease_s
+        ]
 
     def _change(self, groups: Groups, now: float, known: Known) -> list[SuccessionOrder]:
         if self._may_do_without_us(groups):
