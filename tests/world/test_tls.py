@@ -95,6 +95,28 @@ def test_one_that_does_not_read_is_cut_off_in_tls_too(monkeypatch: pytest.Monkey
     asyncio.run(scenario())
 
 
+def test_a_connection_in_tls_that_was_closed_can_still_be_aborted() -> None:
+    """asyncio forgets all about one that is closed twice: an agent that then gave it up for silent died of that."""
+
+    async def scenario() -> None:
+        coordinator, address = await a_coordinator()
+        relay = Proxy(address)
+        member = Member(("127.0.0.1", relay.port))
+        await asyncio.wait_for(member.welcomed.wait(), 10)
+        (channel,) = coordinator._protocol_of
+        for _ in range(2):
+            channel.close()
+        assert channel.there is not None and channel.peer != "?"
+        channel.abort("it does not say goodbye")
+        await until(lambda: not coordinator._protocol_of, "its end was noticed")
+        channel.abort("once more")
+        await member.leave()
+        relay.close()
+        await coordinator.stop()
+
+    asyncio.run(scenario())
+
+
 class Middle:
     """Stands between, speaks both protocols, and has a certificate of his own."""
 

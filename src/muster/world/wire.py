@@ -221,6 +221,10 @@ class Channel(asyncio.Protocol):
         self._screen = screen  # before a frame is looked into of somebody who has not proved itself
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self.local_host = "127.0.0.1"
+        self.here: End | None = None
+        self.there: End | None = None
         self._why = "the connection closed"
         self._ended = False
         self._ours = False
@@ -237,28 +241,21 @@ class Channel(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        # Asked now: a transport in TLS that is closed twice cannot be asked any more.
+        name = transport.get_extra_info("sockname")
+        self.local_host = str(name[0]) if name else self.local_host
+        self.here = neighbours.end(name)
+        self.there = neighbours.end(transport.get_extra_info("peername"))
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = raw
         self._on_open(self)
 
     @property
     def unread(self) -> int:
         """Bytes of a frame that has not come whole."""
         return len(self._decoder)
-
-    @property
-    def here(self) -> End | None:
-        return neighbours.end(self._transport.get_extra_info("sockname")) if self._transport else None
-
-    @property
-    def there(self) -> End | None:
-        return neighbours.end(self._transport.get_extra_info("peername")) if self._transport else None
-
-    @property
-    def local_host(self) -> str:
-        name = self._transport.get_extra_info("sockname") if self._transport else None
-        return str(name[0]) if name else "127.0.0.1"
 
     @property
     def peer_host(self) -> str:
@@ -349,22 +346,21 @@ class Channel(asyncio.Protocol):
             return
         self.send(ErrorFrame(code=code, message=message))
         self._why = message
-        self._closed = True
-        if self._transport is not None:
-            self._transport.close()
+        self.close()
 
     def close(self) -> None:
+        """Once: a transport in TLS that is closed for a second time cannot be aborted any more."""
         self._closed = True
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     def abort(self, why: str) -> None:
+        if self._ended or self._transport is None:
+            return
         self._why = why
         self._ours = self._closed = True
-        if self._transport is not None:
-            raw = self._transport.get_extra_info("socket")
-            if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-                # With a reset: a clean end would say to the other side that this process has ended.
-                with contextlib.suppress(OSError):
-                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self._transport.abort()
+        if self._socket is not None:
+            # With a reset: a clean end would say to the other side that this process has ended.
+            with contextlib.suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
