@@ -103,9 +103,10 @@ def _lose(fleet: MachineFleet, loss: Loss, machine: int, view: dict[str, Any], t
     time.sleep(max(0.0, struck + (loss.lasts_s or 0.0) - time.monotonic()))
     fleet.mend(loss, machine)
     after = fleet.whole()
-    tally.broken += fenced_log.problems(fleet.marks(), fleet.thawed)
-    if after["round"] > before:
-        tally.after_s.append(fleet.began(before + 1) - struck)
+    marks = fleet.marks()
+    tally.broken += fenced_log.problems(marks, fleet.thawed)
+    began = [fenced_log.beginning(marks, number) for number in range(before + 1, after["round"] + 1)]
+    tally.after_s += [at - struck for at in began if at is not None and at > struck][:1]
     return after
 
 
