@@ -52,7 +52,7 @@ class SimulatedPost:
                 case Tell(elector=elector, frame=frame):
                     link = self._links.get(elector.member_id)
                     if link is None or not link[1].send(frame):
-                        self.state.unsent(elector.member_id)
+                        self.state.disconnected(elector.member_id, self.now, died=False)
                 case Lead(record=record):
                     self._owner.lead(record)
                 case StepDown(why=why):

@@ -128,7 +128,7 @@ class Post:
                 return
         except WireError as error:  # it is too long
             self._duties.say(f"run {self._run_id}: {elector.name} cannot be told: {error}")
-        self.state.unsent(elector.member_id)
+        self.state.disconnected(elector.member_id, self.now, died=False)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

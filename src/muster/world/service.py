@@ -165,12 +165,7 @@ class Coordinator:
     # Connections
 
     def _admit(self, taken: socket.socket, _: str) -> None:
-        self._strangers.arrive(
-            taken,
-            lambda: Channel(
-                self._hear, self._ended, self._strangers.challenge, self._strangers.bound, self._strangers.screen
-            ),
-        )
+        self._strangers.arrive(taken, self._hear, self._ended)
 
     def _hear(self, channel: Channel, frame: Frame) -> None:
         try:
@@ -195,8 +190,7 @@ class Coordinator:
         run_id = RunId(hello.run_id)
         self._check_room(run_id)
         if (moved := self.posts.led_elsewhere(run_id, hello)) is not None:
-            channel.send(moved)
-            channel.close()
+            _send_away(channel, moved)
             return
         self.posts.outranked(run_id, hello)
         protocol = self._protocols.get(run_id)
@@ -205,8 +199,7 @@ class Coordinator:
             return
         if (protocol is None or protocol.run is None) and self._director is None:
             if (moved := self.posts.moved(run_id, hello)) is not None:
-                channel.send(moved)
-                channel.close()
+                _send_away(channel, moved)
                 return
             protocol = self._protocols[run_id] = self._opened(run_id, hello)
         elif protocol is None:
@@ -339,8 +332,12 @@ class Coordinator:
         self._read.forget(run_id)
         for channel in [channel for channel, its in self._protocol_of.items() if its is protocol]:
             del self._protocol_of[channel]
-            channel.send(moved)
-            channel.close()
+            _send_away(channel, moved)
+
+
+def _send_away(channel: Channel, moved: MovedFrame) -> None:
+    channel.send(moved)
+    channel.close()
 
 
 class _Beat:

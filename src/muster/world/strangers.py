@@ -21,7 +21,7 @@ from muster.types.frames import ChallengeFrame, ErrorFrame, Frame, HelloFrame, P
 from muster.types.world import RunId
 from muster.world import proofs, wire
 from muster.world.proofs import Talk
-from muster.world.wire import Channel
+from muster.world.wire import Channel, OnEnd, OnFrame
 
 HELLO_TIMEOUT_S = 5.0
 _CLAIMS = ("run_id", "kind", "nonce", "proof")
@@ -54,13 +54,15 @@ class Strangers:
     def __contains__(self, channel: Channel) -> bool:
         return channel in self._known
 
-    def arrive(self, taken: socket.socket, channel: Callable[[], Channel]) -> None:
+    def arrive(self, taken: socket.socket, on_frame: OnFrame, on_end: OnEnd) -> None:
         if len(self._known) + len(self._arriving) >= self.most and not self._make_room():
             with contextlib.suppress(OSError):  # so that a member can tell a crowd from somebody else in our place
                 taken.send(wire.encode(_no_room()))
             taken.close()
             return
-        self._arriving.hold(listening.arrive(taken, channel))
+        self._arriving.hold(
+            listening.arrive(taken, lambda: Channel(on_frame, on_end, self.challenge, self.bound, self.screen))
+        )
 
     def _make_room(self) -> bool:
         """Let a stranger go for one who comes; False if all just came, for each has a moment to say who it is."""

@@ -7,7 +7,6 @@ write down what `Remember` holds before anything that comes after it is sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
@@ -146,10 +145,10 @@ class Succession:
         self.ballot.record = self.leadership.write(record, now, needed=True)
         return self.ballot.record
 
-    def widen(self, host: str, able: Iterable[tuple[Elector, str]], now: float, known: Known) -> list[SuccessionOrder]:
+    def widen(self, host: str, able: list[tuple[Elector, str]], now: float, known: Known) -> list[SuccessionOrder]:
         """These members could be electors, each on its machine. `known`: who knows what was announced last."""
         if self.leadership is not None:
-            self._orders += self.leadership.widen(host, list(able), now, known)
+            self._orders += self.leadership.widen(host, able, now, known)
             self.ballot.record = self.leadership.record
         return self._taken()
 
@@ -314,13 +313,8 @@ class Succession:
         elif self._candidacy is not None:
             self._candidacy.ask_at = -math.inf
 
-    def unsent(self, elector_id: MemberId) -> None:
-        """What it was to be told has not left: there is no connection."""
-        if self.leadership is not None:
-            self.leadership.unheard(elector_id)
-
     def disconnected(self, elector_id: MemberId, now: float, *, died: bool) -> list[SuccessionOrder]:
-        """`died`: it is certain that the process which was connected is gone."""
+        """Or it could not be told. `died`: it is certain that the process which was connected is gone."""
         if self.leadership is not None:
             self.leadership.unheard(elector_id)
             if died:
