@@ -133,7 +133,7 @@ def test_a_coordinator_that_stands_still_is_not_taken_for_dead(monkeypatch: pyte
         member = Member(address)
         await asyncio.wait_for(member.welcomed.wait(), 10)
         came = []
-        monkeypatch.setattr(coordinator._strangers, "arrive", lambda taken, channel: came.append(taken))
+        monkeypatch.setattr(coordinator._strangers, "arrive", lambda taken, *_: came.append(taken))
         for channel in list(coordinator._protocol_of):
             channel.close()
         await until(lambda: bool(came), "it comes back")

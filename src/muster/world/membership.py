@@ -185,8 +185,8 @@ class Membership:
 
     def _stand_by(self, known: Electorate) -> None:
         if self._standby is None and known.leader is not None:
-            mine = self._identity
-            place = self._addr, known.leader.post[1]
+            mine, (host, port) = self._identity, known.leader.post
+            place = self._addr, port if host != self._addr else 0  # its own port is its own, if it is started again
             self._standby = Standby(
                 mine.run_id, mine.token, place, self._ready, lambda text: self._carry_out(Say(text))
             )

@@ -88,15 +88,18 @@ def test_those_who_are_gone_are_waited_for_until_their_leases_are_over() -> None
     assert widened(leader, 2.0, Known.NOT_BY_LOST) == ["Remember"] and len(leader.groups) == 2
 
 
-def test_a_coordinator_that_was_succeeded_keeps_its_voice_while_it_answers() -> None:
-    """Without news it would send whoever asks it to those who led long ago."""
+def test_a_coordinator_that_was_succeeded_hears_who_leads_while_it_answers() -> None:
+    """Without news it would send whoever asks it to those who led long ago. It has no voice: it sees nobody die."""
     old = Elector(MemberId("c0"), "the coordinator", ("127.0.0.1", 1), returns=True)
     leader = Leadership(ME, replace(RECORD, electorate=Electorate(2, ME, ((old, ME, B),))), LEASE_S, 0.0)
     able = [(B, "there"), (C, "beyond")]
-    leader.widen("here", able, 0.1, Known.BY_ALL)
-    assert old in leader.learning, "it may still answer"
-    leader.kept(old.member_id, KeptFrame(term=2, stamp=1.0, revision=1))
-    leader.widen("here", able, 1.5, Known.BY_ALL)
+    for elector, at in ((B, 19.9), (C, 19.9), (old, 15.0)):
+        leader.widen("here", able, at, Known.BY_ALL)
+        assert old in leader.others
+        leader.kept(elector.member_id, KeptFrame(term=2, stamp=at, revision=leader.record.revision))
+    leader.widen("here", able, 20.0, Known.BY_ALL)
+    assert old not in leader.groups[-1] and old in leader.learning
+    leader.widen("here", able, 34.0, Known.BY_ALL)
     assert old in leader.learning
-    leader.widen("here", able, 2.5, Known.BY_ALL)
+    leader.widen("here", able, 36.0, Known.BY_ALL)
     assert old not in leader.learning, "it has gone"

@@ -17,6 +17,7 @@ from muster.types.world import Elector, MemberId
 
 DRIFT = 0.1  # by how much one clock may be slower than another
 KEEP_EVERY = 0.25  # of a lease
+HEARD_LATELY = 20  # leases: who has not answered for so long is not asked any more
 
 
 class Known(StrEnum):
@@ -32,6 +33,8 @@ class Leadership:
         self._me = me
         self._lease_s = lease_s
         self._began = now
+        known = electorate.everyone(record.electorate.groups)
+        self._succeeded = [one for one in known if one.returns and one.member_id != me.member_id]
         self._promised: dict[MemberId, float] = {}
         self._kept: dict[MemberId, int] = {}
         self._dead: set[MemberId] = set()
@@ -125,8 +128,7 @@ class Leadership:
 
     def widen(self, host: str, able: list[tuple[Elector, str]], now: float, known: Known) -> list[SuccessionOrder]:
         """One group follows another only when the one before is settled. `known`: who knows what was announced."""
-        able = self._returning(able, now) + able
-        self.learning = electorate.wanted(self._me, host, able, self.groups[-1])[1:]
+        self.learning = electorate.wanted(self._me, host, able, self.groups[-1])[1:] + self._bystanders(now)
         if not self.is_kept(self.record.revision) or not self.is_sure(now):
             return []
         current = self.groups[-1]
@@ -137,15 +139,13 @@ class Leadership:
         wanted = electorate.wanted(self._me, host, ready, current)
         return self._change((current, wanted), now, known) if wanted != current else []
 
-    def _returning(self, able: list[tuple[Elector, str]], now: float) -> list[tuple[Elector, str]]:
-        """Who led before us without being a member has a voice while it answers, and so knows who leads."""
-        where = {elector.post[0]: machine for elector, machine in able}
-        return [
-            (one, where.get(one.post[0], one.post[0]))
-            for one in self.groups[-1]
-            if one.returns and one.member_id != self._me.member_id
-            if self._promises(one.member_id, now) or now < self._began + self._lease_s
-        ]
+    def _bystanders(self, now: float) -> tuple[Elector, ...]:
+        """Who led before us without being a member has no voice, for it does not see us die. It hears who leads."""
+        return tuple(
+            one
+            for one in self._succeeded
+            if now < max(self._began, self._promised.get(one.member_id, self._began)) + HEARD_LATELY * self._lease_s
+        )
 
     def _change(self, groups: Groups, now: float, known: Known) -> list[SuccessionOrder]:
         if self._may_do_without_us(groups):
