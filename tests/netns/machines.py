@@ -126,7 +126,7 @@ class Machines:
 
     def freeze(self, machine: int) -> None:
         """Everything on it stands still; its kernel does not, and answers for its connections."""
-        self._signal_until(machine, signal.SIGSTOP, lambda pid: _state(pid) in ("T", "t"))
+        self._signal_until(machine, signal.SIGSTOP, _stands_still)
 
     def thaw(self, machine: int) -> None:
         for pid in self.pids(machine):
@@ -277,6 +277,21 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def _stands_still(pid: int) -> bool:
+    """Also one that waits in the kernel for a child that was stopped before its exec: it stops before it goes on."""
+    state = _state(pid)
+    return state in ("T", "t") or (state == "D" and _is_pending(pid, signal.SIGSTOP))
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def _ip(words: str) -> str:

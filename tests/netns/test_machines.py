@@ -132,6 +132,16 @@ def test_power_takes_processes_that_have_left_their_parent_too_and_comes_back(
     hears(heard[0])
 
 
+def test_a_parent_that_waits_for_a_stopped_child_stands_still() -> None:
+    """It waits in the kernel until its child has begun another program, and cannot obey before."""
+    with Machines(1) as machines:
+        for _ in range(20):
+            machines.start(0, ["sh", "-c", "setsid sh -c 'sleep 600 & sleep 600' & sleep 600 & sleep 600"])
+        machines.freeze(0)
+        machines.kill(0)
+        assert machines.pids(0) == []
+
+
 def test_fleets_are_apart_and_nothing_is_left_of_one_whose_owner_was_killed() -> None:
     owner, address, pid = an_owner()
     try:
