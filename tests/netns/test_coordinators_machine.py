@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from pathlib import Path
 
@@ -13,12 +12,7 @@ from tests.netns.fleet import MachineFleet, a_machine_fleet
 from tests.netns.machines import why_not
 from tests.netns.test_lost_machines import GIVEN_UP_S, tell
 
-WITH_SUCCESSION = pytest.mark.xfail(
-    importlib.util.find_spec("muster.core.succession") is None,
-    reason="nobody goes on for a coordinator that is lost",
-    run=False,
-)
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(why_not()), reason=why_not()), WITH_SUCCESSION]
+pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 @pytest.mark.parametrize("name", EACH)

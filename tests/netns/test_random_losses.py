@@ -9,18 +9,17 @@ import pytest
 from tests.netns.fleet import a_machine_fleet
 from tests.netns.losses import SPARES, WORKERS, random_losses
 from tests.netns.machines import why_not
-from tests.netns.test_coordinators_machine import WITH_SUCCESSION
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
-@pytest.mark.parametrize("coordinator_too", [False, pytest.param(True, marks=WITH_SUCCESSION)])
+@pytest.mark.parametrize("coordinator_too", [False, True])
 def test_a_few_random_losses(tmp_path: Path, coordinator_too: bool) -> None:
     lose(tmp_path, seed=1, losses=6, coordinator_too=coordinator_too)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("coordinator_too", [False, pytest.param(True, marks=WITH_SUCCESSION)])
+@pytest.mark.parametrize("coordinator_too", [False, True])
 def test_two_hundred_random_losses(tmp_path: Path, coordinator_too: bool) -> None:
     lose(tmp_path, seed=7, losses=200, coordinator_too=coordinator_too)
 

@@ -8,9 +8,20 @@ from dataclasses import replace
 from typing import cast
 
 from muster.core.succession.state import Succession
-from muster.types.frames import HelloFrame, KeepFrame, KeptFrame, Presented, RunRecord, VoiceFrame, VoteFrame
-from muster.types.world import Elector, Electorate, MemberId, RunId, Settings
+from muster.core.world import transitions
+from muster.types.frames import (
+    HelloFrame,
+    Introduction,
+    KeepFrame,
+    KeptFrame,
+    Presented,
+    RunRecord,
+    VoiceFrame,
+    VoteFrame,
+)
+from muster.types.world import Cause, Elector, Electorate, MemberId, Recall, Round, RunId, Settings
 from muster.world.post import Post
+from muster.world.posts import FORMING_S, PUT_OFF_S, put_off_s
 from muster.world.protocol import RunProtocol
 from muster.world.service import Coordinator
 from muster.world.wire import Channel
@@ -205,3 +216,34 @@ def test_what_cannot_be_written_down_is_not_promised() -> None:
         assert [type(answer) for answer in answers] == [KeptFrame]
 
     asyncio.run(with_two(scenario))
+
+
+def test_no_other_electorate_while_the_first_round_forms() -> None:
+    """Agents that all start at once are too busy to answer, and the coordinator gave way to one of them."""
+    run = transitions.open_run(Settings())
+    assert run.round is None and put_off_s(run) == FORMING_S
+    trains = replace(run, round=Round(0, (), "127.0.0.1", 1))
+    assert put_off_s(trains) == 0.0
+    recalled = replace(
+        trains, round=replace(Round(0, (), "127.0.0.1", 1), recall=Recall(Cause.LOSS, "lost a", 0.0, 0.0))
+    )
+    assert put_off_s(recalled) == PUT_OFF_S
+
+
+def test_a_worker_of_0_1_is_not_let_in_where_others_may_lead() -> None:
+    """It would keep its ranks when it finds the coordinator dead, whoever has gone on by then."""
+
+    class Refused:
+        peer, told = "192.0.2.1:1", ""
+
+        def send_raw(self, data: bytes) -> None: ...
+        def refuse(self, code: str, message: str) -> None:
+            self.told = f"{code}: {message}"
+
+    old = HelloFrame(run_id=RUN, kind="agent", member=Introduction(MemberId("m"), "m"), settings={"min": 1, "max": 1})
+    for group, refused in (((A,), False), ((A, B, C), True)):
+        protocol, peer = RunProtocol(RUN), Refused()
+        protocol.at.electorate = Electorate(1, A, (group,))
+        protocol.greet(peer, old, 0.0)
+        assert ("update it" in peer.told) is refused, peer.told
+        assert (protocol.run is None) is refused
