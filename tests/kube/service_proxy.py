@@ -44,7 +44,7 @@ class ServiceProxy:
         return f"{self.host}:{self.ports[port]}"
 
     def until_ready(self, port: str = "", timeout_s: float = 20.0) -> None:
-        """Until there is somewhere to go."""
+        """Until there is somewhere to go, and the way there is open."""
         self._cluster.background.call(self._until(port), timeout_s)
 
     def close(self) -> None:
@@ -58,6 +58,7 @@ class ServiceProxy:
     async def _listen(self, port: str, wanted: int) -> None:
         server = await asyncio.start_server(partial(self._relay, port), self.host, wanted)
         self.ports[port], self._servers[port] = server.sockets[0].getsockname()[1], server
+        self._changed.set()
 
     async def _end(self) -> None:
         for server in self._servers.values():
@@ -67,7 +68,7 @@ class ServiceProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _until(self, port: str) -> None:
-        while not self._targets.get(port):
+        while not (self._targets.get(port) and self._servers[port].is_serving()):
             self._changed.clear()
             await self._changed.wait()
 

@@ -102,10 +102,10 @@ def greeter(word: bytes) -> Iterator[tuple[str, int]]:
     with socket.create_server((new_address(), 0)) as server:
 
         def greet() -> None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the server was closed
                 while True:
                     near, _ = server.accept()
-                    with near:
+                    with near, contextlib.suppress(OSError):  # whoever only looked whether somebody listens is gone
                         near.sendall(word)
 
         threading.Thread(target=greet, daemon=True).start()
