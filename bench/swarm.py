@@ -7,6 +7,7 @@ can: what is measured is the coordinator, on the same two cores.
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from functools import partial
 from muster.core.member.state import RENEW_S
 from muster.types.world import LARGE, Settings
 from muster.world import wire
+from muster.world.connection import PAUSE_S
 
 LEASE_S = Settings().lease_s
 
@@ -37,12 +39,14 @@ class _Swarm:
     counts: Counter[int] = field(default_factory=Counter)  # how many have been released into each round
     sent: int = 0
     received: int = 0
+    returning: set[asyncio.Task[None]] = field(default_factory=set)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _Bee(asyncio.Protocol):
-    def __init__(self, swarm: _Swarm, index: int, settings: dict[str, object], token: str) -> None:
+    def __init__(self, swarm: _Swarm, index: int, settings: dict[str, object], token: str, at: tuple[str, int]) -> None:
         self._swarm = swarm
+        self._at = at
         self._token = token
         self._index = index
         self._settings = settings
@@ -50,7 +54,7 @@ class _Bee(asyncio.Protocol):
         self._round = -1
         self.transport: asyncio.Transport | None = None
         self.cut_off = False
-        self._known = False  # it has said hello
+        self._known = False  # it is let in
         self._renew = wire.pack({"v": "1.0", "type": "renew", "epoch": 1, "round": None, "steps": []})
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,6 +63,16 @@ class _Bee(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        if not self._known:  # there was no room for so many at once: a real agent comes again, too
+            self._swarm.returning.add(asyncio.get_running_loop().create_task(self._return()))
+
+    async def _return(self) -> None:
+        self._buffer.clear()
+        await asyncio.sleep(random.uniform(*PAUSE_S))
+        await self.come()
+
+    async def come(self) -> None:
+        await asyncio.get_running_loop().create_connection(partial(_itself, self), *self._at)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -77,10 +91,11 @@ class _Bee(asyncio.Protocol):
             nonce = head.split(b'"nonce":"')[1].split(b'"')[0].decode()
             member: dict[str, object] = {"member_id": f"m{self._index}", "name": f"w{self._index}", "store_port": 1}
             member["takes_outline"] = True
-            self._known = True
             proof = wire.proof(self._token, nonce, "swarm", "agent")
             hello: dict[str, object] = {"type": "hello", "v": "1.0", "low": "1.0", "high": "1.0", "kind": "agent"}
             self._send(hello | {"run_id": "swarm", "proof": proof, "member": member, "settings": self._settings})
+        elif b'"type":"welcome"' in head:
+            self._known = True
         elif b'"type":"release"' in head:
             self._round = _number(head)
             self._swarm.rounds[self._index] = self._round
@@ -146,12 +161,11 @@ async def _run(
     swarm, seen = _Swarm(), Seen()
     settings: dict[str, object] = {"min": target, "max": target, "spares": spares, "lease_s": lease_s}
     settings["last_call_s"] = 60.0
-    bees = [_Bee(swarm, index, settings, token) for index in range(members)]
+    bees = [_Bee(swarm, index, settings, token, (host, port)) for index in range(members)]
     renewing = loop.create_task(_keep_renewing(bees, lease_s))
     begun = time.monotonic()
     for start in range(0, members, 200):
-        group = bees[start : start + 200]
-        await asyncio.gather(*(loop.create_connection(partial(_itself, bee), host, port) for bee in group))
+        await asyncio.gather(*(bee.come() for bee in bees[start : start + 200]))
     await _released(swarm, 0, target)
     seen.form_s = time.monotonic() - begun
     await asyncio.sleep(min(lease_s, LEASE_S))

@@ -79,8 +79,11 @@ def test_the_newest_of_all_rounds_and_workers_is_kept(tmp_path: Path) -> None:
     assert disk(new) >= 40_000 and 0 < disk(before) < 40_000
     assert trimming.taken(tmp_path) < 4 * KEEP
     agent = a_file(tmp_path, lines(0, 100_000), number=9).parent.parent
-    trimming.cut_rounds(agent, KEEP, only=9)
+    neighbour = a_file(tmp_path, lines(0, 100_000), rank=1, number=9)
+    trimming.cut_ranks(agent, KEEP, 9, [0])
     assert disk(agent / "round-9" / "rank-0.out") <= KEEP + 2 * trimming.BLOCK
+    assert disk(neighbour) >= 1_000_000, "another worker's"
+    trimming.cut_ranks(agent, KEEP, 10, [0])  # has not begun
 
 
 def test_a_reader_begins_with_the_first_whole_line_that_is_left_and_is_told(tmp_path: Path) -> None:

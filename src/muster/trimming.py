@@ -14,6 +14,7 @@ import errno
 import itertools
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from muster import files
@@ -129,23 +130,35 @@ class Budget:
         self._keep = keep
         self._left: dict[str, int] = {}
 
-    def spend(self, folder: int) -> None:
-        """Cut the files of one round; rounds come newest first. OSError where that cannot be done."""
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in itertools.islice(entries, MOST_FILES)]
-        for name in filter(RANK_FILE.fullmatch, names):
+    def spend(self, folder: int, ranks: Iterable[int] | None = None) -> None:
+        """Cut one round's files, or those of some ranks; rounds come newest first. OSError where they cannot be."""
+        for name in _all_in(folder) if ranks is None else _files_of(ranks):
             left = self._left.get(name, self._keep)
             self._left[name] = max(0, left - cut_in(folder, name, left))
 
 
-def cut_rounds(log_dir: Path, keep: int, only: int | None = None) -> None:
-    """Cut what lies in LOG_DIR/round-N, of one round or of all. OSError where that cannot be done."""
+def _all_in(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in itertools.islice(entries, MOST_FILES) if RANK_FILE.fullmatch(entry.name)]
+
+
+def _files_of(ranks: Iterable[int]) -> list[str]:
+    return [f"rank-{rank}.{kind}" for rank in ranks for kind in ("out", "err")]
+
+
+def cut_ranks(log_dir: Path, keep: int, number: int, ranks: Iterable[int]) -> None:
+    """Cut what these ranks of one round print, whatever else lies there. OSError where that cannot be done."""
+    with contextlib.suppress(FileNotFoundError), files.folder(log_dir / f"round-{number}") as opened:
+        Budget(keep).spend(opened, ranks)
+
+
+def cut_rounds(log_dir: Path, keep: int) -> None:
+    """Cut what lies in all LOG_DIR/round-N. OSError where that cannot be done."""
     budget = Budget(keep)
     with files.folder(log_dir) as top:
         with os.scandir(top) as entries:
             found = [ROUND_FOLDER.fullmatch(entry.name) for entry in itertools.islice(entries, MOST_FILES)]
-        numbers = sorted((int(one[1]) for one in found if one is not None), reverse=True)
-        for number in numbers if only is None else [one for one in numbers if one == only]:
+        for number in sorted((int(one[1]) for one in found if one is not None), reverse=True):
             try:
                 with files.folder(f"round-{number}", top) as opened:
                     budget.spend(opened)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import gc
 import importlib.util
 import json
 import logging
@@ -43,6 +42,7 @@ from muster.types.codec import Invalid, show_time
 from muster.types.run_event import Kind, RunEvent
 from muster.types.training import TERMINAL, Uid
 from muster.world import wire
+from muster.world.service import collect_seldom
 
 if TYPE_CHECKING:
     import uvicorn
@@ -54,7 +54,6 @@ log = logging.getLogger("muster.daemon")
 DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
 REPLACED = 75  # another control plane acts: start again, and stand by
 SWITCH_S = 0.0005  # the coordinator's thread waits no longer than this for a busy API, each time it is woken
-COLLECT_AFTER = (5_000, 10, 20)  # a full collection of garbage holds up the coordinator's thread as well: seldom
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
 
 
@@ -331,8 +330,7 @@ async def _serve(options: Options, ready: Callable[[str], None]) -> int:
         loop.add_signal_handler(number, stop)
     try:
         url = await starting
-        gc.set_threshold(*COLLECT_AFTER)
-        gc.freeze()  # all code, and every training that was stored: on a busy machine to look at them took 1.5 s
+        collect_seldom()  # every training that was stored: on a busy machine to look at them took 1.5 s
         ready(url)
     except asyncio.CancelledError:
         return 0

@@ -307,15 +307,15 @@ class Agent:
                 self._saves.sample(self._ranks(current.number), self._member.now)
 
     async def _keep_logs_small(self, keep: int) -> None:
-        """Those of the round that runs at every look, those before it now and then: they grow no more."""
+        """Those of our ranks that run at every look, all others now and then: they grow no more."""
+        where = self._config.log_dir
         for look in itertools.count():
             await asyncio.sleep(LOGS_LOOK_S)
-            current, everything = self._held.current, look % LOGS_LOOKS == 0
-            if current is None and not everything:
-                continue
-            only = None if current is None or everything else current.number
             try:
-                await asyncio.to_thread(trimming.cut_rounds, self._config.log_dir, keep, only)
+                if look % LOGS_LOOKS == 0:
+                    await asyncio.to_thread(trimming.cut_rounds, where, keep)
+                elif (current := self._held.current) is not None and not current.stopping:
+                    await asyncio.to_thread(trimming.cut_ranks, where, keep, current.number, current.place.ranks)
             except OSError as error:
                 self._say(f"what ranks print cannot be kept small in {self._config.log_dir}: {error.strerror}")
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import signal
@@ -33,6 +34,8 @@ from muster.world.wire import Channel
 log = logging.getLogger("muster.coordinator")
 
 BEAT_S = 0.25
+COLLECT_AFTER = (5_000, 10, 20)
+RESTS, LONGEST_REST_S = 5.0, 0.05  # after a pass, in its own length: what comes waits for the next one together
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 
 
@@ -66,9 +69,8 @@ class Coordinator:
         self._strangers = Strangers(self._token_of, open_to_all=director is None and not token)
         self.posts = Posts(token, self._lead, self._step_down, beside)
         self._outgoing = Outgoing(self.posts, self._protocols, state, director)
-        self._dirty: dict[RunId, RunProtocol] = {}
         self._timers: dict[RunId, asyncio.TimerHandle] = {}
-        self._pass_due = False
+        self._passes = _Passes(self._settle)
         self._read = _Read(self.touch)
         self._stopping = False  # what closes now is closed by us, and nobody is lost by it
         self._doors: list[Door] = []
@@ -142,7 +144,7 @@ class Coordinator:
         if protocol is None:
             return
         self._drop_timer(run_id)
-        self._dirty.pop(run_id, None)
+        self._passes.forget(run_id)
         self._read.forget(run_id)
         for channel in [channel for channel, its in self._protocol_of.items() if its is protocol]:
             channel.close()
@@ -246,22 +248,11 @@ class Coordinator:
     # Settling
 
     def touch(self, protocol: RunProtocol) -> None:
-        self._dirty[protocol.run_id] = protocol
-        if not self._pass_due:
-            self._pass_due = True
-            asyncio.get_running_loop().call_soon(self._settle_all)
-
-    def _settle_all(self) -> None:
-        self._pass_due = False
-        dirty, self._dirty = self._dirty, {}
-        for protocol in dirty.values():
-            try:
-                if self._protocols.get(protocol.run_id) is protocol:
-                    self._settle(protocol)
-            except Exception:  # the top of this loop: one run's trouble is its own
-                log.exception("run %s: cannot be settled", protocol.run_id)
+        self._passes.touch(protocol)
 
     def _settle(self, protocol: RunProtocol) -> None:
+        if self._protocols.get(protocol.run_id) is not protocol:
+            return
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now >= protocol.wake_at:  # a lease may be over, but not by what was not listened to
@@ -328,7 +319,7 @@ class Coordinator:
     def _step_down(self, run_id: RunId, why: str, moved: MovedFrame) -> None:
         protocol = self._protocols.pop(run_id, None)
         self._drop_timer(run_id)
-        self._dirty.pop(run_id, None)
+        self._passes.forget(run_id)
         self._read.forget(run_id)
         for channel in [channel for channel, its in self._protocol_of.items() if its is protocol]:
             del self._protocol_of[channel]
@@ -338,6 +329,42 @@ class Coordinator:
 def _send_away(channel: Channel, moved: MovedFrame) -> None:
     channel.send(moved)
     channel.close()
+
+
+class _Passes:
+    """Settles the runs of which something was heard, all together.
+
+    In a world of thousands each pass takes milliseconds, and thousands may join at once: a pass for a handful of them
+    each time would take most of a core, so there is a rest after each.
+    """
+
+    def __init__(self, settle: Callable[[RunProtocol], None]) -> None:
+        self._settle = settle
+        self._dirty: dict[RunId, RunProtocol] = {}
+        self._due = False
+        self._not_before = 0.0
+
+    def touch(self, protocol: RunProtocol) -> None:
+        self._dirty[protocol.run_id] = protocol
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_at(self._not_before, self._settle_all)
+
+    def forget(self, run_id: RunId) -> None:
+        self._dirty.pop(run_id, None)
+
+    def _settle_all(self) -> None:
+        self._due = False
+        dirty, self._dirty = self._dirty, {}
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for protocol in dirty.values():
+            try:
+                self._settle(protocol)
+            except Exception:  # the top of this loop: one run's trouble is its own
+                log.exception("run %s: cannot be settled", protocol.run_id)
+        ended = loop.time()
+        self._not_before = ended + min(LONGEST_REST_S, RESTS * (ended - began))
 
 
 class _Beat:
@@ -399,6 +426,12 @@ class _Read:
             self._then(protocol)
 
 
+def collect_seldom() -> None:
+    """A full collection of garbage holds up all who are served: seldom, and without what is there from the start."""
+    gc.set_threshold(*COLLECT_AFTER)
+    gc.freeze()
+
+
 async def serve(
     coordinator: Coordinator,
     host: str,
@@ -419,7 +452,9 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    on_ready(*await coordinator.start(host, port))
+    address = await coordinator.start(host, port)
+    collect_seldom()
+    on_ready(*address)
     while not stopped:
         coordinator.someone_left.clear()
         if idle_s is not None and not coordinator.connected:
