@@ -231,7 +231,7 @@ async def died(actor: Any) -> None:
     """A kill is an order: the actor may still answer for a moment."""
     with contextlib.suppress(ActorDiedError):
         while True:
-            await actor.seen.remote()
+            await actor.__ray_call__.remote(lambda self: None)
             await asyncio.sleep(0.05)
 
 
@@ -475,6 +475,7 @@ def test_after_a_kill_the_next_connect_has_it_again_from_its_journal(world: Worl
         await generating(handle, "p1")
         before = await handle.snapshot()
         ray.kill(handle._actor)
+        await died(handle._actor)
         assert isinstance(await raised(handle.snapshot()), SchedulerStopped)
         again = on_ray.connect(name="kill")  # it need not be told where the journal is
         assert (await again.snapshot()) == before
