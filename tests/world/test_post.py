@@ -24,6 +24,7 @@ from muster.world.post import Post
 from muster.world.posts import FORMING_S, PUT_OFF_S, put_off_s
 from muster.world.protocol import RunProtocol
 from muster.world.service import Coordinator
+from muster.world.standby import place_beside
 from muster.world.wire import Channel
 from tests.world.test_impostor import TOKEN, until
 
@@ -48,6 +49,12 @@ def test_a_follower_that_returns_keeps_its_promise() -> None:
     vote = VoteFrame(term=3, candidate=C, last=(2, 1))
     assert not voice_of(back, vote, 100.1).given
     assert voice_of(back, vote, 101.1).given
+
+
+def test_a_member_leaves_the_port_of_its_own_machines_coordinator_alone() -> None:
+    """It may listen there before that one is back; elsewhere the run is looked for at the same port."""
+    assert place_beside(("10.0.0.1", 29400), "10.0.0.1") == ("10.0.0.1", 0)
+    assert place_beside(("10.0.0.1", 29400), "10.0.0.2") == ("10.0.0.2", 29400)
 
 
 def test_the_end_of_an_earlier_process_is_not_the_leaders() -> None:

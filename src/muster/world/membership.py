@@ -31,7 +31,7 @@ from muster.types.frames import (
 from muster.types.world import Elector, Electorate, MemberId, Path, RunId
 from muster.world import wire
 from muster.world.connection import Address, Connection, CoordinatorRefused
-from muster.world.standby import Standby
+from muster.world.standby import Standby, place_beside
 
 Steps = tuple[tuple[int, int, float], ...]
 
@@ -185,8 +185,7 @@ class Membership:
 
     def _stand_by(self, known: Electorate) -> None:
         if self._standby is None and known.leader is not None:
-            mine, (host, port) = self._identity, known.leader.post
-            place = self._addr, port if host != self._addr else 0  # its own port is its own, if it is started again
+            mine, place = self._identity, place_beside(known.leader.post, self._addr)
             self._standby = Standby(
                 mine.run_id, mine.token, place, self._ready, lambda text: self._carry_out(Say(text))
             )

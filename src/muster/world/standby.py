@@ -18,6 +18,15 @@ from muster.world.post import Post
 from muster.world.service import Coordinator
 
 
+def place_beside(leader: Address, addr: str) -> Address:
+    """Where a member at that address listens: at the leader's port, unless it is the leader's own machine's.
+
+    A coordinator that is started again must find its port free.
+    """
+    host, port = leader
+    return addr, port if host != addr else 0
+
+
 class Standby:
     """`on_ready` is called when it listens."""
 
