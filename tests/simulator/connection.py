@@ -8,6 +8,7 @@ from random import Random
 
 from muster.types.frames import ChallengeFrame, ErrorFrame, Frame, HelloFrame, MovedFrame, WelcomeFrame
 from muster.world.connection import CONNECT_TIMEOUT_S, MOST_HOPS, PASSING, WELCOME_TIMEOUT_S
+from muster.world.opening import TURNED_AWAY
 from muster.world.wire import encode
 from tests.simulator.clock import Process
 from tests.simulator.coordinator import RUN, SimulatedCoordinator
@@ -216,7 +217,8 @@ class SimulatedConnection:
 
     def _refused(self, number: int, code: str, message: str) -> None:
         self._hang_up()
-        self._found_dead()
+        if code not in TURNED_AWAY:
+            self._found_dead()
         if code in PASSING:
             self._over(number, message)
         else:

@@ -147,6 +147,11 @@ def test_ten_thousand_random_histories_have_one_leader(chunk: int) -> None:
     play(range(SOME + chunk, SOME + TEN_THOUSAND, CHUNKS))
 
 
+def test_one_that_has_given_a_worker_up_is_not_taken_for_dead() -> None:
+    """The worker's clock was a little slower than the coordinator's: it gave its ranks another lease."""
+    play([7312])
+
+
 def play(seeds: Iterable[int]) -> None:
     for seed in seeds:
         try:

@@ -14,6 +14,7 @@ NEAR = Contact(near=True, before=OURS)
     ("what", "attempt", "dead"),
     [
         ("it had proved itself and closed", Contact(proved=True, closed=True), True),
+        ("it had proved itself, and has given us up", Contact(proved=True, closed=True, turned_away=True), False),
         ("it has proved itself and says nothing more", Contact(proved=True), False),
         ("somebody on the way says what he likes", Contact(another=True, before=OURS), False),
         ("somebody on the way closes", Contact(closed=True, before=OURS), False),

@@ -31,7 +31,7 @@ class Contact(NamedTuple):
 
 def is_dead(contact: Contact) -> bool:
     if contact.proved:
-        return contact.closed
+        return contact.closed and not contact.turned_away  # one that has given us up says so, and goes on without us
     if not contact.near:
         return False  # whoever is between us can say anything
     if contact.another:
