@@ -117,7 +117,8 @@ def test_the_agent_that_started_the_coordinator_starts_it_again(fleet: Fleet) ->
 
 def test_a_coordinator_that_stands_still_breaks_the_round_but_loses_nobody(fleet: Fleet) -> None:
     coordinator = fleet.coordinator()
-    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--max-restarts", "0") for i in range(3)]
+    options = ("--nnodes", "2", "--spares", "1", "--max-restarts", "0", "--lease-s", "4")  # for all to come back in
+    nodes = [fleet.node(f"w{i}", *options) for i in range(3)]
     fleet.training(0, 2)
     fleet.until("the spare is here", lambda v: len(v["members"]) == 3)
     fleet.started(0, 2)
