@@ -40,10 +40,10 @@ def test_the_store_of_a_round_stays_while_ranks_use_their_grace(fleet: Fleet) ->
     node = fleet.node("a", "--nnodes", "1", "--stop-grace-s", "60", program=(str(script), str(fleet.notes)))
     there(fleet, "runs-0")
     every = family(node.pid)
-    assert len(every) == 5, "agent, guard, warm parent, store, rank"
+    assert len(every) >= 5, "agent, guard, warm parent, store, rank, and perhaps another parent that is prepared"
     kill_all(every, signal.SIGTERM)
     there(fleet, "asked-0")
-    assert set(family(node.pid)) == set(every)
+    assert set(family(node.pid)) >= set(every)
     fleet.go()
     assert node.wait() == 143
 

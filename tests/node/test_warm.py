@@ -65,7 +65,7 @@ class Parent:
     def __init__(self, fleet: Fleet, how: str, *program: str, **env: str) -> None:
         mode, (target, *args) = ("module", program[1:]) if program[0] == "-m" else ("script", program)
         plan = os.memfd_create("plan")
-        wire = Program(mode, target, tuple(args), how == "forked", (), detect_torch=True)._asdict()
+        wire = Program(mode, target, tuple(args), how == "forked", (), auto=True)._asdict()
         os.pwrite(plan, json.dumps(wire).encode(), 0)
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(PATIENCE_S)

@@ -37,6 +37,8 @@ from muster.core.member.orders import (
 from muster.core.member.state import EXIT_FAILED, MemberState
 from muster.core.succession import electorate
 from muster.node import guard, health, logs, saves, system
+from muster.node.heirs import Experience
+from muster.node.lessons import Lessons
 from muster.node.program import Program
 from muster.node.rank_files import RankFiles, key_of, rank_of
 from muster.node.rank_processes import RankProcesses
@@ -106,6 +108,8 @@ class Agent:
             on_frame=self._hear,
             on_post=self._keep_token,
         )
+        self._lessons = Lessons(self._member.connection.send, lambda names: self._processes.learned(names))
+        self._experience = Experience()
         self._processes = self._start_processes()
 
     def _say(self, text: str) -> None:
@@ -196,6 +200,7 @@ class Agent:
         self._member.handle(self._state.leave(number.name, 128 + number, self._member.now))
 
     def _hear(self, frame: Frame) -> None:
+        self._lessons.hear(frame)
         if isinstance(frame, WelcomeFrame | ElectorsFrame):
             standalone = self._config.standalone.addresses if self._config.standalone is not None else []
             welcomed_at = self._member.connection.place if isinstance(frame, WelcomeFrame) else None
@@ -343,6 +348,7 @@ class Agent:
             self._config.program,
             posting,
             hold=(*self._config.hold, self._lifelines.descriptor),
+            experience=self._experience,
             on_up=self._ranks_up,
             on_exit=self._rank_exited,
             on_lost=lambda why: self._member.handle(self._held.processes_lost(why, self._member.now)),
@@ -353,6 +359,9 @@ class Agent:
         """Their parent has imported what it was to import, and forked them all."""
         if (current := self._held.current) is not None:
             self._member.handle(self._held.up(current.number, self._member.now))
+            number, files = current.number, self._files
+            look = lambda: files.imported() if files is not None and self._runs(number) else None  # noqa: E731
+            self._tasks.start(self._lessons.follow(look, tells=0 in current.place.ranks))
 
     async def _restart_processes(self) -> None:
         if self._restarting:

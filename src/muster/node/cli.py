@@ -97,7 +97,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--warm", choices=["auto", "always", "never"], default="auto", help="fork ranks from a warm parent"
     )
     ranks.add_argument(
-        "--preload", action="append", default=[], metavar="MOD", help="also import this in the warm parent"
+        "--preload",
+        action="append",
+        default=[],
+        metavar="auto|none|MOD",
+        help="import this in the warm parent, beside what the program imports (auto); none: nothing at all",
     )
     ranks.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
     ranks.add_argument("--no-python", action="store_true", help="the program is a command, run as it is")
@@ -273,11 +277,14 @@ def _program(given: argparse.Namespace) -> Program:
     if mode == "module":
         _check_module(given.program)
     warm = given.warm != "never" and mode != "command"
-    preload = tuple(given.preload) if warm else ()
-    if warm and given.warm == "always":
+    named = [name for words in given.preload for name in words.split(",") if name and name != "auto"]
+    nothing = "none" in named
+    if nothing and set(named) != {"none"}:
+        raise ValueError(f"--preload none excludes others: {','.join(named)}")
+    preload = tuple(named) if warm and not nothing else ()
+    if warm and given.warm == "always" and not nothing:
         preload = ("torch", *(name for name in preload if name != "torch"))
-    detect = warm and given.warm == "auto"
-    return Program(mode, given.program, tuple(given.args), warm, preload, detect)
+    return Program(mode, given.program, tuple(given.args), warm, preload, auto=warm and not nothing)
 
 
 def _check_module(name: str) -> None:

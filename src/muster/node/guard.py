@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from muster.core.member.guard import GuardState
 from muster.core.member.orders import Beat
-from muster.node import system
+from muster.node import bootstrap, system
 from muster.node.warm import LOOK_S, LOOK_SOON_S
 from muster.types import codec
 from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
@@ -133,17 +133,43 @@ class Guard:
 
 
 class Below:
-    """What lives below a guard: the warm parent and, generation after generation, everything that it started."""
+    """What lives below a guard: its warm parents and, generation after generation, everything that they started.
 
-    def __init__(self, warm_pid: int) -> None:
-        self._warm_pid = warm_pid
+    The agent asks for another parent with the two descriptors that it is to have, and how much room for a command line.
+    """
+
+    def __init__(self, warm_pid: int, hire_fd: int) -> None:
+        self._parents = {warm_pid}
         self._child_ended = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._child_ended.set)
+        self._hire = socket.socket(fileno=hire_fd)
+        self._hire.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._child_ended.set)
+        loop.add_reader(self._hire, self._start_another)
+
+    def _start_another(self) -> None:
+        try:
+            room, fds, _, _ = socket.recv_fds(self._hire, 64, 2)
+        except BlockingIOError:
+            return
+        except OSError:
+            room, fds = b"", []
+        if len(fds) != 2:  # the agent is gone
+            asyncio.get_running_loop().remove_reader(self._hire)
+            return
+        self._parents -= {pid for pid, _ in system.reap()[0]}
+        try:
+            self._parents.add(bootstrap.start_parent(fds[0], fds[1], int(room)))
+        except OSError:  # the agent sees that nobody has them
+            for fd in fds:
+                os.close(fd)
 
     async def clear(self) -> None:
         """Kill all of it. The kernel says when nothing is left: we inherit every orphan."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._warm_pid, signal.SIGKILL)
+        asyncio.get_running_loop().remove_reader(self._hire)
+        for pid in self._parents:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         patience_s = LOOK_SOON_S
         while system.reap()[1]:
             self._child_ended.clear()
@@ -161,10 +187,10 @@ async def stand(control_fd: int, clear: Callable[[], Awaitable[None]]) -> None:
     os._exit(0)  # nothing to clean up, and the agent waits for us
 
 
-async def _main(control_fd: int, warm_pid: int) -> None:
+async def _main(control_fd: int, hire_fd: int, warm_pid: int) -> None:
     system.adopt_orphans()
-    await stand(control_fd, Below(warm_pid).clear)
+    await stand(control_fd, Below(warm_pid, hire_fd).clear)
 
 
-def main(control_fd: int, warm_pid: int) -> None:
-    asyncio.run(_main(control_fd, warm_pid))
+def main(control_fd: int, hire_fd: int, warm_pid: int) -> None:
+    asyncio.run(_main(control_fd, hire_fd, warm_pid))

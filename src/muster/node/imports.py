@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _MAX_FILES = 500
@@ -23,23 +23,34 @@ def needs_torch(mode: str, target: str) -> bool:
     """True if torch, or an installed package that depends on it, is imported anywhere in the program's own files."""
     if mode == "command" or importlib.util.find_spec("torch") is None:
         return False
-    todo = _entry(mode, target)
-    roots = _roots(todo[-1].parent if todo and mode == "script" else Path.cwd())
-    seen, outside = set(todo), set[str]()
+    outside = set[str]()
+    for _, names in walk(mode, target, outside):
+        if any(name.partition(".")[0] == "torch" for name in names):
+            return True
+    return any(_depends_on_torch(name) for name in outside - sys.stdlib_module_names - {"muster"})
+
+
+def walk(mode: str, target: str, outside: set[str]) -> Iterator[tuple[ast.Module, set[str]]]:
+    """Each of the program's own files that can be read, with the names that it imports; others gather in `outside`."""
+    todo = entry(mode, target)
+    places = roots(mode, todo)
+    seen = set(todo)
     while todo and len(seen) < _MAX_FILES:
-        for name in _imports(todo.pop(), roots):
+        path = todo.pop()
+        if (tree := parsed(path)) is None:
+            continue
+        names = _imports(tree, path, places)
+        yield tree, names
+        for name in names:
             top = name.partition(".")[0]
-            if top == "torch":
-                return True
-            files = [] if top == "muster" else _local(name, roots)
+            files = [] if top == "muster" else local(name, places)
             if not files:
                 outside.add(top)
             todo += [path for path in files if path not in seen]
             seen.update(files)
-    return any(_depends_on_torch(name) for name in outside - sys.stdlib_module_names - {"muster"})
 
 
-def _entry(mode: str, target: str) -> list[Path]:
+def entry(mode: str, target: str) -> list[Path]:
     """The files that run first: the program's own, last, and those of the packages that it lies in."""
     if mode == "script":
         path = Path(target)
@@ -60,8 +71,9 @@ def _entry(mode: str, target: str) -> list[Path]:
     return files
 
 
-def _roots(first: Path) -> list[Path]:
+def roots(mode: str, entries: list[Path]) -> list[Path]:
     """Where the program's own modules lie: next to it, on PYTHONPATH, or installed for editing."""
+    first = entries[-1].parent if entries and mode == "script" else Path.cwd()
     mine = [
         Path(entry).resolve()
         for entry in sys.path
@@ -70,34 +82,36 @@ def _roots(first: Path) -> list[Path]:
     return list(dict.fromkeys([first.resolve(), *mine]))
 
 
-def _imports(path: Path, roots: list[Path]) -> set[str]:
-    """Absolute names of the modules that a file imports, wherever in the file."""
+def parsed(path: Path) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the rank will say it
-            tree = ast.parse(path.read_bytes())
+            return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return set()
+        return None
+
+
+def _imports(tree: ast.Module, path: Path, roots: list[Path]) -> set[str]:
+    """Absolute names of the modules that a file imports, wherever in the file."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = ".".join(filter(None, [*_package_of(path, roots, node.level), base]))
-            if base:
-                names.update(f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (base := base_of(node, path, roots)):
+            names.update(f"{base}.{alias.name}" for alias in node.names)
     return names
 
 
-def _package_of(path: Path, roots: list[Path], level: int) -> tuple[str, ...]:
+def base_of(node: ast.ImportFrom, path: Path, roots: list[Path]) -> str:
+    """The absolute name of what a file imports from; nothing if that lies outside of every package."""
+    if not node.level:
+        return node.module or ""
     root = next((root for root in roots if path.is_relative_to(root)), path.parent)
     parts = path.relative_to(root).parts
-    return parts[: len(parts) - level]
+    return ".".join(filter(None, [*parts[: len(parts) - node.level], node.module or ""]))
 
 
-def _local(name: str, roots: list[Path]) -> list[Path]:
+def local(name: str, roots: list[Path]) -> list[Path]:
     """The program's own files that importing this name runs, packages around it included."""
     for root in roots:
         stems = list(itertools.accumulate(name.split("."), Path.joinpath, initial=root))[1:]

@@ -16,8 +16,13 @@ class Program(NamedTuple):
     target: str
     args: tuple[str, ...]
     warm: bool  # fork and run, instead of fork and exec
-    preload: tuple[str, ...]
-    detect_torch: bool
+    preload: tuple[str, ...]  # modules that the user named
+    auto: bool  # what the program imports, too
+    heir: bool = False  # for a parent that has time, and takes over from another
+    learned: tuple[str, ...] = ()  # what ranks imported by themselves
+    without: tuple[str, ...] = ()  # what was found to be unfit for a parent
+    attempts: int = 0  # how often this one has begun anew
+    patience_s: float = 60.0  # with an import that gets nowhere
 
     @property
     def command(self) -> list[str]:

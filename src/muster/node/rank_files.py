@@ -11,7 +11,7 @@ from typing import Any
 
 from muster import files
 from muster.core.member.held_round import InRound
-from muster.node import logs, progress, rank_env, stacks, system
+from muster.node import learning, logs, progress, rank_env, stacks, system
 from muster.node.rank_processes import Start
 from muster.types.world import Place, RankEnd
 
@@ -32,6 +32,8 @@ class RankFiles:
         self._oom_kills = system.oom_kills()  # of our memory group, as far as they are accounted for
         self._log_starts = {rank: logs.size(self._log(rank, "err")) for rank in place.ranks}
         self.marks = {rank: os.path.join(scratch, f"progress-{place.number}-{rank}") for rank in place.ranks}
+        self._notes = os.path.join(scratch, f"imports-{place.number}")  # of the first rank here: the others do the same
+        learning.create(self._notes)
         for rank in place.ranks:
             progress.create(self.marks[rank])
             for ending in ("out", "err"):
@@ -48,8 +50,13 @@ class RankFiles:
             env = rank_env.environment(self._place, local_rank, self._run_id)
             env |= {progress.FILE_VARIABLE: self.marks[rank]}
             key = key_of(self._place.number, rank)
-            found.append(Start(key, env, self._log(rank, "out"), self._log(rank, "err")))
+            notes = self._notes if local_rank == 0 else ""
+            found.append(Start(key, env, self._log(rank, "out"), self._log(rank, "err"), notes))
         return found
+
+    def imported(self) -> tuple[str, ...]:
+        """What a rank has imported by itself."""
+        return learning.read(self._notes)
 
     def let_go(self, rank: int) -> None:
         """It prints no more."""

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from muster.node import system
+from muster.node.beginning import write_plan
 from muster.node.guard import Posting, Word, line
+from muster.node.heirs import Experience, Heirs
+from muster.node.parent_line import ParentLine
 from muster.node.program import Program, interpreter_flags
-from muster.node.warm import MAX_MESSAGE, STORE
+from muster.node.warm import STORE
 
-SPARE_NICE = 10
 STOP_MARGIN_S = 2.0
 
 
@@ -35,6 +35,7 @@ class Start:
     env: dict[str, str]
     out: str
     err: str
+    notes: str = ""  # where it writes down what it imports
 
 
 class RankProcesses:
@@ -50,6 +51,7 @@ class RankProcesses:
         posting: Posting,
         *,
         hold: tuple[int, ...] = (),
+        experience: Experience,
         on_exit: Callable[[str, int], None],
         on_up: Callable[[], None],
         on_lost: Callable[[str], None],
@@ -71,14 +73,13 @@ class RankProcesses:
         self._released = False
         self.warm_ready = asyncio.get_running_loop().create_future()
         self.torch_loaded = False
-        self._warm_pid: int | None = None
-        self._hurried = True
-        self._blocked = False
-        self._base_nice = os.getpriority(os.PRIO_PROCESS, 0)
-        self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._room = min(sum(len(os.fsencode(part)) + 1 for part in (program.target, *program.args)) + 64, 4096)
+        self._experience = experience
+        self._heirs = Heirs(program, experience, self._hire_heir, on_ready=self._heir_is_ready, on_note=on_note)
         self._guard: subprocess.Popen[bytes]
         self._guard_socket: socket.socket
-        self._warm_socket: socket.socket
+        self._hire_socket: socket.socket
+        self._parent = ParentLine(self._take, self._lose)
         self._hire()
 
     @property
@@ -95,13 +96,10 @@ class RankProcesses:
         return self._pids.get(key) if key in self._alive else None
 
     def _hire(self) -> None:
-        plan = os.memfd_create("muster-plan")
-        os.write(plan, json.dumps(self._program._asdict()).encode())
-        os.lseek(plan, 0, os.SEEK_SET)
+        plan = write_plan(self._program._replace(without=tuple(self._experience.unfit)))
         self._guard_socket, guard_end = socket.socketpair()
-        self._warm_socket, warm_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        room = sum(len(os.fsencode(part)) + 1 for part in (self._program.target, *self._program.args)) + 64
-        fds = (guard_end.fileno(), warm_end.fileno(), plan)
+        self._hire_socket, hire_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = (guard_end.fileno(), hire_end.fileno(), self._parent.theirs.fileno(), plan)
         env = os.environ | {"PYTHONFAULTHANDLER": "1"}
         stdin = subprocess.DEVNULL if _is_terminal(0) else None
         command = [
@@ -110,26 +108,67 @@ class RankProcesses:
             "-m",
             "muster.node.bootstrap",
             *map(str, fds),
-            str(min(room, 4096)),
+            str(self._room),
         ]
         with system.deaf_children():
             self._guard = subprocess.Popen(
                 command, pass_fds=(*fds, *self._hold), stdin=stdin, start_new_session=True, env=env
             )
         guard_end.close()
-        warm_end.close()
+        hire_end.close()
+        self._parent.handed_over()
         os.close(plan)
         self._guard_socket.setblocking(False)
-        self._warm_socket.setblocking(False)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._guard_socket, self._hear_guard)
-        loop.add_reader(self._warm_socket, self._hear_warm)
+        self._hire_socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._guard_socket, self._hear_guard)
         self.tell_guard(self._posting)
+
+    # Who takes over
+
+    def learned(self, modules: tuple[str, ...]) -> None:
+        """What ranks import by themselves, here or elsewhere, might as well be imported ahead."""
+        if not self._program.auto:
+            return
+        if self._experience.learn(modules) or self._experience.heirs == 0:
+            self._compare()
+
+    def _compare(self) -> None:
+        if self.warm_ready.done() and not self._lost:
+            if self.torch_loaded:
+                self._heirs.prepare()
+            if self._experience.modules:
+                newest = self._heirs.ready or self._parent
+                newest.order(do="compare", modules=self._experience.modules)
+
+    def _hire_heir(
+        self, program: Program, on_news: Callable[[dict[str, Any]], None], on_end: Callable[[str], None]
+    ) -> ParentLine:
+        """Below the same guard: who says that nothing is left must know of everybody."""
+        heir, plan = ParentLine(on_news, on_end), write_plan(program)
+        with contextlib.suppress(OSError):  # then the guard is gone, or busy, and nobody has the other end
+            socket.send_fds(self._hire_socket, [str(self._room).encode()], [heir.theirs.fileno(), plan])
+        heir.handed_over()
+        os.close(plan)
+        return heir
+
+    def _heir_is_ready(self) -> None:
+        self._hand_over()
+        self._compare()
+
+    def _hand_over(self) -> None:
+        """Only while nothing runs: a parent can be asked what it started, and nobody else can."""
+        if self._lost or self._alive or self._starting or self._stops:
+            return
+        if (found := self._heirs.take()) is not None:
+            before, (self._parent, self.torch_loaded) = self._parent, found
+            self._parent.on_news, self._parent.on_end = self._take, self._lose
+            before.close()
 
     # Ranks
 
     def spawn(self, starts: Iterable[Start]) -> None:
         """Start ranks. Where there is no parent any more they end at once, as ranks do."""
+        self._hand_over()
         self.hurry(True)
         for start in starts:
             if self._lost:
@@ -137,21 +176,18 @@ class RankProcesses:
                 continue
             self._alive.add(start.key)
             self._starting.add(start.key)
-            self._order(do="spawn", key=start.key, env=start.env, out=start.out, err=start.err)
+            notes = start.notes if self._program.auto else ""
+            self._order(do="spawn", key=start.key, env=start.env, out=start.out, err=start.err, notes=notes)
 
     def hurry(self, now: bool) -> None:
-        """A spare has time: its parent warms up behind everyone else, if its priority can be raised again."""
-        if self._warm_pid is not None and now != self._hurried and system.may_raise_priority():
-            self._hurried = now
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._warm_pid, self._base_nice if now else SPARE_NICE)
+        """A spare has time: its parent warms up behind everyone else."""
+        self._parent.hurry(now)
 
     def serve_store(self, listener: socket.socket, host: str, port: int) -> None:
         """Hand the listening socket to a store process; ours is closed."""
+        self._hand_over()
         self._alive.add(STORE)
-        message = json.dumps({"do": "store", "key": STORE, "host": host, "port": port}).encode()
-        self._unsent.append((message, listener))
-        self._send_orders()
+        self._parent.order(listener, do="store", key=STORE, host=host, port=port)
 
     def signal(self, number: int, keys: Iterable[str], *, group: bool = True) -> None:
         if keys := list(keys):
@@ -213,29 +249,8 @@ class RankProcesses:
             self._lose(f"the guard is gone: {error.strerror}")
 
     def _order(self, **order: Any) -> None:
-        self._unsent.append((json.dumps(order).encode(), None))
-        self._send_orders()
-
-    def _send_orders(self) -> None:
-        """As many as the socket takes; a parent that is busy importing reads the rest later."""
-        loop = asyncio.get_running_loop()
-        while self._unsent and not self._lost:
-            message, listener = self._unsent[0]
-            try:
-                socket.send_fds(self._warm_socket, [message], [] if listener is None else [listener.fileno()])
-            except BlockingIOError:
-                self._blocked = True
-                loop.add_writer(self._warm_socket, self._send_orders)
-                return
-            except OSError as error:
-                self._lose(f"the warm parent is gone: {error.strerror}")
-                return
-            self._unsent.popleft()
-            if listener is not None:
-                listener.close()
-        if self._blocked and not self._lost:
-            self._blocked = False
-            loop.remove_writer(self._warm_socket)
+        if not self._lost:
+            self._parent.order(**order)
 
     def _hear_guard(self) -> None:
         try:
@@ -246,19 +261,6 @@ class RankProcesses:
             data = b""
         if not data:
             self._lose("its guard died")
-
-    def _hear_warm(self) -> None:
-        while not self._lost:
-            try:
-                data = self._warm_socket.recv(MAX_MESSAGE)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._lose("its warm parent died")
-                return
-            self._take(json.loads(data))
 
     def _take(self, news: dict[str, Any]) -> None:
         if "exited" in news:
@@ -274,14 +276,18 @@ class RankProcesses:
             self._pids[news["spawned"]] = news["pid"]
             if not self._starting:
                 self._on_up()
-        elif "warming" in news:
-            self._warm_pid = news["warming"]
+        elif "unfit" in news:
+            self._heirs.note_unfit(news)
+        elif "lacking" in news:
+            self._heirs.compared(news["lacking"])
         elif "ready" in news:
             self.torch_loaded = bool(news["torch"])
             for problem in news["problems"]:
                 self._on_note(f"could not preload {problem}")
             if not self.warm_ready.done():
                 self.warm_ready.set_result(news["took_s"])
+                if not self.alive:
+                    self._compare()
 
     def _ended(self, key: str, status: int) -> None:
         self._alive.discard(key)
@@ -305,11 +311,11 @@ class RankProcesses:
         self._on_lost(why)
 
     def _forget_sockets(self) -> None:
-        loop = asyncio.get_running_loop()
-        for end in (self._guard_socket, self._warm_socket):
+        self._heirs.close()
+        self._parent.close()
+        for end in (self._guard_socket, self._hire_socket):
             if end.fileno() >= 0:
-                loop.remove_reader(end)
-                loop.remove_writer(end)
+                asyncio.get_running_loop().remove_reader(end)
                 end.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import mmap
 import os
 import signal
 import struct
@@ -43,6 +44,20 @@ def signal_main_thread(pid: int, number: int) -> None:
     """A signal that no other thread of that process may take."""
     if _libc.tgkill(pid, pid, number) != 0:
         raise OSError(ctypes.get_errno(), "tgkill")
+
+
+def map_shared(path: str, size: int) -> memoryview:
+    """A file's memory, shared with whoever reads it. Unlike `mmap` this keeps no descriptor open."""
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        _libc.mmap.restype = ctypes.c_void_p
+        flags = mmap.PROT_READ | mmap.PROT_WRITE
+        start = _libc.mmap(None, ctypes.c_size_t(size), flags, mmap.MAP_SHARED, opened, ctypes.c_long(0))
+    finally:
+        os.close(opened)
+    if start in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), "mmap")
+    return memoryview((ctypes.c_char * size).from_address(start)).cast("B")
 
 
 def adopt_orphans() -> None:

@@ -26,12 +26,14 @@ from typing import Any, NoReturn
 
 from muster import files
 from muster.node import system
+from muster.node.beginning import Beginning
 from muster.node.program import Program, interpreter_flags
 
 MAX_MESSAGE = 1 << 17
 STORE = "store"
 LOOK_SOON_S = 0.003  # killed processes end by then; what has not is an orphan that has yet to be found
 LOOK_S = 0.02
+ATTEMPTS = 12  # to find out what a parent must not import, before it does without
 
 
 def main() -> None:
@@ -39,8 +41,9 @@ def main() -> None:
     system.adopt_orphans()
     with open(int(sys.argv[2])) as file:
         program = Program(**json.load(file))
+    beginning = Beginning.now()
     _look_fresh(program)
-    parent = _Parent(control, program, guard=int(sys.argv[3]))
+    parent = _Parent(control, program, guard=int(sys.argv[3]), beginning=beginning)
     parent.warm_up()
     if parent.serve():  # True in a rank
         run(program)
@@ -61,8 +64,10 @@ class _Stopping:
 
 
 class _Parent:
-    def __init__(self, control: socket.socket, program: Program, guard: int) -> None:
+    def __init__(self, control: socket.socket, program: Program, guard: int, beginning: Beginning) -> None:
         """It was started deaf to what asks to end (`system.deaf_children`), and hears of the guard's death alone."""
+        self._beginning = beginning
+        self._printed: tuple[bytes, ...] = ()
         self._control = control
         self._program = program
         self._guard = guard
@@ -78,23 +83,30 @@ class _Parent:
         """Import what ranks will need. A module that does not import is reported, not fatal: the rank will say more."""
         self._tell(warming=self._pid)
         started = time.monotonic()
-        modules = list(self._program.preload)
-        if self._program.detect_torch:
-            from muster.node import imports
+        problems: list[str] = []
+        if self._program.preload or self._program.auto:
+            from muster.node import preloading
 
-            if imports.needs_torch(self._program.mode, self._program.target):
-                modules.insert(0, "torch")
-        problems = []
-        for name in modules:
             try:
-                __import__(name)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  a user's module may raise anything
-                problems.append(f"{name}: {type(error).__name__}: {error}")
+                problems, self._printed = preloading.load(self._program)
+            except preloading.Spoilt as spoilt:
+                self._begin_anew(spoilt.names, str(spoilt))
         system.flush()
         gc.collect()
         gc.freeze()
         took = time.monotonic() - started
         self._tell(ready=True, torch="torch" in sys.modules, took_s=round(took, 3), problems=problems)
+
+    def _begin_anew(self, without: list[str], why: str) -> NoReturn:
+        self._tell(unfit=without, why=why)
+        program, attempts = self._program, self._program.attempts + 1
+        if attempts <= ATTEMPTS:
+            program = program._replace(without=(*program.without, *without), attempts=attempts)
+        elif program.heir:
+            self._leave()
+        else:
+            program = program._replace(auto=False)
+        self._beginning.again(program, self._control.fileno())
 
     def serve(self) -> bool:
         """Fork on request until the agent is gone. Returns True in a forked rank."""
@@ -129,9 +141,17 @@ class _Parent:
                 self._signal(order)
             case "stop":
                 self._begin_stopping(order)
+            case "compare":
+                self._compare(order)
             case "hasten" if self._stopping is not None:
                 self._stopping.deadline = min(self._stopping.deadline, time.monotonic() + order["grace_s"])
         return False
+
+    def _compare(self, order: dict[str, Any]) -> None:
+        """Which of these modules would a parent have to import that is like this one but for them?"""
+        from muster.node import preloading
+
+        self._tell(lacking=preloading.lacking(self._program, tuple(order["modules"])))
 
     def _look_up(self) -> None:
         """SIGTERM comes from the kernel when the guard has died; from anybody else it is not for us."""
@@ -155,6 +175,12 @@ class _Parent:
             os.environ.update(order["env"])
             if not self._program.warm:
                 _execute(self._program.command)
+            for number, text in enumerate(self._printed, 1):
+                os.write(number, text)
+            if order.get("notes"):
+                from muster.node import learning
+
+                learning.take_notes(order["notes"])
             return True
         self._children[pid] = order["key"]
         self._tell(spawned=order["key"], pid=pid)

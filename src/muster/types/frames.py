@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from muster.types import codec
 from muster.types.codec import limited
+from muster.types.modules import LONGEST, MAX_NAMES
 from muster.types.records import record, replace
 from muster.types.world import (
     Elector,
@@ -390,6 +391,13 @@ class AnswerFrame(Frame, type="answer"):
     view: Mapping[str, Any] = field(default_factory=dict)
 
 
+@record(kw_only=True)
+class ModulesFrame(Frame, type="modules"):
+    """To one without a rank: what ranks of this run import by themselves, so that it can be ready when it gets one"""
+
+    modules: tuple[str, ...] = limited(default=(), max_items=MAX_NAMES, max_length=LONGEST)
+
+
 # Between those who may lead a run ------------------------------------------------------------------
 
 
@@ -552,6 +560,13 @@ class ReachedFrame(Frame, type="reached", sender="agent"):
     changed"""
 
     peers: tuple[tuple[MemberId, float | None, str], ...] = ()
+
+
+@record(kw_only=True)
+class LearnedFrame(Frame, type="learned", sender="agent"):
+    """What its ranks import by themselves; from the worker of rank 0"""
+
+    modules: tuple[str, ...] = limited(default=(), max_items=MAX_NAMES, max_length=LONGEST)
 
 
 @record(kw_only=True)

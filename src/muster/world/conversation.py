@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from muster.core.succession.leadership import Known
 from muster.core.world import transitions
 from muster.core.world.run import Run
-from muster.types.frames import ElectorsFrame, Frame, ProbeFrame
+from muster.types.frames import ElectorsFrame, Frame, ModulesFrame, ProbeFrame
+from muster.types.modules import joined
 from muster.types.run_event import Kind, RunEvent
-from muster.types.world import Electorate, MemberId, RunId, Settings
+from muster.types.world import Electorate, MemberId, Role, RunId, Settings
 from muster.world import frames_out
 from muster.world.frames_out import Addressed, Moment, Peer
 
@@ -50,6 +51,7 @@ class Conversation:
         self.guards: dict[MemberId, Peer] = {}
         self.visitors: dict[int, Visitor] = {}
         self.heard: dict[MemberId, float] = {}  # renewals that the run has not been told of
+        self.modules: tuple[str, ...] = ()  # that ranks import by themselves
         self.unreached: set[MemberId] = set()  # those that have not been told whom to reach
         self.story: deque[RunEvent] = deque(maxlen=STORY)
         self.on_event: Callable[[RunEvent], None] | None = None
@@ -94,6 +96,15 @@ class Conversation:
         self.announced += 1
         self.unaware = set(self.agents)
         self.send_all(ElectorsFrame(electorate=electorate, number=self.announced))
+
+    def learn(self, modules: tuple[str, ...]) -> None:
+        """Those that have ranks learn it from them."""
+        assert self.run is not None
+        before, self.modules = self.modules, joined(self.modules, modules)
+        if self.modules != before:
+            data, members = self.moment.encode(ModulesFrame(modules=self.modules)), self.run.members
+            waiting = [i for i in self.agents if i in members and members[i].role is not Role.ACTIVE]
+            self.outbox += [(self.agents[i], data) for i in waiting]
 
     def push_outcome(self, peers: list[Peer]) -> None:
         if self.directed and not self.confirmed:

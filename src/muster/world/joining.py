@@ -18,6 +18,7 @@ from muster.types.frames import (
     FarewellFrame,
     HelloFrame,
     HoldFrame,
+    ModulesFrame,
     Presented,
     RecallFrame,
     RunRecord,
@@ -205,6 +206,8 @@ class Joining:
         at.outbox.append((peer, self._welcome_to(entered.settings)))
         if member.member_id in at.unaware:  # it may have missed what was announced, and has to say that it knows
             at.send(peer, ElectorsFrame(electorate=at.electorate, number=at.announced))
+        if at.modules and not present.running:
+            at.send(peer, ModulesFrame(modules=at.modules))
         if entered.settings.gate_timeout_s is not None:
             at.unreached.add(member.member_id)
         self._enter_presented(member.member_id, present, now)

@@ -29,6 +29,7 @@ from muster.types.frames import (
     GoneFrame,
     GotFrame,
     HelloFrame,
+    LearnedFrame,
     LeavingFrame,
     ListensFrame,
     PostFrame,
@@ -174,6 +175,8 @@ class RunProtocol:
             at.unaware.discard(member_id)
         if isinstance(frame, ExitsFrame):
             at.send(peer, GotFrame(seq=frame.seq))
+        elif isinstance(frame, LearnedFrame):
+            at.learn(frame.modules)
         elif isinstance(frame, FailedFrame):
             self._fail(member_id, frame, now)
         self._tell_of(member_id, frame, now)
