@@ -45,6 +45,24 @@ def history(name: str, *, end: Any = "succeeded", exits: tuple[RankExit, ...] = 
 # What is submitted -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ((), ("auto", ())),
+        (("--preload", "auto"), ("auto", ())),
+        (("--warm", "never"), ("never", ())),
+        (("--preload", "none"), ("auto", ("none",))),
+        (("--preload", "a.b,c", "--preload", "d"), ("auto", ("a.b", "c", "d"))),
+    ],
+)
+def test_what_is_imported_ahead_can_be_chosen(
+    muster: Muster, control: StandIn, options: tuple[str, ...], asked: tuple[str, tuple[str, ...]]
+) -> None:
+    muster("run", "train.py", "-d", *options)
+    spec = the_spec(control)
+    assert (spec.warm, spec.preload) == asked
+
+
 def test_the_mesh_is_asked_for_with_its_options(muster: Muster, control: StandIn) -> None:
     muster("run", "train.py", "-d", "--mesh", "--mesh-timeout", "2m", "--probe-address", "10.8.0.0/16")
     assert the_spec(control).mesh == Mesh(True, 120.0, "10.8.0.0/16")

@@ -62,10 +62,11 @@ def plainly(fleet: Fleet, *program: str, **env: str) -> Ran:
 class Parent:
     """A warm parent that the test itself leads, so that each rank ends on its own."""
 
-    def __init__(self, fleet: Fleet, how: str, *program: str, **env: str) -> None:
+    def __init__(self, fleet: Fleet, how: str, *program: str, patience_s: float = 60.0, **env: str) -> None:
         mode, (target, *args) = ("module", program[1:]) if program[0] == "-m" else ("script", program)
         plan = os.memfd_create("plan")
-        wire = Program(mode, target, tuple(args), how == "forked", (), auto=True)._asdict()
+        forked = how == "forked"
+        wire = Program(mode, target, tuple(args), forked, (), auto=forked, patience_s=patience_s)._asdict()
         os.pwrite(plan, json.dumps(wire).encode(), 0)
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(PATIENCE_S)

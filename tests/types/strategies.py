@@ -58,6 +58,8 @@ specs = st.builds(
     ),
     max_restarts=counts,
     lease_seconds=st.floats(0.3, 3600),
+    warm=st.sampled_from(["auto", "always", "never"]),
+    preload=st.sampled_from([(), ("none",), ("numpy", "a.b")]),
     hang_timeout_seconds=st.none() | seconds,
     no_progress_rounds=st.none() | st.integers(1, 9),
     active_deadline_seconds=st.none() | seconds,

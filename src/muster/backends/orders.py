@@ -17,6 +17,8 @@ def words(spec: Spec, log_bytes: int | None = None) -> list[str]:
     own = ["--probe-addr", spec.mesh.probe_address] if spec.mesh.required and spec.mesh.probe_address else []
     keep = log_bytes if spec.log_bytes is None else spec.log_bytes
     own += [] if keep is None else ["--log-bytes", str(keep)]
+    own += [] if spec.warm == "auto" else ["--warm", spec.warm]
+    own += ["--preload", ",".join(spec.preload)] if spec.preload else []
     if spec.command is not None:
         return [*own, "--no-python", "--", *spec.command, *spec.args]
     if spec.module is not None:

@@ -59,6 +59,10 @@ def run(
     log_bytes: int | None = typer.Option(
         None, parser=durations.size, metavar="N", help="Kept of a rank's output, and of its errors, like 500M; 0: all."
     ),
+    warm: str = typer.Option("auto", metavar="auto|always|never", help="Fork ranks from a process that is warm."),
+    preload: list[str] = typer.Option(
+        [], metavar="auto|none|MOD[,MOD]", help="Import this ahead, beside what the program imports; none: nothing."
+    ),
     patience: float | None = typer.Option(
         None, parser=durations.option, metavar="D", help="Fail when it is below MIN for so long (5m)."
     ),
@@ -101,6 +105,8 @@ def run(
             log_bytes=log_bytes,
             below_minimum_timeout_seconds=patience,
         ),
+        **({"warm": warm} if warm != "auto" else {}),
+        **({"preload": named} if (named := _modules(preload)) else {}),
         "mesh": _mesh(mesh, timeout_seconds=mesh_timeout, probe_address=probe_address),
         "labels": _pairs(label, "--label"),
         "name": name,
@@ -127,6 +133,11 @@ def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remo
     if remove and ended.is_terminal:
         handle.delete()
     raise typer.Exit(follow.exit_code(ended))
+
+
+def _modules(words: list[str]) -> tuple[str, ...]:
+    """What happens anyway is not sent: a control plane that is older may not know of it."""
+    return tuple(name for word in words for name in word.split(",") if name and name != "auto")
 
 
 def _mesh(required: bool, **values: float | str | None) -> dict[str, Any]:

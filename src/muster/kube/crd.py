@@ -51,6 +51,10 @@ ABOUT: dict[str, str] = {
     "spec.stopGraceSeconds": "From SIGTERM to SIGKILL when ranks are stopped for good.",
     "spec.ttlSecondsAfterFinished": "Delete the training that long after its end; never when absent.",
     "spec.logBytes": "The newest bytes of each rank's output, and of its errors, that are kept; 0 for all.",
+    "spec.warm": "Whether ranks are forked from a process that has imported what they need: auto, always (torch, too, "
+    "where no import of it is found), never (each rank is a fresh interpreter). Cannot change later.",
+    "spec.preload": "Modules to import ahead beside those that the program imports; only the word none: nothing. "
+    "Cannot change later.",
     "spec.secretEnv": "Names of env that no read through muster shows, and that reach Pods by a Secret. "
     "Whoever may read the Training with kubectl sees their values. Cannot change later.",
     "spec.cancel": "The order to end the training. Once stored it stands.",

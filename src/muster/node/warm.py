@@ -68,6 +68,7 @@ class _Parent:
         """It was started deaf to what asks to end (`system.deaf_children`), and hears of the guard's death alone."""
         self._beginning = beginning
         self._printed: tuple[bytes, ...] = ()
+        self._score = system.go_first() if program.heir else ""  # nobody misses it until it has taken over
         self._control = control
         self._program = program
         self._guard = guard
@@ -99,6 +100,7 @@ class _Parent:
 
     def _begin_anew(self, without: list[str], why: str) -> NoReturn:
         self._tell(unfit=without, why=why)
+        self._take_over()
         program, attempts = self._program, self._program.attempts + 1
         if attempts <= ATTEMPTS:
             program = program._replace(without=(*program.without, *without), attempts=attempts)
@@ -134,8 +136,10 @@ class _Parent:
         order = json.loads(data)
         match order["do"]:
             case "spawn":
+                self._take_over()
                 return self._spawn(order)
             case "store":
+                self._take_over()
                 self._start_store(order, fds[0])
             case "signal":
                 self._signal(order)
@@ -166,6 +170,11 @@ class _Parent:
             time.sleep(LOOK_SOON_S)
             system.kill_children()
         os._exit(0)
+
+    def _take_over(self) -> None:
+        if self._score:
+            system.go_first(self._score)
+            self._score = ""
 
     def _spawn(self, order: dict[str, Any]) -> bool:
         pid = _fork()

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from muster.errors import InvalidRequest
 from muster.types import codec
@@ -19,7 +19,7 @@ from muster.types.training import DEFAULT_NAMESPACE, Mesh, Resources, Training, 
 
 LONGEST_NAME = 52
 _PROGRAMS = ("command", "script", "module")
-_LISTS = ("command", "args", "secret_env")
+_LISTS = ("command", "args", "secret_env", "preload")
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -45,6 +45,8 @@ class SubmitOptions(TypedDict, total=False):
     stop_grace_seconds: float
     ttl_seconds_after_finished: float | None
     log_bytes: int | None
+    warm: Literal["auto", "always", "never"]
+    preload: Sequence[str]
     secret_env: Sequence[str]
     priority: int
     backend: str

@@ -40,6 +40,7 @@ LEAST_LOG = 1 << 16
 LONGEST_VARIABLE = 131_071  # bytes of NAME=value that Linux hands to a program
 MOST_WORDS = 1 << 20  # bytes of all words and variables together: what the API and every store take
 
+_MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 Phase = Literal["pending", "ready", "succeeded", "failed", "cancelled"]
 TERMINAL: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -122,9 +123,7 @@ class Spec:
 
     command: tuple[str, ...] | None = limited(None, max_items=10_000, max_length=131_072)
     script: str | None = limited(None, max_length=4096)
-    module: str | None = limited(
-        None, pattern=r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", max_length=512, about="is not a module's name"
-    )
+    module: str | None = limited(None, pattern=_MODULE, max_length=512, about="is not a module's name")
     args: tuple[str, ...] = limited((), max_items=10_000, max_length=131_072)
     working_dir: str | None = limited(None, max_length=4096)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -141,6 +140,10 @@ class Spec:
     stop_grace_seconds: float = limited(15.0, ge=0, le=86_400)
     ttl_seconds_after_finished: float | None = limited(None, ge=0, le=315_360_000)
     log_bytes: int | None = limited(None, ge=0, le=1 << 50)
+    warm: Literal["auto", "always", "never"] = "auto"
+    preload: tuple[str, ...] = limited(
+        (), pattern=_MODULE, max_items=1000, max_length=512, about="is not a module's name"
+    )
     secret_env: tuple[str, ...] = limited((), max_items=1000)
     cancel: Cancel | None = None
     priority: int = limited(0, ge=-1_000_000, le=1_000_000)
@@ -350,7 +353,7 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         found.append(
             Problem("spec.worldSize", f"min ≤ target ≤ max does not hold for {size.min}, {size.target}, {size.max}")
         )
-    found += _size_problems(spec)
+    found += _size_problems(spec) + _preload_problems(spec)
     for name, value in spec.env.items():
         if not _ENV_KEY.fullmatch(name):
             found.append(Problem(f"spec.env.{name[:80]}", "is not a name for a variable"))
@@ -364,6 +367,12 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         if name not in spec.env
     ]
     return found
+
+
+def _preload_problems(spec: Spec) -> list[Problem]:
+    if "none" in spec.preload and len(spec.preload) > 1:
+        return [Problem("spec.preload", "none excludes others")]
+    return []
 
 
 def _size_problems(spec: Spec) -> list[Problem]:

@@ -42,6 +42,8 @@ FIXED = (
     "procs_per_worker",
     "resources",
     "lease_seconds",
+    "warm",
+    "preload",
     "backend",
     "image",
     "mesh",
