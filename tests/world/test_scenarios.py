@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.types.frames import ErrorFrame, Frame
+from muster.core.member.orders import Order
+from muster.types.frames import ErrorFrame, Frame, LearnedFrame, ModulesFrame
 from muster.types.world import OutcomeState, Role
 from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.worlds import a_training, a_world, by_role, codes, everyone_leaves, told
@@ -414,3 +415,33 @@ def test_a_bad_worker_is_better_than_none() -> None:
     fleet.finish_work()
     everyone_leaves(fleet)
     assert fleet.outcome is not None and fleet.outcome.state is OutcomeState.SUCCEEDED
+
+
+# What ranks import
+
+
+def test_what_ranks_import_is_told_to_those_without_a_rank_now_and_later() -> None:
+    fleet = a_training("a b c", size=2, min=2, max=3, spares=1)
+    heard: dict[str, list[tuple[str, ...]]] = {}
+
+    def listen(name: str) -> None:
+        state = fleet.agent(name).state
+        hear = state.heard
+
+        def heard_by(frame: Frame, now: float) -> list[Order]:
+            if isinstance(frame, ModulesFrame):
+                heard.setdefault(name, []).append(frame.modules)
+            return hear(frame, now)
+
+        state.heard = heard_by  # type: ignore[method-assign]
+
+    for name in "abc":
+        listen(name)
+    for modules in (("torch", "late"), ("late", "later", "os")):
+        fleet.agent("a").connection.send(LearnedFrame(modules=modules))
+        fleet.advance(0.5)
+    fleet.join("d", settings={"min": 2, "max": 3})
+    listen("d")
+    fleet.advance(3.0)
+    assert heard.pop("d")[0] == ("torch", "late", "later")
+    assert heard == {"c": [("torch", "late"), ("torch", "late", "later")]}
