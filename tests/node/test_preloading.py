@@ -102,7 +102,7 @@ def test_a_rank_finds_the_same_after_its_imports_as_a_fresh_interpreter(fleet: F
 UNFIT = {
     "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
     "fails": "if 'RANK' not in os.environ:\n    raise RuntimeError('no rank')\n",
-    "draws": "import random\nrandom.seed(7)\n",
+    "seeds": "import random\nrandom.seed(7)\n",
     "leaves": "import atexit, subprocess\natexit.register(subprocess.Popen(['sleep', '600']).kill)\n",
     "opens": "file = open(__file__)\n",
     "listens": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
@@ -112,7 +112,13 @@ UNFIT = {
 
 
 def test_what_leaves_more_than_modules_is_left_to_ranks(fleet: Fleet, installed: Path) -> None:
-    install(installed, good="", needs="import threads\n", better="", **UNFIT)
+    install(
+        installed,
+        good="import random\nrandom.random()\nrandom.getrandbits(99999)\n",
+        needs="import threads\n",
+        better="",
+        **UNFIT,
+    )
     names = ["good", *UNFIT, "needs", "better"]
     lines = f"import {', '.join(names)}\nimport json, os, random, signal, threading\n"
     does = "print(random.random(), signal.getsignal(15).name, threading.active_count())\n"

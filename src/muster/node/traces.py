@@ -21,6 +21,7 @@ _POOLS = re.compile(r"/[^/\n]*(?:openblas|libblis|libgoto)[^/\n]*$", re.MULTILIN
 _POOL_SIZES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _MIND_FORKS = {"jemalloc_bg_thd"}
 _import_system: Any = sys.modules["_frozen_importlib"]
+_BLOCKS = 64  # of 624 numbers: nobody draws more while it is imported
 _DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
 
 
@@ -59,8 +60,9 @@ class _Traces(NamedTuple):
             return "takes a signal"
         if self.folder != before.folder:
             return "changes the working directory"
-        drawn = [name for name, state in self.chance.items() if name in before.chance and before.chance[name] != state]
-        return f"draws random numbers ({drawn[0]})" if drawn else ""
+        known = self.chance.keys() & before.chance.keys()
+        seeded = [name for name in sorted(known) if not _only_drawn(before.chance[name], self.chance[name])]
+        return f"seeds a random generator ({seeded[0]})" if seeded else ""
 
 
 def _look() -> _Traces:
@@ -208,18 +210,32 @@ def _is_loaded(name: str) -> bool:
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
-def _state_of_numpy() -> tuple[Any, ...]:
-    kind, keys, *rest = sys.modules["numpy.random"].get_state()
-    return (kind, keys.tobytes(), *rest)
-
-
 def _uses_cuda() -> bool:
     torch = sys.modules.get("torch")
     return bool(getattr(getattr(torch, "cuda", None), "is_initialized", bool)())
 
 
+def _only_drawn(before: Any, after: Any) -> bool:
+    """Numbers may be drawn: ranks get generators of their own. What a module seeds has to be so in ranks, too."""
+    if before == after or not isinstance(after, random.Random):
+        return bool(before == after)
+    trial, keys = random.Random(), after.getstate()[1][:-1]
+    trial.setstate(before.getstate())
+    for _ in range(_BLOCKS):
+        if trial.getstate()[1][:-1] == keys:
+            return True
+        trial.getrandbits(32 * len(keys))
+    return False
+
+
+def _generator(keys: Any, position: int) -> random.Random:
+    copied = random.Random()
+    copied.setstate((3, (*map(int, keys), int(position)), None))
+    return copied
+
+
 _CHANCE: dict[str, Callable[[], Any]] = {
-    "random": random.getstate,
-    "numpy.random": _state_of_numpy,
-    "torch": lambda: sys.modules["torch"].get_rng_state().tolist(),
+    "random": lambda: _generator((state := random.getstate()[1])[:-1], state[-1]),
+    "numpy.random": lambda: _generator(*sys.modules["numpy.random"].get_state()[1:3]),
+    "torch": lambda: sys.modules["torch"].initial_seed(),
 }
