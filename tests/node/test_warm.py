@@ -109,7 +109,7 @@ class Parent:
 
 def by_a_parent(fleet: Fleet, how: str, *program: str, count: int = 1, **env: str) -> list[Ran]:
     """As ranks below a warm parent: `how` is fresh or forked."""
-    parent = Parent(fleet, how, *program, **env)
+    parent = Parent(fleet, how, *program, patience_s=60.0, **env)
     for rank in range(count):
         parent.spawn(rank)
     ends = parent.ends(count)
