@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from muster.errors import QuotaExceeded as QuotaExceeded
     from muster.errors import RendezvousUnavailable as RendezvousUnavailable
     from muster.errors import RequestRefused as RequestRefused
+    from muster.errors import ResizeTakenBack as ResizeTakenBack
     from muster.errors import ScaleSuperseded as ScaleSuperseded
     from muster.errors import SchedulerStopped as SchedulerStopped
     from muster.errors import SharingError as SharingError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from muster.mesh.wait import mesh_wait as mesh_wait
     from muster.node.progress import progress as progress
     from muster.node.saving import saving as saving
+    from muster.node.word import should_save as should_save
     from muster.sdk.client import Change as Change
     from muster.sdk.client import Client as Client
     from muster.sdk.functions import distributed as distributed
@@ -67,13 +69,14 @@ _PLACES = {
     "muster.errors": (
         "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden GrantTimeout "
         "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineQuarantined QuotaExceeded "
-        "RendezvousUnavailable RequestRefused ScaleSuperseded SchedulerStopped SharingError TooLarge TooManyRequests "
-        "TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout "
+        "RendezvousUnavailable RequestRefused ResizeTakenBack ScaleSuperseded SchedulerStopped SharingError TooLarge "
+        "TooManyRequests TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout "
         "WorldSizeOutOfBounds WouldDeadlock"
     ),
     "muster.mesh.wait": "mesh_status mesh_wait",
     "muster.node.progress": "progress",
     "muster.node.saving": "saving",
+    "muster.node.word": "should_save",
     "muster.sdk.client": "Change Client",
     "muster.sdk.functions": "distributed distributed_async",
     "muster.sdk.training": "DistributedTraining",

@@ -26,6 +26,7 @@ MusterError                     message, code, retryable, hint
     │   └── WaitTimeout         also a TimeoutError                                       timeout
     ├── UDTerminalState         it has ended and takes no orders; phase, requested_target terminal_state
     ├── ScaleSuperseded         another writer moved the target; requested, target        scale_superseded
+    ├── ResizeTakenBack         it cannot train with that many; requested, target         resize_taken_back
     ├── WorldSizeOutOfBounds    requested, min, max                                       world_size_out_of_bounds
     ├── RendezvousUnavailable   its workers cannot reach the coordinator                  rendezvous_unavailable
     └── QuotaExceeded           more than the namespace may have                          quota_exceeded
@@ -218,6 +219,17 @@ class ScaleSuperseded(DistributedError):
     """Another writer has moved the target since this handle's `scale`."""
 
     code, status = "scale_superseded", 409
+
+    def __init__(self, message: str, *, requested: int, target: int, **more: Any) -> None:
+        super().__init__(message, **more)
+        self.requested = requested
+        self.target = target
+
+
+class ResizeTakenBack(DistributedError):
+    """The size that was asked for was tried and does not work: `target` workers train, as before."""
+
+    code, status = "resize_taken_back", 409
 
     def __init__(self, message: str, *, requested: int, target: int, **more: Any) -> None:
         super().__init__(message, **more)

@@ -221,7 +221,7 @@ def test_every_method_of_a_handle_and_of_a_client_is_described() -> None:
 def test_every_code_of_an_error_is_described() -> None:
     page = text_of("docs/api.md")
     coded = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.MusterError)]
-    sent = {kind.code for kind in coded if "status" in vars(kind)} - {"error", "scale_superseded"}
+    sent = {kind.code for kind in coded if "status" in vars(kind)} - {"error", "scale_superseded", "resize_taken_back"}
     sent -= {"rendezvous_unavailable"}  # of waits and workers; no request is answered with it
     sent -= {kind.code for kind in coded if "SharingError" in {base.__name__ for base in kind.__mro__}}
     assert {code for code in sent if f"`{code}`" not in page} == set()

@@ -66,6 +66,8 @@ def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object
         term_s=rng.uniform(0.002, 0.15),
         restart_s=rng.choice((0.02, 0.02, 0.8)),
         relayed=(index + settings.max) % 4 == 0,
+        takes_notice=(index + settings.max) % 5 != 0,
+        asks=settings.max_restarts == 1,
     )
 
 

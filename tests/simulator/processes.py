@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from muster.core.member.held_round import InRound
-from muster.core.member.orders import Order
+from muster.core.member.orders import Notify, Order
 from muster.core.member.state import MemberState
 from muster.types.world import Place, RankEnd
 from tests.simulator.clock import Process
@@ -34,6 +34,8 @@ class WorkerConfig:
     term_s: float = 0.01  # how long they take to end after it
     restart_s: float = 0.02  # how long it takes until another parent of ranks is there
     relayed: bool = False  # something between it and the coordinator ends connections by itself
+    takes_notice: bool = True  # its ranks can be told before a planned recall; those of 0.1 cannot
+    asks: bool = False  # its ranks ask at every step whether to save
     save_s: float = 0.0  # how long one of them still saves when the round is called back
 
 
@@ -85,6 +87,24 @@ class SimulatedProcesses:
 
     def _up(self, number: int) -> None:
         self._handle(self._state.held.up(number, self._now))
+
+    def notify(self, order: Notify) -> None:
+        """Ranks ask at each step: they are told at the one that was named, and go on for another."""
+        calls = self._calls if self._config.asks else 0
+        if order.call is None and not order.withdrawn:
+            self._handle(self._state.held.noticed(order.round, calls, self._now))
+        elif order.call is not None and calls:
+            for ahead, done in ((0, False), (1, True)):
+                pause = max(0.0, (order.call + ahead) * STEP_S - self._now)
+                self._process.after(pause, self._noticed, order.round, order.call + ahead, done)
+
+    @property
+    def _calls(self) -> int:
+        return int(self._now / STEP_S) + 1
+
+    def _noticed(self, number: int, calls: int, done: bool) -> None:
+        if self._round is not None and self._round.number == number and not self._round.stopping:
+            self._handle(self._state.held.noticed(number, calls, self._now, seen=True, done=done))
 
     def saved(self, number: int) -> None:
         self._handle(self._state.held.saves_over(number, self._now))

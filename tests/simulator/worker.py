@@ -23,6 +23,7 @@ from muster.core.member.orders import (
     Hasten,
     KillRanks,
     Listen,
+    Notify,
     Order,
     ReachPeers,
     Renew,
@@ -321,6 +322,8 @@ class SimulatedWorker:
                 self.processes.kill_after(grace_s)
             case KillRanks():
                 self.machine.signal(signal.SIGKILL)
+            case Notify():
+                self.processes.notify(order)
             case AwaitSaves(round=number, saving_s=most_s):
                 self.process.after(min(self.config.save_s, most_s), self.processes.saved, number)
             case RestartProcesses():
@@ -372,6 +375,7 @@ class SimulatedWorker:
             unfit=self.state.unfit,
             post=self.standby.address if self.standby is not None else None,
             takes_outline=True,
+            takes_notice=one.takes_notice,
         )
         present = replace(self.state.hello(self.now), epoch=self.connection.epoch, store_port=self._store_port())
         return HelloFrame(member=member, settings=one.settings, present=present)

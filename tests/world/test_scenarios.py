@@ -253,6 +253,7 @@ def test_names_given_while_a_round_is_closing_leave_too() -> None:
 def test_those_sent_away_stay_when_the_target_is_raised_again_in_time() -> None:
     fleet = a_training("a b c", size=3, min=1, max=3)
     fleet.set_target(2)
+    fleet.until("the round is called back", lambda: told(fleet, "recall"))
     fleet.set_target(3)
     fleet.until("round 1", lambda: fleet.trains(1, 3))
     fleet.advance(1.0)

@@ -65,7 +65,9 @@ def test_an_early_finisher_that_dies_is_not_missed() -> None:
 
 
 def test_a_round_that_is_done_when_it_is_called_back_is_a_success() -> None:
-    fleet = a_training("a b", size=2, min=2, max=3)
+    fleet = SimulatedFleet(1)
+    fleet.join_all("a", "b", settings={"min": 2, "max": 3}, takes_notice=False)
+    fleet.until("round 0", lambda: fleet.trains(0, 2))
     fleet.network.cut(fleet.agent("a").machine.name, frozenset({"down"}))
     fleet.network.cut(fleet.agent("b").machine.name, frozenset({"down"}))
     fleet.join("c", settings={})

@@ -136,7 +136,8 @@ def test_one_that_was_cut_off_before_the_release_reached_it_does_not_hold_up_the
 
 def test_a_stubborn_leaver_that_is_cut_off_ends_its_ranks_with_its_lease() -> None:
     fleet = SimulatedFleet(1)
-    fleet.join_all("a", "b", "c", settings={"min": 1, "max": 3}, stubborn=True)
+    fleet.join_all("a", "b", settings={"min": 1, "max": 3})
+    fleet.join("c", settings={"min": 1, "max": 3}, stubborn=True)
     fleet.until("round 0", lambda: fleet.trains(0, 3))
     fleet.set_target(2)
     fleet.advance(0.1)
@@ -311,7 +312,9 @@ def test_a_hang_over_a_member_that_lost_its_power_costs_nothing() -> None:
 
 
 def test_peers_that_fail_over_the_recall_of_a_coordinator_that_died_cost_nothing() -> None:
-    fleet = a_training("a b c", size=3, min=1, max=3, max_restarts=0)
+    fleet = SimulatedFleet(1)
+    fleet.join_all("a", "b", "c", settings={"min": 1, "max": 3, "max_restarts": 0}, takes_notice=False)
+    fleet.until("round 0", lambda: fleet.trains(0, 3))
     fleet.network.cut(fleet.agent("a").machine.name, frozenset({DOWN}))
     fleet.set_target(2)
     fleet.advance(0.1)

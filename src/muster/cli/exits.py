@@ -26,6 +26,7 @@ _OF_ERROR: tuple[tuple[type[Exception], int], ...] = (
     (errors.Conflict, CONFLICT),
     (errors.UDTerminalState, CONFLICT),
     (errors.ScaleSuperseded, CONFLICT),
+    (errors.ResizeTakenBack, CONFLICT),
     (errors.Unauthenticated, AUTH),
     (errors.Forbidden, AUTH),
     (errors.QuotaExceeded, QUOTA),

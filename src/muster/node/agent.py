@@ -28,6 +28,7 @@ from muster.core.member.orders import (
     Hasten,
     Hurry,
     KillRanks,
+    Notify,
     Order,
     RestartProcesses,
     Say,
@@ -36,7 +37,7 @@ from muster.core.member.orders import (
 )
 from muster.core.member.state import EXIT_FAILED, MemberState
 from muster.core.succession import electorate
-from muster.node import guard, health, logs, saves, system
+from muster.node import guard, health, logs, saves, system, word
 from muster.node.heirs import Experience
 from muster.node.lessons import Lessons
 from muster.node.program import Program
@@ -55,6 +56,7 @@ DUMP_WAIT_S = 3.0
 FREEZE_S = 0.5  # all agents hold their ranks still by then, so that every stack shows the hang and not its end
 REVIVE_LOOK_S = 0.05
 ORPHAN_LOOK_S = 0.005
+WORD_LOOK_S = 0.01
 ECHO_TIMEOUT_S = 5.0
 LOGS_LOOK_S, LOGS_LOOKS = 1.0, 30  # how often logs are looked at, and those of rounds before
 
@@ -225,6 +227,8 @@ class Agent:
                 self._processes.hasten(grace_s)
             case KillRanks():
                 self._processes.signal(signal.SIGKILL, self._processes.alive)
+            case Notify():
+                self._notify(order)
             case AwaitSaves():
                 self._tasks.start(self._await_saves(order))
             case Hurry(now=now):
@@ -268,7 +272,39 @@ class Agent:
         loop.add_reader(listener, serve)
         processes.warm_ready.add_done_callback(lambda _: serve() if processes.torch_loaded else None)
 
+    def _notify(self, order: Notify) -> None:
+        """Count only after all are held: whoever is not held yet will be at its next call."""
+        marks = [rank.mark for rank in self._ranks(order.round)]
+        for mark in marks:
+            if order.withdrawn:
+                word.withdraw(mark)
+            elif order.call is None:
+                word.hold(mark, order.for_s)
+            else:
+                word.tell(mark, order.call, order.for_s)
+        if order.call is None and not order.withdrawn:
+            calls = max((word.asked(mark).calls for mark in marks), default=0)
+            self._member.handle(self._held.noticed(order.round, calls, self._member.now))
+        elif order.call is not None:
+            self._tasks.start(self._watch_savers(order.round, order.call, order.for_s))
+
+    async def _watch_savers(self, number: int, call: int, for_s: float) -> None:
+        """Tell when all of our ranks that ask have been told, and when one has gone on."""
+        until, told = self._member.now + for_s, (False, False)
+        while self._member.now < until and (ranks := self._ranks(number)):
+            asked = [one for rank in ranks if (one := word.asked(rank.mark)).calls]
+            known = all(one.has_seen(call) for one in asked), any(one.is_done(call) for one in asked)
+            if known != told:
+                told, most = known, max((one.calls for one in asked), default=0)
+                seen, done = known
+                self._member.handle(self._held.noticed(number, most, self._member.now, seen=seen, done=done))
+            if all(known):
+                return
+            await asyncio.sleep(WORD_LOOK_S)
+
     async def _stop(self, order: StopRanks) -> None:
+        for mark in self._files.marks.values() if self._files is not None else ():
+            word.over(mark)
         if order.dump:
             await self._processes.stop(signal.SIGABRT, DUMP_WAIT_S, freeze_s=FREEZE_S)
         else:

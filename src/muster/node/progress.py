@@ -13,6 +13,7 @@ import time
 
 FILE_VARIABLE = "MUSTER_PROGRESS_FILE"
 _MARK = struct.Struct("<qd")  # step, time.monotonic() of the host
+FILE_SIZE = 64  # `node.word` has the rest
 
 _memory: mmap.mmap | None = None
 _memory_of: str | None = None
@@ -40,7 +41,7 @@ def _map(path: str) -> mmap.mmap | None:
 
 def create(path: str) -> None:
     with open(path, "wb") as file:
-        file.write(_MARK.pack(-1, 0.0))
+        file.write(_MARK.pack(-1, 0.0).ljust(FILE_SIZE, b"\0"))
 
 
 def read(path: str) -> tuple[int, float] | None:

@@ -20,7 +20,7 @@ def environment(place: Place, local_rank: int, run_id: str) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(world),
         "MASTER_ADDR": place.round.store_addr,
         "MASTER_PORT": str(place.round.store_port),
-        "TORCHELASTIC_RESTART_COUNT": str(place.restarts_used),
+        "TORCHELASTIC_RESTART_COUNT": str(place.number),
         "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from muster.core.member.orders import AwaitSaves, Beat, CheckOwnHealth, Exit, Order, StartRanks, StopRanks
+from muster.core.member.orders import AwaitSaves, Beat, CheckOwnHealth, Exit, Notify, Order, StartRanks, StopRanks
 from muster.core.member.state import MemberState
 from muster.node import system
 from muster.node.guard import Posting, Word, line, word
@@ -155,6 +155,8 @@ class TorchrunMember:
                     self.must_leave.clear()
                     self.place = place
                 self._tell(lambda state, now: state.held.up(place.number, now))
+            case Notify(round=number):
+                self._tell(lambda state, now: state.held.noticed(number, 0, now))
             case AwaitSaves(round=number):
                 self._tell(lambda state, now: state.held.saves_over(number, now))
             case StopRanks(round=number) if self._ranks_over:

@@ -30,9 +30,11 @@ from muster.types.world import (
     RunOutcome,
     Seat,
     Settings,
+    TakenBack,
     unknown_seat,
 )
 
+LARGEST = 1 << 53  # what JSON carries exactly
 MAX_TEXT = 256  # of a name, an address, a domain
 FEW_ENDS, MOST_ENDS = 256, 4096  # of ranks, in a record that has to fit into a frame
 Sender = Literal["coordinator", "agent", "guard", "control", "member", "elector"]
@@ -106,6 +108,8 @@ class RunRecord:
     revision: int = 0  # how often it was written, by all who have led
     promised: int = 0  # the last term in which its keeper gave its voice: only in a file
     outline: Outline | None = None  # of a large world: instead of its seats, and of all that is known of each
+    proven: int | None = None  # the size that worked before another one was asked for
+    taken_back: TakenBack | None = None
 
     @property
     def told_seats(self) -> tuple[Seat, ...]:
@@ -192,6 +196,7 @@ class Introduction:
     paths: tuple[Path, ...] = ()
     post: Path | None = None
     takes_outline: bool = False  # of a large world it needs no seat but its own; 0.1 needs all
+    takes_notice: bool = False
 
     def as_member(self, joined_at: float) -> Member:
         return Member(**{**vars(self), "unfit": self.unfit[:MAX_TEXT]}, joined_at=joined_at)
@@ -310,6 +315,16 @@ class RecordFrame(Frame, type="record"):
     """The same for those without a seat, so that they can bring it back"""
 
     record: RunRecord
+
+
+@record(kw_only=True)
+class NoticeFrame(Frame, type="notice"):
+    """A recall is planned: hold ranks that ask `muster.should_save()` for at most `for_s`, and answer how often they
+    have asked; with `call`, it is true from that call on; withdrawn, it is not planned any more"""
+
+    call: int | None = None
+    for_s: float = 0.0
+    withdrawn: bool = False
 
 
 @record(kw_only=True)
@@ -512,6 +527,15 @@ class SavingFrame(Frame, type="saving", sender="agent"):
 
 
 @record(kw_only=True)
+class NoticedFrame(Frame, type="noticed", sender="agent"):
+    """How often its ranks have asked, at most; all that ask have been told to save, and one has (or has made a step)"""
+
+    calls: int = limited(default=0, ge=0, le=LARGEST)
+    seen: bool = False
+    done: bool = False
+
+
+@record(kw_only=True)
 class StoppedFrame(Frame, type="stopped", sender="agent"):
     """Nothing of that round is left; it listens on `store_port` for the next round's store"""
 
@@ -522,9 +546,10 @@ class StoppedFrame(Frame, type="stopped", sender="agent"):
 
 @record(kw_only=True)
 class LeavingFrame(Frame, type="leaving", sender="agent"):
-    """It is about to go"""
+    """It is about to go; planned, its ranks go on until the round is called back"""
 
     why: str = ""
+    planned: bool = False
 
 
 @record(kw_only=True)

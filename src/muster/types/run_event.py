@@ -25,6 +25,7 @@ class Kind(StrEnum):
     EXIT = "exit"
     SAVING = "saving"
     TARGET = "target"
+    TAKEN_BACK = "taken-back"
     RECOVERED = "recovered"
     MESH_CONVERGING = "mesh-converging"
     MESH_READY = "mesh-ready"
@@ -53,6 +54,7 @@ JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
     Kind.EXIT: ("RankFailed", "Warning"),
     Kind.SAVING: ("RecallHeld", "Normal"),
     Kind.TARGET: ("TargetChanged", "Normal"),
+    Kind.TAKEN_BACK: ("ResizeTakenBack", "Warning"),
     Kind.RECOVERED: ("RoundRecovered", "Normal"),
     Kind.MESH_CONVERGING: ("MeshConverging", "Normal"),
     Kind.MESH_READY: ("MeshReady", "Normal"),

@@ -152,6 +152,9 @@ class Spec:
     mesh: Mesh = field(default_factory=Mesh)
 
 
+TAKEN_BACK = "TakenBack"  # the reason of `Resizing` and `TargetReached` when the size asked for does not work
+
+
 @dataclass(frozen=True)
 class Condition:
     type: str

@@ -61,6 +61,12 @@ class Cause(StrEnum):
     HANG = "hang"
     GROW = "grow"
     SHRINK = "shrink"
+    DRAIN = "drain"  # a worker was asked to go
+
+    @property
+    def planned(self) -> bool:
+        """Nothing has happened to it: ranks are told before, and given the time that they have on cancel."""
+        return self in (Cause.GROW, Cause.SHRINK, Cause.DRAIN)
 
 
 @record()
@@ -174,6 +180,7 @@ class Member:
     paths: tuple[Path, ...] = ()  # where peers can probe it: the way that ranks will use first, then the relay
     post: Path | None = None  # where it keeps the run's record, and can be asked who leads
     takes_outline: bool = False  # of a large world it needs no seat but its own
+    takes_notice: bool = False  # its ranks can be told that they should save
 
 
 @as_list
@@ -294,6 +301,7 @@ class RankEnd:
     stack: str = ""  # innermost frame of its main thread, after a hang
     finished_at: float = 0.0
     stderr_tail: tuple[str, ...] = ()
+    path: str = ""  # what its last words name of the files below its folder
 
     @property
     def failed(self) -> bool:
@@ -341,6 +349,26 @@ class Loss:
     name: str
     at: float
     why: str
+    planned: bool = False  # it goes, and is still there
+
+
+@record()
+class Notice:
+    """What ranks are told before a planned recall, so that `muster.should_save()` is true for all at the same call.
+
+    First those that ask are held at their next call and counted, then all are told the call from which it is true.
+    """
+
+    at: float
+    calls: Mapping[MemberId, int] = field(default_factory=dict)  # who has answered: how often its ranks have asked
+    call: int | None = None  # from which on it is true
+    told_at: float = 0.0
+    seen: frozenset[MemberId] = frozenset()  # all their ranks that ask have been told so
+    done: bool = False  # one of them has saved since, or gone on for a step
+
+    @property
+    def asking(self) -> frozenset[MemberId]:
+        return frozenset(member_id for member_id, calls in self.calls.items() if calls)
 
 
 @record()
@@ -353,6 +381,16 @@ class Recall:
     grace_s: float
     leavers: frozenset[MemberId] = frozenset()  # those that a smaller target sends away
     leaver_grace_s: float = 0.0
+    forgiven: bool = False  # its failure is the new size's, which was taken back
+
+
+@record()
+class TakenBack:
+    """A size that was asked for and could not work; it is not tried again before another one is asked for."""
+
+    target: int
+    size: int  # that is formed instead
+    why: str
 
 
 @record()
@@ -399,6 +437,7 @@ class Round:
     first_stopped_at: float = math.inf  # when the first rank ended because it was told to
     progress: Mapping[int, Progress] = field(default_factory=dict)
     saves: Mapping[MemberId, str] = field(default_factory=dict)  # called back, they first let these saves end
+    notice: Notice | None = None
     index: SeatIndex = field(default_factory=lambda: SeatIndex(()))
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from muster.core.world import records
@@ -17,6 +17,7 @@ from muster.core.world.run import Run
 from muster.types import codec
 from muster.types.frames import (
     Frame,
+    NoticeFrame,
     OutcomeFrame,
     Presented,
     ReachFrame,
@@ -121,6 +122,15 @@ class Showing:
     def _first_ranks(self) -> list[int]:
         assert self._round is not None
         return list(itertools.accumulate((seat.procs for seat in self._round.seats), initial=0))
+
+
+def notices(moment: Moment, agents: Mapping[MemberId, Peer], frame: NoticeFrame) -> list[Addressed]:
+    """To everyone in the round whose ranks can be told."""
+    assert moment.run is not None and moment.run.round is not None
+    current, members = moment.run.round, moment.run.members
+    data = moment.encode(replace(frame, round=current.number))
+    there = [members[seat.member_id] for seat in current.seats if seat.member_id in members]
+    return [(agents[one.member_id], data) for one in there if one.takes_notice and one.member_id in agents]
 
 
 def recalls(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Addressed]:

@@ -299,6 +299,8 @@ class Joining:
             run,
             best_step=record.best_step,
             stale_rounds=record.stale_rounds,
+            proven=record.proven,
+            taken_back=record.taken_back,
             holds_farewell=at.directed if before is None else before.holds_farewell,
             ordered=None if before is None else before.ordered,
         )

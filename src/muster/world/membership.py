@@ -263,6 +263,7 @@ class Membership:
             paths=tuple(self._paths),
             post=(self._addr, self._standby.port) if self._standby is not None and self._standby.port else None,
             takes_outline=True,
+            takes_notice=mine.launcher == "node",
         )
         present = replace(self.state.hello(self.now), epoch=self.connection.epoch, store_port=self.store_port())
         return HelloFrame(member=member, settings=mine.settings, present=present)

@@ -32,6 +32,8 @@ from muster.types.frames import (
     LearnedFrame,
     LeavingFrame,
     ListensFrame,
+    NoticedFrame,
+    NoticeFrame,
     PostFrame,
     ReachedFrame,
     RenewedFrame,
@@ -68,7 +70,7 @@ from muster.world.orders import Orders
 Seen = tuple[runs.Run, str, bool]  # the run, the reason, and whether its members were told the outcome
 
 # Reports about a round: what they say of an older one than the current is not entered.
-_OF_A_ROUND = (StartedFrame, UpFrame, ExitsFrame, FinishedFrame, SavingFrame, StoppedFrame, FailedFrame)
+_OF_A_ROUND = (StartedFrame, UpFrame, ExitsFrame, FinishedFrame, NoticedFrame, SavingFrame, StoppedFrame, FailedFrame)
 
 
 class RunProtocol:
@@ -264,6 +266,12 @@ class RunProtocol:
             case runs.CallBack():
                 at.tell(Kind.RECALL, decision.reason, now)
                 at.outbox += frames_out.recalls(at.moment, at.agents)
+            case runs.GiveNotice(call=call, for_s=for_s):
+                at.outbox += frames_out.notices(at.moment, at.agents, NoticeFrame(call=call, for_s=for_s))
+            case runs.WithdrawNotice():
+                at.outbox += frames_out.notices(at.moment, at.agents, NoticeFrame(withdrawn=True))
+            case runs.TakeBack():
+                at.tell(Kind.TAKEN_BACK, decision.reason, now)
             case runs.CheckHealth(members=ids):
                 for member_id in ids:
                     at.send_to(member_id, CheckFrame())
@@ -351,8 +359,10 @@ def _entered(run: runs.Run, member_id: MemberId, frame: Frame, now: float) -> ru
             return transitions.stopped(run, member_id, number, frame.store_port, now, frame.why)
         case SavingFrame(what=what):
             return transitions.saves(run, member_id, number, what[:MAX_TEXT])
-        case LeavingFrame(why=why):
-            return transitions.leaving(run, member_id, why or "it leaves", now)
+        case NoticedFrame(calls=calls, seen=seen, done=done):
+            return transitions.noticed(run, member_id, number, calls, seen=seen, done=done)
+        case LeavingFrame(why=why, planned=planned):
+            return transitions.leaving(run, member_id, why or "it leaves", now, planned=planned)
         case UnfitFrame(why=why):
             return transitions.unfit(run, member_id, why, now)
         case FitFrame():

@@ -348,7 +348,7 @@ def check_decision(before: Run, decision: Decision, now: float) -> None:
         formed = decision.action.round
         assert [seat.rank for seat in formed.seats] == list(range(formed.world_size))
         assert len({seat.member_id for seat in formed.seats}) == formed.world_size
-        assert before.settings.min <= formed.world_size <= before.target <= before.settings.max
+        assert before.settings.min <= formed.world_size <= before.aim <= before.settings.max
         assert formed.number == before.next_round and before.outcome is None
         if before.round is not None:
             gone = before.round.gone | {key for key, fence in before.round.fences.items() if fence <= now}

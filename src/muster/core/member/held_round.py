@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from muster.core.member.orders import AwaitSaves, Hasten, Order, RestartProcesses, Say, StartRanks, StopRanks
+from muster.core.member.orders import AwaitSaves, Hasten, Notify, Order, RestartProcesses, Say, StartRanks, StopRanks
 from muster.core.member.standing import Standing
 from muster.types.frames import (
     ExitsFrame,
     FinishedFrame,
+    NoticedFrame,
+    NoticeFrame,
     RecallFrame,
     ReportedEnd,
     RunRecord,
@@ -25,9 +27,19 @@ from muster.types.frames import (
 )
 from muster.types.world import Place, RankEnd
 
+_WAITS_FOR_THE_WORLD = 0.75  # of the stop grace, one that was asked to go
 TAILS_TOLD = 8  # ends that travel with their last lines, for a frame has a limit
 
 Then = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Going:
+    """This worker was asked to go: its ranks run on until the world has been told."""
+
+    until: float  # no longer than that
+    why: str
+    then: Then
 
 
 @dataclass
@@ -63,6 +75,8 @@ class HeldRound:
         self._processes_lost = False
         self._next: tuple[Place, int] | None = None  # a release that waits, and the session that brought it
         self._late = False  # it waits because it was read when the lease was over
+        self._going: Going | None = None
+        self._gone_by = math.inf  # when nothing may be left here
         self.current: InRound | None = None
 
     @property
@@ -160,6 +174,20 @@ class HeldRound:
 
     # Ending ranks
 
+    def notice(self, frame: NoticeFrame) -> None:
+        """A recall is planned. Where no rank runs there is nobody to tell, which is an answer."""
+        current, number = self.current, -1 if frame.round is None else frame.round
+        if current is not None and current.number == number and current.running and not current.stopping:
+            self._at.do(Notify(number, frame.call, frame.for_s, frame.withdrawn))
+        else:
+            self._at.send(NoticedFrame(round=number))
+
+    def noticed(self, number: int, calls: int, now: float, *, seen: bool = False, done: bool = False) -> list[Order]:
+        """What ranks know of it."""
+        self._at.reach(now)
+        self._at.send(NoticedFrame(round=number, calls=calls, seen=seen, done=done))
+        return self._at.taken()
+
     def recalled(self, frame: RecallFrame) -> None:
         number = -1 if frame.round is None else frame.round
         if self._next is not None and self._next[0].number <= number:
@@ -173,7 +201,9 @@ class HeldRound:
             if frame.dump:
                 self.stop(current, frame.grace_s, lambda: self._confirm_stop(current), dump=True)
             else:
-                self.stop_after_saves(current, frame.grace_s, lambda: self._confirm_stop(current))
+                left = self._gone_by - self._at.now
+                grace = min(frame.grace_s, max(left, 0.0))
+                self.stop_after_saves(current, grace, lambda: self._confirm_stop(current), at_most_s=left)
         elif current.number == number:
             self._confirm_stop(current)
 
@@ -182,17 +212,26 @@ class HeldRound:
         self._at.send(StoppedFrame(round=current.number, why=current.why_stopped, exits=ends))
 
     def leave(self, grace_s: float, why: str, then: Then) -> None:
-        """End what runs, confirm it, and go."""
-        current = self.current
+        """Go when what runs has ended. The coordinator calls it back, once all ranks know; without one, at once."""
+        current, now = self.current, self._at.now
         if current is None or not current.running:
             then()
             return
+        self._gone_by = now + grace_s
+        self._going = Going(now + grace_s * _WAITS_FOR_THE_WORLD, why, then)
+        if not self._at.connected or current.stopping:
+            self.go()
 
-        def gone() -> None:
-            self._confirm_stop(current)
-            then()
+    @property
+    def going_at(self) -> float:
+        """When this worker ends its ranks itself, if nobody has called them back."""
+        return self._going.until if self._going is not None else math.inf
 
-        self.stop_after_saves(current, grace_s, gone, why=why, at_most_s=grace_s)
+    def go(self) -> None:
+        """End what runs, confirm it, and go."""
+        if (current := self.current) is not None and (going := self._going) is not None:
+            left = max(self._gone_by - self._at.now, 0.0)
+            self.stop_after_saves(current, left, lambda: self._confirm_stop(current), why=going.why, at_most_s=left)
 
     def stop(self, current: InRound, grace_s: float, then: Then, *, why: str = "", dump: bool = False) -> None:
         """End the ranks of a round and all that they left; `then` when nothing is left."""
@@ -200,6 +239,9 @@ class HeldRound:
             then()
             return
         current.afterwards.append(then)
+        if self._going is not None:
+            current.afterwards.append(self._going.then)
+            self._going = None
         if current.stopping:
             self._at.do(Hasten(grace_s))
             return
@@ -216,8 +258,8 @@ class HeldRound:
         one, began = self._at.settings, self._at.now
 
         def stop() -> None:
-            left = max(grace_s - (self._at.now - began), min(grace_s, one.restart_grace_s))
-            self.stop(current, left, then, why=why)
+            left = at_most_s - (self._at.now - began)
+            self.stop(current, max(min(grace_s, left), min(grace_s, one.restart_grace_s)), then, why=why)
 
         if grace_s <= 0 or not current.running or current.stopping:
             self.stop(current, grace_s, then, why=why)

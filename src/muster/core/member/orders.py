@@ -58,6 +58,19 @@ class StartRanks:
 
 
 @record()
+class Notify:
+    """Hold ranks that ask whether to save; with `call`, tell them to from that call on; or that they need not.
+
+    Answered with `noticed`, whenever there is more to say.
+    """
+
+    round: int
+    call: int | None
+    for_s: float
+    withdrawn: bool = False
+
+
+@record()
 class AwaitSaves:
     """Answered with `saves_over`, when no rank saves any more or the time for it is up."""
 
@@ -129,6 +142,7 @@ Order = (
     | ReachPeers
     | Beat
     | StartRanks
+    | Notify
     | AwaitSaves
     | StopRanks
     | Hasten

@@ -34,6 +34,7 @@ from muster.types.frames import (
     Frame,
     HoldFrame,
     LeavingFrame,
+    NoticeFrame,
     OutcomeFrame,
     Presented,
     ReachFrame,
@@ -87,7 +88,7 @@ class MemberState:
     @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
-        return min(self._renew_at, self._silent_at, self._patience_ends, self._leave_at)
+        return min(self._renew_at, self._silent_at, self._patience_ends, self._leave_at, self.held.going_at)
 
     @property
     def _renew_every(self) -> float:
@@ -118,6 +119,8 @@ class MemberState:
             self._lose_patience()
         if now >= self._leave_at:
             self._leave_with_outcome()
+        if now >= self.held.going_at:
+            self.held.go()
         return self.at.taken()
 
     def _renew(self) -> None:
@@ -194,6 +197,7 @@ class MemberState:
             ranks = "ranks go on, " if self.held.runs else ""
             at.do(Say(f"lost the coordinator ({why}); {ranks}reconnecting"))
         at.connected, at.unsaid = False, None
+        self.held.go()  # nobody can tell the world any more that this worker leaves
         at.session += 1
         self._why_down = why
         if self._down_since is None:
@@ -230,6 +234,8 @@ class MemberState:
             case RecordFrame(record=record):
                 at.record = record
                 at.do(Hurry(False))
+            case NoticeFrame():
+                self.held.notice(frame)
             case RecallFrame():
                 self.held.recalled(frame)
             case CheckFrame():
@@ -294,7 +300,7 @@ class MemberState:
                 self._leave_with_outcome()
 
         if self.held.current is not None:
-            self.held.stop_after_saves(self.held.current, frame.grace_s, stopped)
+            self.held.stop_after_saves(self.held.current, frame.grace_s, stopped, at_most_s=frame.grace_s)
         else:
             stopped()
 
@@ -321,11 +327,12 @@ class MemberState:
         at = self.at
         at.reach(now)
         if at.leaving:
+            self.held.go()
             at.do(KillRanks())
             return at.taken()
         at.leaving = True
         at.do(Say(f"{signal}: leaving"))
-        at.send(LeavingFrame(why=f"it was told to leave ({signal})"))
+        at.send(LeavingFrame(why=f"it was told to leave ({signal})", planned=True))
         self.held.leave(at.settings.stop_grace_s, f"it left ({signal})", lambda: self._end(code, ""))
         return at.taken()
 

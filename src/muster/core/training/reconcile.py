@@ -392,7 +392,9 @@ def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Pl
 def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Action], datetime | None]:
     """Start those that are missing, each under a name that nobody had before; stop spares that are too many."""
     spec = training.spec
-    wanted = min(spec.world_size.target + spec.spares, seen.grant.workers)
+    back = statuses.taken_back(training, seen)
+    size = back.size if back is not None else spec.world_size.target
+    wanted = min(size + spec.spares, seen.grant.workers)
     leaving = {
         member.name
         for member in (seen.run.members.values() if seen.run is not None else ())
@@ -412,7 +414,7 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
     # One that has left the run is on its way out, though its process may still be there for a moment.
     present = [worker for worker in have if worker.name not in seen.absent_since]
     if len(present) > wanted:
-        return [*useless, *_too_many(spec, seen, present, len(present) - wanted)], wake
+        return [*useless, *_too_many(size, seen, present, len(present) - wanted)], wake
     missing = wanted - len(have)
     if missing <= 0:
         return useless, wake
@@ -424,13 +426,13 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
     return [*useless, *(StartWorker(name) for name in names)], wake
 
 
-def _too_many(spec: Spec, seen: Observed, have: list[Worker], count: int) -> list[Action]:
+def _too_many(size: int, seen: Observed, have: list[Worker], count: int) -> list[Action]:
     """Who does not run yet first. Then only spares, and only while the world has its size: leaving it is not ours."""
     last_first = sorted(have, key=lambda worker: -_ordinal(worker.name))
     waiting = [worker for worker in last_first if worker.waiting]
     current = seen.run.running if seen.run is not None else None
     idle = set()
-    if seen.run is not None and current is not None and current.world_size <= spec.world_size.target:
+    if seen.run is not None and current is not None and current.world_size <= size:
         free = (world.Role.SPARE, world.Role.PARKED)
         idle = {member.name for member in seen.run.members.values() if member.role in free}
     spares = [worker for worker in last_first if worker.name in idle and not worker.waiting]

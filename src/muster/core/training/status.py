@@ -20,6 +20,7 @@ from muster.types import world
 from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
 from muster.types.training import (
+    TAKEN_BACK,
     RankStatus,
     Resize,
     SparesStatus,
@@ -165,20 +166,29 @@ def _conditions(
         grant = seen.grant
         status = turn(status, "Admitted", grant.admitted, grant.reason, grant.message, shown, generation)
     why = _why(seen, size.target, invalid)
-    ready = status.world_size.ready
+    ready, back = status.world_size.ready, taken_back(training, seen)
+    why = f"taken back to {back.size}: {back.why}" if back is not None else why
     told = f"{ready} of {size.target} workers train" if reached else f"{ready} of {size.target} ready: {invalid or why}"
     name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
+    name = TAKEN_BACK if back is not None and not invalid else name
     status = turn(status, "TargetReached", reached, name, told, shown, generation)
     name = "Enough" if not below else "WorkersMissing" if status.phase == "ready" else "Forming"
     told = _why(seen, size.min, invalid) if below else f"at least {size.min} workers are there"
     status = turn(status, "BelowMinimum", below, name, told, shown, generation)
-    moving = status.phase == "ready" and not reached and not below and not invalid
-    told = f"towards {size.target}: {why}" if moving else "no resize is going on"
-    status = turn(status, "Resizing", moving, "Resizing" if moving else "Settled", told, shown, generation)
+    moving = status.phase == "ready" and not reached and not below and not invalid and back is None
+    told = f"towards {size.target}: {why}" if moving else why if back is not None else "no resize is going on"
+    name = "Resizing" if moving else TAKEN_BACK if back is not None else "Settled"
+    status = turn(status, "Resizing", moving, name, told, shown, generation)
     ended = status.outcome is not None or (seen.run is not None and seen.run.outcome is not None)
     if ended or not training.spec.mesh.required:  # how the mesh was at the end stays to be seen
         return status
     return _mesh_conditions(training, _gate(seen), status, why, shown)
+
+
+def taken_back(training: Training, seen: Observed) -> world.TakenBack | None:
+    """The size that its spec asks for and that was seen not to work, with what is formed instead."""
+    back = seen.run.taken_back if seen.run is not None else None
+    return back if back is not None and back.target == training.spec.world_size.target else None
 
 
 def _why(seen: Observed, wanted: int, invalid: str) -> str:
@@ -380,7 +390,8 @@ def ranks(training: Training, seen: Observed, now: datetime) -> tuple[RankStatus
 def _phase(last: world.Round, seat: world.Seat, rank: int) -> RankPhase:
     if (end := last.exits.get(rank)) is not None:
         return "succeeded" if end.exit_code == 0 else "failed"
-    if seat.member_id in last.fences or any(loss.member_id == seat.member_id for loss in last.losses):
+    lost = (loss.member_id for loss in last.losses if not loss.planned)
+    if seat.member_id in last.fences or seat.member_id in lost:
         return "lost"
     if last.recall is not None:
         return "stopping"

@@ -20,6 +20,7 @@ from typing import Literal
 from muster.errors import (
     BelowMinimumWorld,
     MusterError,
+    ResizeTakenBack,
     ScaleSuperseded,
     TrainingCancelled,
     TrainingFailed,
@@ -27,7 +28,7 @@ from muster.errors import (
     WaitTimeout,
 )
 from muster.types.event import TARGET_REACHED, Event
-from muster.types.training import Training, WorldStatus
+from muster.types.training import TAKEN_BACK, Training, WorldStatus
 
 Goal = Literal["min", "target", "complete", "result"]
 """`complete` takes a training that had ended before the wait began for an error; `result` for an answer."""
@@ -92,6 +93,8 @@ def judge(wait: Wait, training: Training, look: Look) -> Verdict:
         return _ended(wait, training, look)
     if wait.goal == "target" and (moved := superseded(training, wait.receipt)) is not None:
         return Raise(moved)
+    if wait.goal == "target" and (back := taken_back(wait, training)) is not None:
+        return Raise(back)
     missing = _missing(wait, training)
     if missing is None:
         return Done(world_of(training))
@@ -143,6 +146,22 @@ def superseded(training: Training, receipt: Receipt | None) -> ScaleSuperseded |
         requested=receipt.target,
         target=target,
         hint="refresh, then scale again if the former size is still wanted",
+    )
+
+
+def taken_back(wait: Wait, training: Training) -> ResizeTakenBack | None:
+    """The error if the size asked for was tried and does not work, which is known of the caller's own write."""
+    resizing, target = training.status.condition("Resizing"), training.spec.world_size.target
+    if resizing is None or resizing.reason != TAKEN_BACK:
+        return None
+    asked = wait.receipt.generation if wait.receipt is not None else 0
+    if resizing.observed_generation < max(training.generation, asked):
+        return None
+    return ResizeTakenBack(
+        f"training {training.key} could not train with {target} workers: {resizing.message}",
+        requested=target,
+        target=training.status.world_size.ready,
+        hint=f"muster scale {training.metadata.name} N asks for another size; it is not tried again by itself",
     )
 
 

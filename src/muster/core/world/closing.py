@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from muster.core.world.run import Decision, Finish, Run, Stay, listed, next_expiry
+from muster.core.world import sizes
+from muster.core.world.run import Decision, Finish, Run, Stay, TakeBack, advanced, listed, next_expiry
 from muster.types.world import Cause, OutcomeState, RankEnd, Round, RunOutcome, Seat
 
 
@@ -23,6 +24,8 @@ def decide(run: Run, now: float) -> Decision | None:
     if verdict.until is not None:
         wake = min(verdict.until, next_expiry(run))
         return Decision(Stay(), f"round {closed.number} ended ({closed.recall.reason}); {verdict.why}", wake)
+    if verdict.charged and (taken := sizes.taken_back(run, closed, verdict.first)) is not None:
+        return Decision(TakeBack(taken), f"taken back to {taken.size}: {taken.why}")
     limit = run.settings.no_progress_rounds
     if limit is not None and stale_after(run, closed) >= limit:
         step = "no step at all" if run.best_step is None else f"highest step {run.best_step}"
@@ -42,7 +45,8 @@ def _failed(run: Run, closed: Round, first: RankEnd | None) -> Decision:
         return Decision(Finish(RunOutcome(OutcomeState.FAILED, "hang", message, closed.number)), message)
     where = f" at {first.stack}" if first.stack else ""
     tail = "".join(f"\n  {line}" for line in first.stderr_tail) if not first.hung else ""
-    message = f"rank {first.rank} on {first.worker}: {first.reason}{where} in round {closed.number}; {spent}"
+    message = f"rank {first.rank} on {first.worker}: {first.reason}{where} in round {closed.number}"
+    message += f"{again(run, closed, first)}; {spent}"
     message += f"; its last stderr lines:{tail}" if tail else ""
     reason = "hang" if first.hung else "rank_failed"
     outcome = RunOutcome(OutcomeState.FAILED, reason, message, closed.number, first)
@@ -63,6 +67,8 @@ def judge(run: Run, now: float) -> RoundCost:
     """Was the recalled round ended by its own ranks (an incident) or by a change of members (free)?"""
     closed = run.round
     assert closed is not None and closed.recall is not None
+    if closed.recall.forgiven:
+        return RoundCost()
     if closed.recall.cause is Cause.HANG:
         if still_there(closed, now):
             ahead = [fence for fence in closed.fences.values() if fence > now]
@@ -135,8 +141,19 @@ def over(run: Run, number: int, now: float) -> bool:
 def stale_after(run: Run, closed: Round) -> int:
     """How many rounds in a row, this one included, brought no new highest step. A resize is nobody's fault."""
     assert closed.recall is not None
-    if closed.recall.cause in (Cause.GROW, Cause.SHRINK):
+    if closed.recall.cause.planned or closed.recall.forgiven:
         return 0
-    top = max((mark.step for mark in closed.progress.values()), default=None)
-    advanced = top is not None and (run.best_step is None or top > run.best_step)
-    return 0 if advanced else run.stale_rounds + 1
+    return 0 if advanced(run, closed) else run.stale_rounds + 1
+
+
+def stuck(run: Run, closed: Round, first: RankEnd | None) -> tuple[str, int]:
+    """What the first rank to fail named, and in how many rounds in a row it did, none of which got on."""
+    if first is None or not first.path or advanced(run, closed):
+        return "", 0
+    return first.path, run.stuck_times + 1 if run.stuck_at == first.path else 1
+
+
+def again(run: Run, closed: Round, first: RankEnd | None) -> str:
+    """A restart that fails at once at the same file will do so again: whoever reads the reason should know the file."""
+    path, times = stuck(run, closed, first)
+    return f", {'twice' if times == 2 else f'{times} times'} with {path}" if times > 1 else ""

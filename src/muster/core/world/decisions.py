@@ -16,7 +16,7 @@ The stages of a run, in the order in which `decide` asks about them:
 
 from __future__ import annotations
 
-from muster.core.world import closing, forming, live
+from muster.core.world import closing, forming, live, notices
 from muster.core.world.run import (
     UNSEEN,
     Action,
@@ -26,6 +26,7 @@ from muster.core.world.run import (
     Dismiss,
     Farewell,
     Finish,
+    GiveNotice,
     GiveUpOn,
     Heal,
     KeepOut,
@@ -33,7 +34,9 @@ from muster.core.world.run import (
     Release,
     Run,
     Stay,
+    TakeBack,
     TurnGate,
+    WithdrawNotice,
     listed,
     lose,
     next_expiry,
@@ -70,6 +73,16 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
                 run = lose(run, member_id, now, f"silent for {silent:.1f} s", since=now - silent)
                 run = silenced(run, member_id, now - silent)
             return run
+        case GiveNotice(call=call):
+            assert run.round is not None
+            return replace(run, round=notices.given(run.round, call, now))
+        case WithdrawNotice():
+            assert run.round is not None
+            return replace(run, round=replace(run.round, notice=None))
+        case TakeBack(taken=taken):
+            assert run.round is not None and run.round.recall is not None
+            closed = replace(run.round, recall=replace(run.round.recall, forgiven=True))
+            return replace(run, round=closed, taken_back=taken, proven=None)
         case CallBack(recall=recall):
             assert run.round is not None
             return replace(run, round=replace(run.round, recall=recall))

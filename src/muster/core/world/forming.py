@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from muster.core.world import gates, seating
-from muster.core.world.closing import judge, stale_after, still_there
+from muster.core.world import gates, seating, sizes
+from muster.core.world.closing import again, judge, stale_after, still_there, stuck
 from muster.core.world.run import (
     CheckHealth,
     Decision,
@@ -86,15 +86,17 @@ def _last_call(run: Run, planned: seating.Seating, now: float) -> Decision | Non
     """Is it worth waiting a little for more members? None when it is not."""
     settings = run.settings
     if run.round is None:
-        full = planned.size == run.target and len(candidates(run)) >= run.target + settings.spares
+        back = False
+        full = planned.size == run.aim and len(candidates(run)) >= run.aim + settings.spares
         since = now if run.min_reached_at is None else run.min_reached_at
-        missing = run.target + settings.spares - len(candidates(run))
+        missing = run.aim + settings.spares - len(candidates(run))
     else:
         assert run.round.recall is not None
-        full = not planned.vacant or planned.size == run.target
+        back = run.round.recall.forgiven  # the size before is needed, not only what is left of this one
+        full = planned.size == run.aim or not (planned.vacant or back)
         since = max(run.round.recall.at, -math.inf if run.min_reached_at is None else run.min_reached_at)
-        missing = planned.vacant
-    until = since + settings.last_call_s
+        missing = run.aim - planned.size if back else planned.vacant
+    until = since + (sizes.back_s(settings) if back else settings.last_call_s)
     if full or now >= until:
         return None
     reason = f"{planned.size} workers are here; last call for {missing} more"
@@ -149,7 +151,7 @@ def _worse_with(run: Run, planned: seating.Seating, gate: Gate) -> frozenset[Mem
     if out <= run.kept_out.keys():
         return frozenset()  # there are too few without them
     others = [member for member in candidates(run) if member.member_id not in out]
-    smaller = seating.again(places_of(run, last), others, run.target, run.settings.segment)
+    smaller = seating.again(places_of(run, last), others, run.aim, run.settings.segment)
     enough = run.settings.min if gate.is_open else planned.size
     return out if smaller.size >= enough else frozenset()
 
@@ -164,7 +166,8 @@ def _release(run: Run, planned: seating.Seating, now: float) -> Decision:
     reason, charged, blamed, parked = _story(run, planned, now)
     host = planned.order[0]
     formed = Round(run.next_round, seats, store_addr=host.addr, store_port=host.store_port, why=reason)
-    return Decision(Release(formed, charged, blamed, parked), reason)
+    path, times = stuck(run, run.round, judge(run, now).first) if run.round is not None else ("", 0)
+    return Decision(Release(formed, charged, blamed, parked, path, times), reason)
 
 
 def _story(
@@ -187,6 +190,9 @@ def _story(
         if rank < last.world_size and last.seat_of(member.member_id) is None
     ]
     reason = f"round {run.next_round}: {planned.size} workers, after {last.recall.reason}"
+    reason += again(run, last, verdict.first)
+    if last.recall.forgiven and run.taken_back is not None:
+        reason += f"; taken back to {run.taken_back.size}: {run.taken_back.why}"
     if verdict.first is not None and verdict.first.hung:
         reason += f"; rank {verdict.first.rank} on {verdict.first.worker} stopped first"
     if newcomers:
@@ -215,7 +221,7 @@ def _was_blamed(member: Member) -> bool:
 
 def _sent_away(run: Run, last: Round) -> frozenset[MemberId]:
     """Members of `last` that a smaller target takes out; none if the target was raised again meanwhile."""
-    count = last.world_size - run.target
+    count = last.world_size - run.aim
     if count <= 0:
         return frozenset()
     if last.recall is not None and last.recall.leavers:
@@ -241,22 +247,22 @@ def plan(run: Run, now: float) -> seating.Seating:
     spares = candidates(run)
     segment = run.settings.segment
     if run.round is None:
-        planned = seating.first(spares, run.target, segment)
+        planned = seating.first(spares, run.aim, segment)
         if planned.size < run.settings.min:
-            planned = seating.first(candidates(run, last_resort=True), run.target, segment)
+            planned = seating.first(candidates(run, last_resort=True), run.aim, segment)
         return planned
     last, away = run.round, _sent_away(run, run.round)
     unlucky = _unlucky(run, now)
     if unlucky is not None:
-        swapped = seating.again(places_of(run, last, {unlucky, *away}), spares, run.target, segment)
-        if not swapped.vacant and swapped.size >= min(last.world_size, run.target):
+        swapped = seating.again(places_of(run, last, {unlucky, *away}), spares, run.aim, segment)
+        if not swapped.vacant and swapped.size >= min(last.world_size, run.aim):
             return swapped
-    planned = seating.again(places_of(run, last, away), spares, run.target, segment)
+    planned = seating.again(places_of(run, last, away), spares, run.aim, segment)
     if planned.vacant and away:
         # Somebody else was lost meanwhile: that made the world smaller already.
-        planned = seating.again(places_of(run, last), spares, run.target, segment)
+        planned = seating.again(places_of(run, last), spares, run.aim, segment)
     if planned.size < run.settings.min:
-        planned = seating.again(places_of(run, last), candidates(run, last_resort=True), run.target, segment)
+        planned = seating.again(places_of(run, last), candidates(run, last_resort=True), run.aim, segment)
     return planned
 
 
@@ -283,7 +289,7 @@ def available(run: Run, now: float) -> int:
         )
     if count < run.settings.min and (run.kept_out or any(member.note for member in run.members.values())):
         count += len(candidates(run, last_resort=True)) - len(candidates(run))
-    return min(count, run.target)
+    return min(count, run.aim)
 
 
 # After a release ---------------------------------------------------------------------------------
@@ -325,9 +331,12 @@ def released(run: Run, action: Release, now: float) -> Run:
         restarts_used=run.restarts_used + action.charged,
         removals=(),
         checking=frozenset(),
-        surplus=_not_needed(run, out, members, formed) if last and last.world_size > run.target else frozenset(),
+        surplus=_not_needed(run, out, members, formed) if last and last.world_size > run.aim else frozenset(),
         best_step=best,
         stale_rounds=stale_after(run, last) if last else 0,
+        proven=sizes.proven_after(run, last) if last else None,
+        stuck_at=action.stuck_at,
+        stuck_times=action.stuck_times,
         blamed=action.blamed,
         blamed_times=(run.blamed_times + 1 if run.blamed == action.blamed else 1) if action.blamed else 0,
         min_reached_at=None,
@@ -342,6 +351,6 @@ def released(run: Run, action: Release, now: float) -> Run:
 def _not_needed(run: Run, out: list[Member], members: Mapping[MemberId, Member], formed: Round) -> frozenset[MemberId]:
     """Of those that a shrink sends out of the world, the ones that spares are not short of: highest ranks first."""
     spares = sum(member.role is Role.SPARE for member in members.values())
-    extra = spares - run.settings.spares - max(0, run.target - formed.world_size)
+    extra = spares - run.settings.spares - max(0, run.aim - formed.world_size)
     highest_first = sorted(out, key=lambda member: -(member.rank or 0))
     return frozenset(member.member_id for member in highest_first[: max(0, extra)])

@@ -1,14 +1,15 @@
 """Does the round that is out go on, or is it over or called back?
 
-A round is called back when a member or a rank is lost, when no rank advances, and when the target asks for another
-size. What that costs is judged by `core.world.closing`, who sits in the next one by `core.world.forming`.
+A round is called back when a member or a rank is lost, when no rank advances, when a worker was asked to go, and when
+the target asks for another size. The last two are planned: ranks are told first (`core.world.notices`). What a recall
+costs is judged by `core.world.closing`, who sits in the next round by `core.world.forming`.
 """
 
 from __future__ import annotations
 
 import math
 
-from muster.core.world import gates, seating
+from muster.core.world import gates, notices, seating
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
 from muster.core.world.run import (
     CallBack,
@@ -19,12 +20,13 @@ from muster.core.world.run import (
     Run,
     Stay,
     TurnGate,
+    WithdrawNotice,
     listed,
     next_expiry,
     told,
 )
 from muster.types.records import replace
-from muster.types.world import Cause, MemberId, OutcomeState, Recall, Round, RunOutcome, Seat
+from muster.types.world import Cause, OutcomeState, Recall, Round, RunOutcome, Seat
 
 
 def succeeded(run: Run) -> Decision | None:
@@ -44,7 +46,7 @@ def decide(run: Run, now: float) -> Decision | None:
         _send_home(run)
         or _broken(run, current, now)
         or _healed(run, current)
-        or _resize(run, current, now)
+        or _planned(run, current, now)
         or _goes_on(run, current)
     )
 
@@ -61,12 +63,14 @@ def _send_home(run: Run) -> Decision | None:
 def _broken(run: Run, current: Round, now: float) -> Decision | None:
     """Something in the live round is gone: call the rest back."""
     quick = run.settings.restart_grace_s
-    if missed := [loss for loss in current.losses if loss.member_id not in current.finished]:
+    if missed := [loss for loss in current.losses if loss.member_id not in current.finished and not loss.planned]:
         lost = told([f"{loss.name}: {loss.why}" for loss in missed], "; ")
         return _call_back(Cause.LOSS, f"lost {lost}", now, quick)
     if current.first_failed_rank is not None:
         first = current.exits[current.first_failed_rank]
         grace = quick if run.restarts_used < run.settings.max_restarts else run.settings.fail_grace_s
+        if any(loss.planned for loss in current.losses):
+            grace = _planned_grace(run)  # whoever asks workers to go may ask their ranks as well
         return _call_back(Cause.FAILURE, f"rank {first.rank} on {first.worker}: {first.reason}", now, grace)
     quiet_at = _quiet_at(run, current)
     if quiet_at <= now:
@@ -92,32 +96,56 @@ def _healed(run: Run, current: Round) -> Decision | None:
     return Decision(Heal(better), f"all {current.world_size} workers of round {current.number} reach each other now")
 
 
-def _resize(run: Run, current: Round, now: float) -> Decision | None:
-    if current.world_size > run.target:
+def _planned(run: Run, current: Round, now: float) -> Decision | None:
+    """Nothing has happened to the round, but another one is wanted."""
+    wanted = _drained(run, current, now) or _resize(run, current, now)
+    if isinstance(wanted, Recall):
+        return notices.first(run, current, wanted, now)
+    if current.notice is not None:
+        return Decision(WithdrawNotice(), "the round goes on after all")
+    return wanted
+
+
+def _planned_grace(run: Run) -> float:
+    return max(run.settings.stop_grace_s, run.settings.restart_grace_s)
+
+
+def _drained(run: Run, current: Round, now: float) -> Recall | None:
+    """Workers that were asked to go, and wait for the others to be ready for it."""
+    going = [loss for loss in current.losses if loss.planned and loss.member_id not in current.finished]
+    if not going:
+        return None
+    reason = told([f"{loss.name} leaves: {loss.why}" for loss in going], "; ")
+    return Recall(Cause.DRAIN, reason, now, _planned_grace(run))
+
+
+def _resize(run: Run, current: Round, now: float) -> Recall | Decision | None:
+    grace = _planned_grace(run)
+    if current.world_size > run.aim:
         leavers = _leavers(run, current)
         names = listed(seat.name for seat in leavers)
-        reason = f"target is {run.target}, the world has {current.world_size}: {names} leaves"
+        reason = f"target is {run.aim}, the world has {current.world_size}: {names} leaves"
         ids = frozenset(seat.member_id for seat in leavers)
-        return _call_back(Cause.SHRINK, reason, now, run.settings.restart_grace_s, ids, run.settings.stop_grace_s)
-    if current.world_size == run.target or current.finished:
+        return Recall(Cause.SHRINK, reason, now, grace, ids, grace)
+    if current.world_size == run.aim or current.finished:
         return None
     spares = candidates(run)
-    planned = seating.again(places_of(run, current), spares, run.target, run.settings.segment)
+    planned = seating.again(places_of(run, current), spares, run.aim, run.settings.segment)
     if planned.size <= current.world_size:
         return None
-    reason = f"growing from {current.world_size} to {planned.size} of {run.target}"
+    reason = f"growing from {current.world_size} to {planned.size} of {run.aim}"
     since = max(run.target_set_at, min(member.joined_at for member in spares))
-    if planned.size < run.target and now < since + run.settings.scale_debounce_s:
+    if planned.size < run.aim and now < since + run.settings.scale_debounce_s:
         wake = min(since + run.settings.scale_debounce_s, next_expiry(run), _quiet_at(run, current))
         return Decision(Stay(), f"{reason}: gathering more", wake)
     if held := check_first(run, planned) or reach_first(run, planned, now):
         return replace(held, wake_at=min(held.wake_at, _quiet_at(run, current)))
-    return _call_back(Cause.GROW, reason, now, run.settings.restart_grace_s)
+    return Recall(Cause.GROW, reason, now, grace)
 
 
 def _leavers(run: Run, current: Round) -> tuple[Seat, ...]:
     """Named ones first, then the highest ranks; with segments, whole segments from the top."""
-    count = current.world_size - run.target
+    count = current.world_size - run.aim
     if run.settings.segment is not None:
         return current.seats[-count:]
     named = [seat for seat in current.seats if seat.name in run.removals]
@@ -131,17 +159,12 @@ def _goes_on(run: Run, current: Round) -> Decision:
     done = f", {len(current.finished)} done" if current.finished else ""
     short = f" of {run.target} wanted" if current.world_size < run.target else ""
     reason = f"round {current.number}: {current.world_size}{short} workers train{done}"
+    if run.aim != run.target and run.taken_back is not None:
+        reason += f"; taken back to {run.aim}: {run.taken_back.why}"
     if run.kept_out:
         reason += f"; {'; '.join(sorted(set(run.kept_out.values())))}"
     return Decision(Stay(), reason, min(next_expiry(run), _quiet_at(run, current)))
 
 
-def _call_back(
-    cause: Cause,
-    reason: str,
-    now: float,
-    grace_s: float,
-    leavers: frozenset[MemberId] = frozenset(),
-    leaver_grace_s: float = 0.0,
-) -> Decision:
-    return Decision(CallBack(Recall(cause, reason, now, grace_s, leavers, leaver_grace_s)), reason)
+def _call_back(cause: Cause, reason: str, now: float, grace_s: float) -> Decision:
+    return Decision(CallBack(Recall(cause, reason, now, grace_s)), reason)

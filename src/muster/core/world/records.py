@@ -28,6 +28,8 @@ def record(run_id: RunId, epoch: int, run: Run) -> RunRecord:
         stale_rounds=run.stale_rounds,
         outcome=run.outcome,
         gate=replace(run.gate, since=0.0) if run.gate else None,
+        proven=run.proven,
+        taken_back=run.taken_back,
     )
     if current is None:
         return kept

@@ -14,7 +14,19 @@ from dataclasses import field
 from muster.core.world import seating
 from muster.types.many import changed
 from muster.types.records import record, replace
-from muster.types.world import Gate, Loss, Member, MemberId, Reach, Recall, Round, RunOutcome, Seat, Settings
+from muster.types.world import (
+    Gate,
+    Loss,
+    Member,
+    MemberId,
+    Reach,
+    Recall,
+    Round,
+    RunOutcome,
+    Seat,
+    Settings,
+    TakenBack,
+)
 
 
 @record()
@@ -52,6 +64,16 @@ class Run:
     # Newcomers that would make a ready mesh degraded, until a way opens; with the sentence that says so.
     kept_out: Mapping[MemberId, str] = field(default_factory=dict)
     bearers: Mapping[str | int, MemberId] | None = None  # who came last with a name, or an infra rank
+    proven: int | None = None  # the size to come back to if the one that was asked for does not work
+    taken_back: TakenBack | None = None
+    stuck_at: str = ""  # what the first rank to fail named, if its round made no progress
+    stuck_times: int = 0  # in how many rounds in a row
+
+    @property
+    def aim(self) -> int:
+        """How many workers should train together: as many as were asked for, unless that was seen not to work."""
+        back = self.taken_back
+        return back.size if back is not None and back.target == self.target else self.target
 
     @property
     def running(self) -> Round | None:
@@ -88,6 +110,26 @@ class CallBack:
 
 
 @record()
+class GiveNotice:
+    """Ranks are told that the round will be called back: first to be counted, then from which call on to save."""
+
+    call: int | None = None
+    for_s: float = 0.0
+
+
+@record()
+class WithdrawNotice:
+    """It is not planned any more."""
+
+
+@record()
+class TakeBack:
+    """The size that was asked for does not work."""
+
+    taken: TakenBack
+
+
+@record()
 class CheckHealth:
     members: tuple[MemberId, ...]
 
@@ -120,6 +162,8 @@ class Release:
     charged: bool = False  # it costs one of the run's restarts
     blamed: str | None = None
     parked: tuple[tuple[MemberId, str], ...] = ()
+    stuck_at: str = ""
+    stuck_times: int = 0
 
 
 @record()
@@ -145,7 +189,21 @@ class Farewell:
 
 
 Action = (
-    Stay | Lose | CallBack | CheckHealth | TurnGate | KeepOut | Heal | Release | Dismiss | GiveUpOn | Finish | Farewell
+    Stay
+    | Lose
+    | GiveNotice
+    | WithdrawNotice
+    | CallBack
+    | TakeBack
+    | CheckHealth
+    | TurnGate
+    | KeepOut
+    | Heal
+    | Release
+    | Dismiss
+    | GiveUpOn
+    | Finish
+    | Farewell
 )
 
 
@@ -174,6 +232,12 @@ def kept_lease(run: Run | None, settings: Settings) -> Settings:
 def next_expiry(run: Run) -> float:
     """When the first lease runs out if nobody is heard before."""
     return min((member.lease_until for member in run.members.values()), default=math.inf)
+
+
+def advanced(run: Run, closed: Round) -> bool:
+    """Whether a rank of that round got further than any had been."""
+    top = max((mark.step for mark in closed.progress.values()), default=None)
+    return top is not None and (run.best_step is None or top > run.best_step)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -220,7 +284,8 @@ def silenced(run: Run, member_id: MemberId, heard: float) -> Run:
 
 
 def with_loss(current: Round, loss: Loss) -> Round:
-    """None is lost twice."""
-    if any(known.member_id == loss.member_id for known in current.losses):
+    """None is lost twice; one that was about to go, and is gone, is lost once more."""
+    if any(known.member_id == loss.member_id and known.planned <= loss.planned for known in current.losses):
         return current
-    return replace(current, losses=(*current.losses, loss))
+    others = (known for known in current.losses if known.member_id != loss.member_id)
+    return replace(current, losses=(*others, loss))

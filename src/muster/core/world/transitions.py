@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from muster.core.world import notices, sizes
 from muster.core.world.forming import available
 from muster.core.world.run import UNSEEN, Run, kept_lease, lose, silenced, with_loss
 from muster.types.many import changed, joined, merged
@@ -202,13 +203,13 @@ def disconnected(run: Run, member_id: MemberId, now: float) -> Run:
     return lose(run, member_id, now, "its connection closed")
 
 
-def leaving(run: Run, member_id: MemberId, why: str, now: float) -> Run:
-    """It will stop its ranks and go; the world should not wait for that to know."""
+def leaving(run: Run, member_id: MemberId, why: str, now: float, *, planned: bool = False) -> Run:
+    """It will stop its ranks and go; the world should not wait for that to know. Planned, it waits for the world."""
     member = run.members.get(member_id)
     if member is None:
         return run
     run = _with_member(run, replace(member, role=Role.LEAVING, note=why))
-    return _missed(run, Loss(member_id, member.name, now, why))
+    return _missed(run, Loss(member_id, member.name, now, why, planned))
 
 
 def _missed(run: Run, loss: Loss) -> Run:
@@ -358,6 +359,14 @@ def saves(run: Run, member_id: MemberId, number: int, what: str) -> Run:
     return replace(run, round=replace(current, saves=changed(current.saves, member_id, what)))
 
 
+def noticed(run: Run, member_id: MemberId, number: int, calls: int, *, seen: bool, done: bool) -> Run:
+    """What its ranks know of a recall that is planned."""
+    current = _current(run, member_id, number)
+    if current is None:
+        return run
+    return replace(run, round=notices.answered(current, member_id, calls, seen=seen, done=done))
+
+
 def gone(run: Run, member_id: MemberId, number: int) -> Run:
     """The guard, or the agent itself, confirms that no rank of that round is left."""
     current = _current(run, member_id, number)
@@ -416,7 +425,7 @@ def set_target(run: Run, target: int, remove: Iterable[str], now: float) -> Run 
     if names and (settings.segment or target >= run.target):
         why = "whole segments leave" if settings.segment else f"the target does not go down from {run.target}"
         return Refusal("out_of_bounds", f"names to remove are of no use: {why}")
-    return replace(run, target=target, removals=names, target_set_at=now)
+    return replace(sizes.asked(run, target), removals=names, target_set_at=now)
 
 
 def cancel(run: Run, why: str) -> Run | Refusal:
@@ -438,8 +447,9 @@ def reconfigure(run: Run, settings: Settings, target: int, now: float) -> Run:
     settings = kept_lease(run, settings)
     if run.outcome is not None or (settings == run.settings and target == run.target):
         return run
-    since = now if target != run.target else run.target_set_at
-    return replace(run, settings=settings, target=target, target_set_at=since)
+    if target != run.target:
+        run = replace(sizes.asked(run, target), target_set_at=now)
+    return replace(run, settings=settings)
 
 
 def confirm(run: Run, outcome: RunOutcome) -> Run:

@@ -29,6 +29,7 @@ def view(
         "world": current.world_size if run.running and current else 0,
         "min": run.settings.min,
         "target": run.target,
+        "taken_back": _plain(run.taken_back) if run.taken_back is not None else None,
         "max": run.settings.max,
         "spares": sum(member.role is Role.SPARE for member in run.members.values()),
         "restarts_used": run.restarts_used,

@@ -1,0 +1,61 @@
+"""Does the size that was asked for work? If not, the one before is formed again.
+
+A program may be unable to run with another number of workers. The first round at a new size that its own ranks end,
+before any of them gets further than the run had been, is put down to the size: it costs no restart, and the size is
+not tried again before somebody asks for one.
+"""
+
+from __future__ import annotations
+
+from muster.core.world.run import Run, advanced
+from muster.types.records import replace
+from muster.types.world import RankEnd, Round, Settings, TakenBack
+
+TRIAL_S = 600.0  # ranks that tell no steps and have run for so long have shown that they can
+BACK_S = 60.0  # how long workers are awaited at most that the size before needs
+_LONGEST_LINE = 300
+
+
+def asked(run: Run, target: int) -> Run:
+    """Another target, or the same once more: the size that the world has now is the one to come back to."""
+    size = run.round.world_size if run.round is not None else None
+    return replace(run, target=target, proven=size if run.proven is None else run.proven, taken_back=None)
+
+
+def works(run: Run, closed: Round) -> bool:
+    """Whether that round got on."""
+    if closed.progress or run.best_step is not None:
+        return advanced(run, closed)
+    assert closed.recall is not None
+    return closed.up_at is not None and closed.recall.at - closed.up_at >= TRIAL_S
+
+
+def proven_after(run: Run, closed: Round) -> int | None:
+    """The size to come back to once that round is over; None: the one that was asked for has been seen to work."""
+    if run.proven is None or not works(run, closed):
+        return run.proven
+    return None if closed.world_size == run.aim else closed.world_size
+
+
+def taken_back(run: Run, closed: Round, first: RankEnd | None) -> TakenBack | None:
+    """What follows from a failure of that round that would cost a restart; None if it is not the size's."""
+    proven = run.proven
+    if proven is None or proven in (closed.world_size, run.aim) or works(run, closed):
+        return None
+    if not run.settings.min <= proven <= run.settings.max:
+        return None
+    assert closed.recall is not None
+    cause = closed.recall.reason if first is None else f"rank {first.rank} on {first.worker}: {first.reason}"
+    last = last_line(first) if first is not None else ""
+    why = f"{closed.world_size} workers failed without progress: {cause}" + (f": {last}" if last else "")
+    return TakenBack(run.target, proven, why)
+
+
+def back_s(settings: Settings) -> float:
+    """How long to wait for workers that the size before needs: fewer would be another size that nobody has tried."""
+    return max(settings.last_call_s, min(BACK_S, settings.below_min_timeout_s))
+
+
+def last_line(end: RankEnd) -> str:
+    lines = [line.strip() for line in end.stderr_tail if line.strip()]
+    return lines[-1][:_LONGEST_LINE] if lines else ""
