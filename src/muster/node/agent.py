@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -302,9 +302,12 @@ class Agent:
                 return
             await asyncio.sleep(WORD_LOOK_S)
 
-    async def _stop(self, order: StopRanks) -> None:
+    def _ranks_signalled(self) -> None:
+        """They are asked to end. Only now nothing keeps those that wait for that: before, they would make a step."""
         for mark in self._files.marks.values() if self._files is not None else ():
             word.over(mark)
+
+    async def _stop(self, order: StopRanks) -> None:
         if order.dump:
             await self._processes.stop(signal.SIGABRT, DUMP_WAIT_S, freeze_s=FREEZE_S)
         else:
@@ -371,6 +374,8 @@ class Agent:
             return
         end = self._files.describe(current, rank, status, self._config.identity.name)
         self._files.let_go(rank)
+        if end.failed and end.stderr_tail:
+            end = replace(end, path=self._saves.named(end.stderr_tail))
         self._member.handle(self._held.exited(end, self._member.now))
 
     # Below us
@@ -386,6 +391,7 @@ class Agent:
             hold=(*self._config.hold, self._lifelines.descriptor),
             experience=self._experience,
             on_up=self._ranks_up,
+            on_signalled=self._ranks_signalled,
             on_exit=self._rank_exited,
             on_lost=lambda why: self._member.handle(self._held.processes_lost(why, self._member.now)),
             on_note=self._say,

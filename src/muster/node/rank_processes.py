@@ -54,6 +54,7 @@ class RankProcesses:
         experience: Experience,
         on_exit: Callable[[str, int], None],
         on_up: Callable[[], None],
+        on_signalled: Callable[[], None],
         on_lost: Callable[[str], None],
         on_note: Callable[[str], None],
     ) -> None:
@@ -62,6 +63,7 @@ class RankProcesses:
         self._hold = hold
         self._on_exit = on_exit
         self._on_up = on_up
+        self._on_signalled = on_signalled
         self._on_lost = on_lost
         self._on_note = on_note
         self._alive: set[str] = set()
@@ -271,6 +273,8 @@ class RankProcesses:
             done = self._stops.pop(news["cleared"], None)
             if done is not None and not done.done():
                 done.set_result(None)
+        elif "signalled" in news:
+            self._on_signalled()
         elif "spawned" in news:
             self._starting.discard(news["spawned"])
             self._pids[news["spawned"]] = news["pid"]

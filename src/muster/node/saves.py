@@ -15,6 +15,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from muster.node import named
+
 LOOK_S = 0.05
 SETTLE_S = 0.3  # a checkpoint is several files: the next one is opened soon after the one before is closed
 SAMPLE_S = 5.0
@@ -118,6 +120,11 @@ class Saves:
         first, *rest = path.removeprefix(root).split("/")
         name = (rest or [first])[-1]
         return name.endswith(_LOGS) or "tfevents" in name or (bool(rest) and first.startswith("."))
+
+    def named(self, lines: Sequence[str]) -> str:
+        """Which of those files a rank's last words name."""
+        without = [root for root in roots_of(self._cwd, self._words) if not root.startswith(self._without)]
+        return named.path_in(lines, self._cwd, without)
 
     async def over(
         self, ranks: Callable[[], Sequence[WatchedRank]], patience: Patience, tell: Callable[[Busy], None]

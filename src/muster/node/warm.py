@@ -259,6 +259,7 @@ class _Parent:
         if stopping.signal and now >= stopping.strike_at:
             self._signal_ranks(stopping.signal, signal.SIGCONT)
             stopping.signal = 0
+            self._tell(signalled=stopping.ticket)
         waiting = any(key != STORE for key in self._children.values())
         if waiting and now < stopping.deadline:
             return

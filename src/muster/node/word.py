@@ -36,7 +36,9 @@ def should_save() -> bool:
 
 def saved() -> None:
     """A save is over: if it was asked for, wait for the end, so that nothing is done that would be lost."""
-    memory = _mine()
+    memory = (
+        _memory if os.environ.get(FILE_VARIABLE) == _memory_of else None
+    )  # one that never asked is not mapped for it
     if memory is not None and memory[_WORD] == _TOLD and memory[_CALLS] >= memory[_CALL]:
         memory[_SAVED] = memory[_CALLS]
         _wait(memory, _TOLD)
