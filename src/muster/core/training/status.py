@@ -1,8 +1,9 @@
 """What is true of a training now: its status as it follows from what is observed.
 
 Nothing is decided here. `worldSize.ready` counts only workers of the released round whose ranks all run; the
-condition `TargetReached` holds only for a round of exactly the size that the looked-at generation asks for. Of a spec
-that cannot be acted on nothing follows: the status goes on telling of what was there before, and `Valid` says why.
+condition `TargetReached` holds only for a round of exactly the size that the looked-at generation asks for, and where
+ranks tell steps only once one has made a step at a new size. Of a spec that cannot be acted on nothing follows: the
+status goes on telling of what was there before, and `Valid` says why.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 from muster.core.training import lifecycle, moments
 from muster.core.training.admission import Grant
-from muster.core.world import run
+from muster.core.world import run, sizes
 from muster.types import world
 from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
@@ -108,6 +109,7 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     ready = _ready(old, seen, current)
     below = seen.run is None or seen.run.below_min_since is not None
     reached = current is not None and current.world_size == size.target == ready and not problems
+    reached = reached and not (seen.run is not None and sizes.on_trial(seen.run))
     status = replace(
         old,
         observed_generation=max(old.observed_generation, training.generation),

@@ -331,7 +331,7 @@ def released(run: Run, action: Release, now: float) -> Run:
         restarts_used=run.restarts_used + action.charged,
         removals=(),
         checking=frozenset(),
-        surplus=_not_needed(run, out, members, formed) if last and last.world_size > run.aim else frozenset(),
+        surplus=_not_needed(run, out, members, formed) if last and _shrinks(run, last) else frozenset(),
         best_step=best,
         stale_rounds=stale_after(run, last) if last else 0,
         proven=sizes.proven_after(run, last) if last else None,
@@ -346,6 +346,11 @@ def released(run: Run, action: Release, now: float) -> Run:
         coming=None,
         kept_out={key: why for key, why in run.kept_out.items() if key not in ranks},
     )
+
+
+def _shrinks(run: Run, last: Round) -> bool:
+    """A size that is taken back sends nobody home: those that it had more than before were there before."""
+    return last.world_size > run.aim and not (last.recall is not None and last.recall.forgiven)
 
 
 def _not_needed(run: Run, out: list[Member], members: Mapping[MemberId, Member], formed: Round) -> frozenset[MemberId]:

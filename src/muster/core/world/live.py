@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from muster.core.world import gates, notices, seating
+from muster.core.world import gates, notices, seating, sizes
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
 from muster.core.world.run import (
     CallBack,
@@ -159,6 +159,8 @@ def _goes_on(run: Run, current: Round) -> Decision:
     done = f", {len(current.finished)} done" if current.finished else ""
     short = f" of {run.target} wanted" if current.world_size < run.target else ""
     reason = f"round {current.number}: {current.world_size}{short} workers train{done}"
+    if sizes.on_trial(run):
+        reason += "; no rank has made a step at this size yet"
     if run.aim != run.target and run.taken_back is not None:
         reason += f"; taken back to {run.aim}: {run.taken_back.why}"
     if run.kept_out:

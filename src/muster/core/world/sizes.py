@@ -30,6 +30,14 @@ def works(run: Run, closed: Round) -> bool:
     return closed.up_at is not None and closed.recall.at - closed.up_at >= TRIAL_S
 
 
+def on_trial(run: Run) -> bool:
+    """Whether the world has another size than before, and ranks that tell steps have not told any there."""
+    current = run.round
+    if current is None or run.proven is None or run.proven == current.world_size:
+        return False
+    return run.best_step is not None and not current.progress
+
+
 def proven_after(run: Run, closed: Round) -> int | None:
     """The size to come back to once that round is over; None: the one that was asked for has been seen to work."""
     if run.proven is None or not works(run, closed):
