@@ -80,6 +80,16 @@ def test_the_next_file_of_a_checkpoint_is_waited_for_too(fleet: Fleet) -> None:
     assert (pair.content("half"), pair.content("half2")) == ("begun and done", "begun and done")
 
 
+@pytest.mark.parametrize("how", ["folder", "folder-block"])
+def test_half_a_folder_is_not_left(fleet: Fleet, how: str) -> None:
+    """Its files are written at once, with pauses between them: when the other worker dies, none is open."""
+    pair = Pair(fleet, how)
+    pair.there("saving-checkpoint", "runs-0-1")
+    pair.lose_one()
+    pair.finish()
+    assert sorted(path.name for path in (fleet.folder / "checkpoint").iterdir()) == [f"{part}.pt" for part in range(8)]
+
+
 @pytest.mark.parametrize(("how", "limit"), [("block", "--saving-timeout-s"), ("file", "--save-grace-s")])
 def test_a_save_that_does_not_end_holds_the_world_for_a_bounded_time(fleet: Fleet, how: str, limit: str) -> None:
     pair = Pair(fleet, how, limit, "0.5")
@@ -228,6 +238,23 @@ def test_a_file_that_is_kept_open_is_no_save(tmp_path: Path) -> None:
 
     with open(tmp_path / "data.bin", "w"):
         asyncio.run(play())
+
+
+def test_a_checkpoint_is_not_over_between_two_of_its_files(tmp_path: Path) -> None:
+    """Nothing is open at that moment, but its folder has just got a file."""
+    rank, patience = a_rank(tmp_path), Patience(20.0, 20.0)
+
+    async def over_after(folder: str, size: int) -> float:
+        (tmp_path / folder).mkdir()
+        began = asyncio.get_running_loop().time()
+        (tmp_path / folder / "model.pt").write_bytes(b"x" * size)
+        await Saves(str(tmp_path), (), (str(tmp_path / "ours"),)).over(lambda: [rank], patience, lambda busy: None)
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(over_after("checkpoint-40", 4096)) >= saves.SETTLE_S
+    assert not saves._grows((f"{tmp_path}/",), (f"{tmp_path}/checkpoint-40/",))
+    asyncio.run(over_after("notes", 10))
+    assert not saves._grows((f"{tmp_path}/",), (f"{tmp_path}/checkpoint-40/",))
 
 
 @pytest.mark.parametrize(

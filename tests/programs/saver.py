@@ -1,10 +1,12 @@
 """Rank 0 saves in its first round, the others wait for the end of the test.
 
 usage: saver.py DIR HOW    HOW: block (inside muster.saving), file (a file open for writing), files (one after another),
-logs (only what is no save), handler (saves when it is asked to end)
+folder (files of a checkpoint, none of which is open for long, and pauses between them), folder-block (the same inside
+muster.saving), logs (only what is no save), handler (saves when it is asked to end)
 A save is over when DIR/finish exists.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -50,6 +52,14 @@ if rank == 0 and number == 0:
     elif how == "files":
         write("half")
         write("half2", wait="finish2")
+    elif how.startswith("folder"):
+        os.makedirs("checkpoint")
+        with muster.saving() if how == "folder-block" else contextlib.nullcontext():
+            for part in range(8):
+                Path(f"checkpoint/{part}.pt").write_bytes(bytes(4096))
+                if part == 1:
+                    (folder / "saving-checkpoint").touch()
+                time.sleep(0.15)
     elif how == "handler":
         signal.signal(signal.SIGTERM, asked)
     elif how == "logs":

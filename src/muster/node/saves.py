@@ -2,7 +2,8 @@
 
 It is while it is inside `muster.saving()`, and while it has a file open for writing where programs put their
 checkpoints: below its working folder, its script's, or a folder that its arguments name. What is written all the time
-is no save: a file that is appended to, one with the name of a log, one that has been open for long.
+is no save: a file that is appended to, one with the name of a log, one that has been open for long. A checkpoint that is
+a folder may be between two of its files: one to which a file was added a moment ago is waited for, too.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +23,8 @@ from muster.node import named
 LOOK_S = 0.05
 SETTLE_S = 0.3  # a checkpoint is several files: the next one is opened soon after the one before is closed
 SAMPLE_S = 5.0
+FOLDERS_S = 0.05  # for looking at folders, of which there may be many, far away
+_MOST_FOLDERS, _DEEPEST, _LEAST_BYTES = 300, 3, 1024
 LONG_OPEN_S = 30.0  # a file that has been open for so long is kept open, not saved
 SHUT_S = 0.1  # for the signal to arrive, before a rank may begin a save in its grace
 _SHARED = frozenset({"/", "/tmp", "/var/tmp", "/dev", "/dev/shm"})  # everybody writes there
@@ -121,6 +126,14 @@ class Saves:
         name = (rest or [first])[-1]
         return name.endswith(_LOGS) or "tfevents" in name or (bool(rest) and first.startswith("."))
 
+    async def _added_to(self) -> bool:
+        """Whether a folder has got a file a moment ago. Asked beside the loop: nobody knows how long a disk takes."""
+        look = asyncio.to_thread(_grows, roots_of(self._cwd, self._words), self._without)
+        try:
+            return await asyncio.wait_for(look, FOLDERS_S)
+        except TimeoutError:
+            return False
+
     def named(self, lines: Sequence[str]) -> str:
         """Which of those files a rank's last words name."""
         without = [root for root in roots_of(self._cwd, self._words) if not root.startswith(self._without)]
@@ -134,11 +147,16 @@ class Saves:
         loop = asyncio.get_running_loop()
         began = loop.time()
         quiet_from = began
+        if grows := patience.grace_s > 0 and await self._added_to():
+            quiet_from = began + SETTLE_S
         while True:
             self._shut.close()  # what we hold ourselves is nobody's save
             now = loop.time()
             busy = self._busy(ranks(), now)
             quiet_from = now + SETTLE_S if busy.writing else quiet_from
+            if grows and not busy and quiet_from <= now < began + patience.grace_s:
+                grows = await self._added_to()
+                quiet_from = now + SETTLE_S if grows else quiet_from
             if now >= began + patience.of(busy) and (busy or now >= quiet_from):
                 loop.call_later(SHUT_S, self._shut.close)
                 return
@@ -172,6 +190,34 @@ class _Shut:
         for fd in self._held:
             os.close(fd)
         self._held.clear()
+
+
+def _grows(roots: Sequence[str], without: tuple[str, ...]) -> bool:
+    """Whether a folder below them was given a file of some size within the time in which the next one is awaited."""
+    since = time.time() - SETTLE_S
+    folders = [(root, 0) for root in roots if root.endswith("/")]
+    for folder, depth in folders:
+        with contextlib.suppress(OSError):
+            if depth and os.stat(folder).st_mtime >= since and _got_file(folder, since):
+                return True
+            if depth < _DEEPEST and len(folders) < _MOST_FOLDERS:
+                below = [f"{one.path}/" for one in _listed(folder) if one.is_dir(follow_symlinks=False)]
+                folders += [(path, depth + 1) for path in below if not path.startswith(without)]
+    return False
+
+
+def _got_file(folder: str, since: float) -> bool:
+    return any(
+        one.is_file() and not one.name.endswith(_LOGS) and one.stat().st_mtime >= since
+        for one in _listed(folder)
+        if one.stat().st_size >= _LEAST_BYTES
+    )
+
+
+def _listed(folder: str) -> list[os.DirEntry[str]]:
+    """As many as can be looked at."""
+    with os.scandir(folder) as entries:
+        return [one for one in itertools.islice(entries, 10 * _MOST_FOLDERS) if not one.name.startswith(".")]
 
 
 def _family(pid: int) -> list[int]:
