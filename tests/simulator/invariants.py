@@ -182,7 +182,7 @@ class Checker:
         if settings.gate_timeout_s is not None:
             self._demand(before.coming is not None and before.coming.is_open, "released before the mesh gate opened")
         self._demand(settings.min <= size <= settings.max, f"a world of {size}, not {settings.min} to {settings.max}")
-        self._demand(size <= before.target, f"a world of {size} with target {before.target}")
+        self._demand(size <= before.aim, f"a world of {size} with target {before.target}, aiming at {before.aim}")
         self._demand(formed.number > self._highest, f"round {formed.number} after round {self._highest}")
         self._demand(formed.store_port > 0, "rank 0 listens nowhere")
         self._demand(before.outcome is None, "a round after the outcome")

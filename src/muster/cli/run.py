@@ -51,7 +51,10 @@ def run(
         None, parser=durations.option, metavar="D", help="Fail when it has run for so long."
     ),
     grace: float | None = typer.Option(
-        None, parser=durations.option, metavar="D", help="What ranks get between SIGTERM and SIGKILL (15s)."
+        None,
+        parser=durations.option,
+        metavar="D",
+        help="What ranks get between SIGTERM and SIGKILL, unless one crashed (15s).",
     ),
     ttl: float | None = typer.Option(
         None, parser=durations.option, metavar="D", help="Remove it so long after its end."

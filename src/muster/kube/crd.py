@@ -48,7 +48,7 @@ ABOUT: dict[str, str] = {
     "spec.noProgressRounds": "Fail after so many rounds in a row without a new highest step; off when absent.",
     "spec.activeDeadlineSeconds": "Fail when it has run for that long; off when absent.",
     "spec.belowMinimumTimeoutSeconds": "Fail when fewer than min workers could be had for that long.",
-    "spec.stopGraceSeconds": "From SIGTERM to SIGKILL when ranks are stopped for good.",
+    "spec.stopGraceSeconds": "From SIGTERM to SIGKILL when ranks are stopped for good, resized or drained.",
     "spec.ttlSecondsAfterFinished": "Delete the training that long after its end; never when absent.",
     "spec.logBytes": "The newest bytes of each rank's output, and of its errors, that are kept; 0 for all.",
     "spec.warm": "Whether ranks are forked from a process that has imported what they need: auto, always (torch, too, "

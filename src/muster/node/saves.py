@@ -2,8 +2,8 @@
 
 It is while it is inside `muster.saving()`, and while it has a file open for writing where programs put their
 checkpoints: below its working folder, its script's, or a folder that its arguments name. What is written all the time
-is no save: a file that is appended to, one with the name of a log, one that has been open for long. A checkpoint that is
-a folder may be between two of its files: one to which a file was added a moment ago is waited for, too.
+is no save: a file that is appended to, one with the name of a log, one that has been open for long. A checkpoint that
+is a folder may be between two of its files: one to which a file was added a moment ago is waited for, too.
 """
 
 from __future__ import annotations
