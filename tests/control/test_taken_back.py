@@ -16,7 +16,12 @@ LAST_LINE = "ValueError: a batch of 8 cannot be cut in three"
 def test_a_scale_that_cannot_work_is_taken_back_and_raises(plane: Plane) -> None:
     training = plane.train(script=ONLY_TWO, args=[str(plane.notes)], world=(2, 2, 4), max_restarts=0)
     training.wait_until_target_world(timeout=60)
-    eventually(lambda: training.refresh() or any(rank.step for rank in training.ranks), "it makes steps")
+
+    def makes_steps() -> bool:
+        training.refresh()
+        return any(rank.step for rank in training.ranks)
+
+    eventually(makes_steps, "it makes steps")
     training.scale(target=3)
     with pytest.raises(ResizeTakenBack, match=LAST_LINE) as caught:
         training.wait_until_target_world(timeout=60)
