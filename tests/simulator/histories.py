@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from muster.core.world import notices, sizes
 from muster.types.world import OutcomeState, Settings
 from tests.simulator import faults
 from tests.simulator.fleet import SimulatedFleet
@@ -166,6 +167,9 @@ class History:
         one = self.settings
         fence = one.lease_s + one.kill_margin_s
         waits = max(one.recovery_s, fence) + 3 * (fence + one.last_call_s) + one.stop_grace_s + one.below_min_timeout_s
+        waits += (
+            sizes.back_s(one) + notices.HOLD_S + one.stop_grace_s
+        )  # a size that is taken back, and ranks that are told
         return waits + 10.0 + 3 * (one.gate_timeout_s or 0.0) + (35.0 if one.spares == 2 else 0.0)
 
     def _finish(self) -> None:

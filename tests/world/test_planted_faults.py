@@ -52,8 +52,8 @@ FAULTS = {
     "a stop is confirmed before ranks are gone": (
         HeldRound,
         "recalled",
-        "self.stop_after_saves(current, frame.grace_s, lambda: self._confirm_stop(current))",
-        "self._confirm_stop(current); self.stop_after_saves(current, frame.grace_s, lambda: None)",
+        "self.stop_after_saves(current, grace, lambda: self._confirm_stop(current), at_most_s=left)",
+        "self._confirm_stop(current); self.stop_after_saves(current, grace, lambda: None, at_most_s=left)",
         "starts while round",
     ),
     "a guard does not know of the lease": (
@@ -79,7 +79,7 @@ FAULTS = {
     ),
     "a guard reports before everything has ended": (
         *(GuardState, "report", "self.cleared and", ""),
-        "are behind their fence and still run|starts while round",
+        "are behind their fence and still run|starts while round|not in .* s: training or an outcome",
     ),
     "the outcome is not acknowledged": (
         *(MemberState, "_acknowledge", "current = self.held.current", "return"),
