@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs test test-kube test-netns soak bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-alarms clean
+.PHONY: all venv lock demo check docs test test-kube test-netns test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-frameworks clean
 
 all: check test
 
@@ -71,11 +71,31 @@ test-kube: venv
 test-netns: venv
 	$(BIN)/python -m pytest -n 2 -m 'netns and not soak and not kube' tests
 
+# Hugging Face, accelerate, Lightning, DeepSpeed and TRL, in an environment of their own: some gigabytes, and a quarter
+# of an hour of tests. DeepSpeed looks for torch while it is installed, and builds what it needs when it first runs.
+FRAMEWORKS := $(VENV)/frameworks
+FRAMEWORK := $(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-frameworks.txt
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt constraints-frameworks.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-torch-cpu.lock \
+	  2>/dev/null || $(FRAMEWORK) torch
+	$(FRAMEWORK) -e '.[server,torch,kube]' pytest pytest-xdist hypothesis setuptools wheel ninja packaging
+	$(FRAMEWORK) accelerate datasets lightning safetensors transformers trl
+	$(FRAMEWORK) --no-build-isolation deepspeed
+	touch $@
+
+test-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pytest -m 'frameworks and not soak' tests/frameworks $(ARGS)
+
+# Kills that are timed into saves, fifty for each of four frameworks: an hour.
+soak-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pytest -m 'frameworks and soak' -o faulthandler_timeout=0 tests/frameworks $(ARGS)
+
 soak: venv
 	$(BIN)/python -m tests.kube.binaries
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m soak -o faulthandler_timeout=0 tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'soak and not frameworks' -o faulthandler_timeout=0 tests
 
-bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire
+bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state
 
 # Peers go into folders of their own, so that what they bring is seen by them alone. The wheel of ft_launcher asks for a
 # newer glibc and Python than its launcher, which is all Python, needs.
@@ -118,6 +138,14 @@ bench-security: venv
 # What proofs and TLS between members and coordinator cost; for TLS a network of its own, so as root.
 bench-wire: venv
 	$(BIN)/python -m bench.wire $(ARGS)
+
+# What a training loses that loses a worker, and what its commits cost: 200 kills, and peers. Half an hour.
+bench-state: venv $(PEERS)
+	$(BIN)/python -m bench.state $(ARGS)
+
+# Killed worker to next step, for each script of tests/frameworks, and with torchrun: most of an hour.
+bench-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m bench.frameworks $(ARGS)
 
 # False alarms while the machine is as busy as it can be: one hour, unless SECONDS says otherwise.
 SECONDS := 3600

@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muster import accelerate as accelerate
+    from muster import hf as hf
+    from muster import lightning as lightning
     from muster.core.training.explain import Explanation as Explanation
     from muster.errors import AlreadyExists as AlreadyExists
     from muster.errors import BelowMinimumWorld as BelowMinimumWorld
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from muster.sdk.functions import distributed as distributed
     from muster.sdk.functions import distributed_async as distributed_async
     from muster.sdk.training import DistributedTraining as DistributedTraining
+    from muster.state.state import State as State
     from muster.types.event import Event as Event
     from muster.types.training import Condition as Condition
     from muster.types.training import Mesh as Mesh
@@ -80,11 +84,14 @@ _PLACES = {
     "muster.sdk.client": "Change Client",
     "muster.sdk.functions": "distributed distributed_async",
     "muster.sdk.training": "DistributedTraining",
+    "muster.state.state": "State",
     "muster.types.event": "Event",
     "muster.types.training": ("Condition Mesh Outcome RankExit RankStatus Resources Training WorldSize WorldStatus"),
     "muster.types.usage": "Usage",
 }
 _LAZY = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+_MODULES = ("accelerate", "hf", "lightning")  # each needs what it is for: they are not in __all__
 
 __all__ = ["__version__", *_LAZY]  # noqa: PLE0604  # the names are those above, written once
 
@@ -94,8 +101,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value  # found at once the next time
         return value
+    if name in _MODULES:
+        return importlib.import_module(f"muster.{name}")
     raise AttributeError(f"module 'muster' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_LAZY, *_MODULES])

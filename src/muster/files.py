@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+PREFIX = "muster-"  # of temporary folders of ours
 _CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -93,7 +94,7 @@ def temporary() -> str:
     """A new folder of our own there, to be removed by whoever has asked for it."""
     import tempfile
 
-    return tempfile.mkdtemp(prefix="muster-", dir=_shared_place())
+    return tempfile.mkdtemp(prefix=PREFIX, dir=_shared_place())
 
 
 def _shared_place() -> Path:

@@ -11,6 +11,7 @@ import pytest
 
 from muster.types.codec import show_time
 from muster.types.event import Event
+from muster.types.state import KeptState
 from muster.types.training import Condition, Outcome, RankExit, RankStatus, Training, WorldStatus
 from muster.types.usage import Usage
 from tests.cli.conftest import Muster
@@ -143,6 +144,39 @@ def test_describe_tells_all_about_a_training(muster: Muster, control: StandIn) -
     told = json.loads(muster("describe", "demo", "-o", "json").out)
     assert (told["usage"]["logBytes"], told["usage"]["journalBytes"]) == (3 << 20, 512)
     assert told["training"]["metadata"]["name"] == "demo" and told["events"][0]["reason"] == "WorkerLost"
+
+
+def test_describe_tells_what_of_its_state_is_safe(muster: Muster, control: StandIn) -> None:
+    ago = datetime.now(UTC) - timedelta(hours=2, minutes=5)
+    kept = KeptState(
+        step=8,
+        survives="ranks",
+        safe_at=ago,
+        newest_step=9,
+        durable_step=5,
+        where="2 of 2 ranks in the memory of their own worker",
+        bytes=3 << 20,
+        memory_bytes=6 << 20,
+        worker_memory_bytes=3 << 20,
+        every=4,
+        commit_seconds=0.02,
+        step_seconds=0.5,
+        overhead=0.01,
+        loss="the loss of w1 now costs 4 steps (2 s): it goes on from step 5 on disk",
+    )
+    control.add(a_training(kept_state=kept), a_training("plain"))
+    text = muster("describe", "demo").out
+    lines = text[text.index("State:") :].split("\n\n")[0].splitlines()
+    assert lines[1:] == [
+        "  Safe:     step 8 is safe against ranks that fail, not against the loss of a worker, for 2h5m",
+        "  Newest:   step 9 is whole in memory",
+        "  Where:    2 of 2 ranks in the memory of their own worker",
+        "  On disk:  step 5",
+        "  Size:     3.0 MiB, each rank once; 6.0 MiB of memory on all workers, at most 3.0 MiB on one",
+        "  Copies:   every 4 steps, 20 ms each, 1 % of the time",
+        "  Loss:     the loss of w1 now costs 4 steps (2 s): it goes on from step 5 on disk",
+    ]
+    assert "State" not in muster("describe", "plain").out
 
 
 def test_describe_shows_how_each_rank_ended_and_what_the_failed_one_said(muster: Muster, control: StandIn) -> None:

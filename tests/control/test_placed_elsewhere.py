@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from muster.control.loop import ALIVE_KEY, ALIVE_KIND, TOKEN_KIND, Loop
 from muster.core.training.reconcile import LEAVE
 from muster.ports import Store, Write
 from muster.store.sqlite import SqliteStore
+from muster.types.state import Held, Holding, KeptState
 from muster.types.training import Cancel, Resources, Training, Uid, WorldSize
 from muster.types.worker import Worker
 from tests.clocks import HandClock
@@ -284,5 +286,34 @@ def test_a_missing_permission_is_told_in_the_servers_words_and_with_what_to_do()
         assert await site.told("ReconcileFailed") == [f"{said} ({hint}); trying again"]
         site.cluster.refusal = None
         await eventually(lambda: site.store.get(a_training().key).training.status.holds("TargetReached"))  # type: ignore[union-attr]
+
+    play(scenario)
+
+
+# What changes with every step ------------------------------------------------------------------------
+
+
+def test_state_that_is_kept_anew_with_every_step_is_written_once_a_second() -> None:
+    async def scenario(site: Site) -> None:
+        training = await site.put(a_training(world=(2, 2, 2)))
+        await eventually(lambda: site.get(training).status.holds("TargetReached"))
+
+        async def committed(step: int, refused: str = "") -> KeptState:
+            held = (Held(0, 2, 0, step, 1), Held(1, 2, 0, step, 1))
+            site.worlds.holds(training.uid, Holding(held, refused=refused))
+            await site.loop.idle()
+            kept = site.get(training).status.kept_state
+            assert kept is not None
+            return kept
+
+        assert (await committed(1)).step == 1, "that there is any is told at once"
+        written = site.store.version
+        assert {(await committed(step)).step for step in range(2, 50)} == {1}
+        assert site.store.version == written
+        site.clock.at += timedelta(seconds=1)
+        assert (await committed(50)).step == 50
+        written = site.store.version
+        assert (await committed(51, refused="no room")).step == 51, "trouble is told at once"
+        assert site.store.version > written
 
     play(scenario)

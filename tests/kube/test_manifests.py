@@ -194,6 +194,7 @@ def test_texts_that_may_be_empty_are_nullable_and_nothing_else_is() -> None:
         *(f"status.rankExits.{name}" for name in ("terminationReason", "worker", "node")),
         *(f"status.outcome.firstFailure.{name}" for name in ("terminationReason", "worker", "node")),
         *(f"status.outcome.{name}" for name in ("reason", "message")),
+        *(f"status.keptState.{name}" for name in ("where", "loss", "resumed", "refused")),
         "status.lastResize.reason",
     }
     assert FIELDS["spec.args"]["items"]["nullable"] and FIELDS["spec.env"]["additionalProperties"]["nullable"]

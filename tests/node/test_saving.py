@@ -257,6 +257,15 @@ def test_a_checkpoint_is_not_over_between_two_of_its_files(tmp_path: Path) -> No
     assert not saves._grows((f"{tmp_path}/",), (f"{tmp_path}/checkpoint-40/",))
 
 
+def test_a_folder_that_has_just_been_made_is_a_save_before_it_has_a_file(tmp_path: Path) -> None:
+    roots = (f"{tmp_path}/",)
+    (tmp_path / "checkpoint-4").mkdir()
+    assert saves._grows(roots, (f"{tmp_path}/ours/",))
+    before = time.time() - saves.FRESH_S - 0.1
+    os.utime(tmp_path / "checkpoint-4", (before, before))
+    assert not saves._grows(roots, (f"{tmp_path}/ours/",)), "it was there before"
+
+
 @pytest.mark.parametrize(
     ("words", "roots"),
     [

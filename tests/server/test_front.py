@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 from muster.errors import Unavailable
 from muster.ports import Stored, Write
 from muster.server import calls, protocol
+from muster.server.routes import system
+from muster.types.state import KeptState
 from muster.types.training import Key
 from tests.contract.stores import settle
 from tests.server.house import BOUND_S, TRAININGS, House, a_body, error_of, in_house
@@ -283,6 +286,46 @@ def test_health_readiness_metrics_and_the_document_are_served(tmp_path: Path) ->
         assert 'muster_workers{backend="local"} 1\n' in text and "muster_queue 7\n" in text
 
     in_house(tmp_path, test, ready=lambda: ready[0], gauges=lambda: {"muster_queue": 7.0})
+
+
+def test_metrics_tell_what_of_each_trainings_state_is_safe_to_those_who_may_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(house: House) -> None:
+        await house.submit()
+        await house.submit("plain")
+        assert "muster_training_state" not in (await house.client.get("/metrics")).text
+        kept = KeptState(
+            step=8,
+            survives="worker",
+            safe_at=house.services.clock.now() - timedelta(seconds=3),
+            bytes=100,
+            memory_bytes=300,
+            commit_seconds=0.02,
+            loss_steps=1,
+        )
+        await house.settle("demo", "ready", kept_state=kept)
+        text = (await house.client.get("/metrics")).text
+        of = '{namespace="default",training="demo"}'
+        for name, value in {
+            "step": "8",
+            "survives_worker": "1",
+            "age_seconds": "3",
+            "bytes": "100",
+            "memory_bytes": "300",
+            "commit_seconds": "0.02",
+            "loss_steps": "1",
+        }.items():
+            assert f"muster_training_state_{name}{of} {value}\n" in text
+        assert "durable_step" not in text, "what is not known is not there"
+        assert 'training="plain"' not in text
+        assert "demo" not in (await house.as_role("viewer", "elsewhere").get("/metrics")).text
+        monkeypatch.setattr(system, "MOST_TRAININGS", 1)
+        await house.settle("plain", "ready", kept_state=kept, started_at=house.services.clock.now())
+        text = (await house.client.get("/metrics")).text
+        assert 'training="plain"' in text and 'training="demo"' not in text, "the newest have series of their own"
+
+    in_house(tmp_path, test)
 
 
 def test_whoever_waits_when_the_server_stops_is_told_to_ask_again(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from muster.core.world import decisions, transitions
 from muster.core.world import run as runs
 from muster.ports import Clock, LogQuery, RunView
+from muster.types.state import Holding
 from muster.types.training import Training, Uid
 from muster.types.worker import Capacity, Worker
 from muster.types.world import Member, MemberId, OutcomeState, Reach, RunOutcome, Settings
@@ -90,6 +91,14 @@ class SimulatedWorlds:
             self._settle(
                 worker.uid, replace(view, run=transitions.disconnected(view.run, MemberId(worker.name), self._now))
             )
+
+    def holds(self, uid: Uid, holding: Holding) -> None:
+        """All members have that state in memory."""
+        view = self._runs[uid]
+        run = view.run
+        for member_id in run.members:
+            run = transitions.holds(run, member_id, holding, self._now)
+        self._settle(uid, replace(view, run=run))
 
     def open(self, uid: Uid, settings: Settings, target: int) -> None:
         view = self._runs.get(uid)

@@ -20,7 +20,7 @@ from muster.server.auth import Role, Tokens
 from muster.store.sqlite import SqliteStore
 from muster.types.training import Outcome, Status, Training
 from tests.fleet import PROGRAMS, free_port
-from tests.plane import Plane
+from tests.plane import Plane, fresh
 from tests.training_builders import a_training
 from tests.web.pages import Visitor
 
@@ -256,6 +256,25 @@ def test_the_pool_shows_lanes_shares_and_waits(plane: Plane, visitor: Visitor) -
     visitor.card("GPUs").get_by_text("What each GPU does now").click()
     visitor.card("GPUs").get_by_role("listitem").filter(has_text="GPU 3: ").wait_for()
     visitor.picture("pool")
+    assert visitor.faults() == []
+
+
+def test_state_that_is_kept_is_shown_with_what_a_loss_would_cost(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    kept = plane.train("demo", script=str(PROGRAMS / "keeper.py"), args=["0.1", "100000"], spares=1)
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+    visitor.see("Conditions")
+    expect(visitor.card("State")).to_have_count(0)  # before the first commit it looks as any other
+    kept.wait_until_target_world(timeout=60)
+    state = visitor.card("State")
+    expect(state).to_contain_text("survives the loss of any one worker")
+    expect(state).to_contain_text("it goes on from step")
+    expect(state).to_contain_text("2 of 2 ranks in the memory of their own worker")
+    visitor.page.get_by_role("img", name="1 of 1 spares ready").first.wait_for()
+    plane.kill_worker(next(rank.worker for rank in fresh(kept).ranks if rank.rank == 1))
+    visitor.card("Timeline").get_by_text("State resumed").wait_for()
+    expect(state).to_contain_text(re.compile(r"went on from step \d+ in memory"))
+    visitor.picture("state")
     assert visitor.faults() == []
 
 

@@ -22,6 +22,8 @@ from muster.types.frames import (
     ReleaseFrame,
     RunRecord,
 )
+from muster.types.records import replace
+from muster.types.state import Resume, Source
 from muster.types.world import Member, MemberId, Outline, Role, Round, RunId, Seat, Settings
 from muster.world import frames_out, wire
 from muster.world.frames_out import Moment, Showing
@@ -72,6 +74,21 @@ def test_an_outline_says_all_that_ranks_are_told(rank: int) -> None:
     assert whole is not None and part is not None
     shown = [environment(place, 0, "r") for place in (whole, part)]
     assert shown[0] == shown[1] and part.ranks == whole.ranks
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_outline_says_where_the_state_of_its_ranks_is_and_of_all_after_a_resize(more: int) -> None:
+    run = a_run(299)
+    assert run.round is not None
+    ranks = run.round.rank_count + more
+    sources = tuple(Source(rank, f"m{rank}", ("h", 1)) for rank in range(ranks))
+    formed = replace(run.round, resume=Resume(7, 0, ranks, sources))
+    member = run.members[formed.seats[5].member_id]
+    told = heard(Showing(Moment(RunId("r"), 1, replace(run, round=formed))).to(member, ReleaseFrame))
+    assert isinstance(told, ReleaseFrame)
+    place = told.record.place_of(member.member_id)
+    assert place is not None and place.round.resume is not None
+    assert place.round.resume.sources == (sources if more else tuple(sources[rank] for rank in place.ranks))
 
 
 def test_small_worlds_and_members_of_0_1_get_every_seat() -> None:

@@ -13,6 +13,7 @@ from muster import trimming
 from muster.cli import exits, session, timeline
 from muster.cli.output import Report, Story, write_data, write_table
 from muster.cli.safe_text import line
+from muster.core.training import state_words
 from muster.core.training.explain import explain as explain_training
 from muster.core.training.explain import show_age
 from muster.errors import NotFound
@@ -115,6 +116,7 @@ def description(training: Training, events: Sequence[Event], now: datetime, used
     """Lines for a person. Values of variables are left out; `get -o json` has those that are not secret."""
     yield from _fields({**_head(training, now), **_taken(used)})
     yield from _section("Conditions", _conditions(training, now))
+    yield from _section("State", _state(training, now))
     yield from _section("Ranks", _ranks(training, now))
     yield from _section("Exits", _exits(training))
     yield from _section("Events", _events(events, now))
@@ -175,6 +177,13 @@ def _conditions(training: Training, now: datetime) -> Iterator[str]:
         since = f" for {show_age(now - one.last_transition_time)}" if one.last_transition_time else ""
         why = one.message or one.reason
         yield f"{one.type} is {one.status}{since}" + (f": {why}" if why else "")
+
+
+def _state(training: Training, now: datetime) -> Iterator[str]:
+    state = training.status.kept_state
+    if state is not None:
+        age = f"{show_age(now - state.safe_at)}" if state.safe_at else ""
+        yield from _fields(state_words.facts(state, age))
 
 
 def _ranks(training: Training, now: datetime) -> Iterator[str]:

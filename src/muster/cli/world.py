@@ -100,6 +100,22 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _state_lines(told: dict[str, Any] | None) -> list[str]:
+    """What of its state is safe; none of a run that keeps none, or of a coordinator that does not tell."""
+    if told is None:
+        return []
+    from datetime import timedelta
+
+    from muster.core.training import state_words
+    from muster.core.training.explain import show_age
+    from muster.types.codec import from_wire, plain
+    from muster.types.state import KeptState
+
+    known = from_wire(KeptState, {key: told[key] for key in told if told[key] is not None}, strict=False, names=plain)
+    age = show_age(timedelta(seconds=told["age_s"])) if told.get("age_s") is not None else ""
+    return [f"{name.lower()}: {text}" for name, text in state_words.facts(known, age).items()]
+
+
 def _print(view: dict[str, Any], output: ShowAs) -> None:
     if output is ShowAs.JSON:
         print(json.dumps(view))
@@ -121,6 +137,8 @@ def _print(view: dict[str, Any], output: ShowAs) -> None:
     console.print(escape(shown(view["reason"])), style="dim", highlight=False)
     if view.get("term", 0) > 1:
         console.print(f"led by {escape(shown(view['leader']))} in term {view['term']}", style="dim", highlight=False)
+    for told in _state_lines(view.get("kept_state")):
+        console.print(escape(shown(told)), style="dim", highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("NAME", "ROLE", "RANK", "RANKS", "ADDRESS", "DOMAIN", "NOTE"):
         table.add_column(title)

@@ -23,6 +23,7 @@ from muster.core.training.reconcile import Plan
 from muster.ports import Backend, Clock, Filter, Record, Store, StoreChange, Stored, Worlds, Write, insist
 from muster.types.codec import to_wire
 from muster.types.event import Event
+from muster.types.state import KeptState
 from muster.types.training import TERMINAL, Key, Status, Training, Uid
 
 log = logging.getLogger("muster.control")
@@ -308,7 +309,7 @@ class Loop:
             return
         if broken := lifecycle.broken_rules(training.status, status):
             raise errors.InternalError(f"{stored.key}: {'; '.join(broken)}")
-        only_steps = not plan.events and _without_steps(status) == _without_steps(training.status)
+        only_steps = not plan.events and _steady(status) == _steady(training.status)
         too_soon = now < self._steps_at.get(stored.key, now) + self._step_interval()
         if only_steps and (too_soon or self._store.trouble is not None):
             return
@@ -320,8 +321,12 @@ class Loop:
         return max(reconcile.STEP_REFRESH, timedelta(seconds=self._observer.live / self._step_writes_per_s))
 
 
-def _without_steps(status: Status) -> Status:
-    return replace(status, ranks=tuple(replace(rank, step=None) for rank in status.ranks))
+def _steady(status: Status) -> Status:
+    """What does not change with every step."""
+    kept = status.kept_state
+    if kept is not None:
+        kept = KeptState(resumed=kept.resumed, refused=kept.refused)
+    return replace(status, ranks=tuple(replace(rank, step=None) for rank in status.ranks), kept_state=kept)
 
 
 def _needs_a_look(training: Training, store: Store) -> bool:

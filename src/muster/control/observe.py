@@ -9,6 +9,7 @@ from datetime import datetime
 from muster.core.training.admission import Claim, Grant, admit, backend_of
 from muster.core.training.edits import altered
 from muster.core.training.status import NOT_LOOKED_AT, Observed
+from muster.core.world import safe_state
 from muster.ports import Backend, Clock, Worlds
 from muster.types.training import Key, Training, Uid, problems_of
 from muster.types.worker import Worker
@@ -96,6 +97,7 @@ class Observer:
             grant=self._grant(training, name, backend),
             backend=name,
             altered=altered(training.spec, self._marks(training.uid)),
+            kept=safe_state.kept(view.run, self._clock.monotonic()) if view is not None else None,
             ahead=self._clock.now() - self._clock.steady(),
         )
 

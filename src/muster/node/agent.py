@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,13 +39,15 @@ from muster.core.member.state import EXIT_FAILED, MemberState
 from muster.core.succession import electorate
 from muster.node import guard, health, logs, saves, system, word
 from muster.node.heirs import Experience
+from muster.node.keeping import Keeping, Means
 from muster.node.lessons import Lessons
 from muster.node.program import Program
 from muster.node.rank_files import RankFiles, key_of, rank_of
 from muster.node.rank_processes import RankProcesses
 from muster.node.standalone import CannotStart, Standalone
 from muster.run_token import KeptToken
-from muster.types.frames import ElectorsFrame, Frame, WelcomeFrame
+from muster.types.frames import CopiesFrame, ElectorsFrame, Frame, WelcomeFrame
+from muster.types.state import Holding
 from muster.types.world import Place, Settings
 from muster.world import wire
 from muster.world.connection import Address
@@ -73,6 +75,7 @@ class NodeConfig:
     standalone: Standalone | None = None
     log_bytes: int = trimming.USUAL  # what is kept of a rank's output, and of its errors; 0: everything
     keeps_token: bool = False  # it was not given by a person: others of this user may find it here
+    state: Means = field(default_factory=Means)
     hold: tuple[int, ...] = ()  # descriptors for everything below us to keep open
 
 
@@ -110,9 +113,21 @@ class Agent:
             on_frame=self._hear,
             on_post=self._keep_token,
         )
+        self._keeping = Keeping(
+            mine.run_id,
+            mine.member_id,
+            mine.token,
+            lambda: self._member.addr,
+            self._scratch,
+            self._holds,
+            config.state,
+        )
         self._lessons = Lessons(self._member.connection.send, lambda names: self._processes.learned(names))
         self._experience = Experience()
         self._processes = self._start_processes()
+
+    def _holds(self, holding: Holding) -> None:
+        self._member.handle(self._state.holds(holding, self._member.now))
 
     def _say(self, text: str) -> None:
         self._echo.say(f"muster-node[{self._config.identity.name}] {text}")
@@ -207,6 +222,8 @@ class Agent:
             standalone = self._config.standalone.addresses if self._config.standalone is not None else []
             welcomed_at = self._member.connection.place if isinstance(frame, WelcomeFrame) else None
             self._lifelines.follow(frame.electorate, standalone, welcomed_at)
+        elif isinstance(frame, CopiesFrame):
+            self._keeping.order(frame)
         if self._trace >= 0:
             line = f"{time.monotonic():.6f} {self._config.identity.name} {frame.type} {frame.round}\n"
             os.write(self._trace, line.encode())
@@ -243,7 +260,10 @@ class Agent:
     def _start(self, place: Place) -> None:
         mine = self._config.identity
         try:
-            self._files = RankFiles(place, mine.run_id, self._config.log_dir, self._scratch, self._echo)
+            self._keeping.begin(place.number, place.round.resume)
+            self._files = RankFiles(
+                place, mine.run_id, self._config.log_dir, self._scratch, self._echo, self._keeping.path
+            )
             if place.hosts_store:
                 self._serve_store(place)
             self._processes.spawn(self._files.starts())
@@ -311,7 +331,9 @@ class Agent:
         if order.dump:
             await self._processes.stop(signal.SIGABRT, DUMP_WAIT_S, freeze_s=FREEZE_S)
         else:
+            await self._keeping.finish_copies()
             await self._processes.stop(signal.SIGTERM, order.grace_s)
+        await self._keeping.settle()
         self._member.handle(self._held.cleared(order.round, self._member.now))
 
     async def _await_saves(self, order: AwaitSaves) -> None:

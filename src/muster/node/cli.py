@@ -90,6 +90,12 @@ def build_parser() -> argparse.ArgumentParser:
     worker.add_argument("--health-check", metavar="CMD", help="run before joining and before promotion")
     worker.add_argument("--log-dir", metavar="DIR", help="LOG_DIR/round-N/rank-R.{out,err}")
     worker.add_argument("--log-bytes", default="1Gi", metavar="N", help="kept of each file of a rank; 0: all (1Gi)")
+    worker.add_argument(
+        "--state-memory", metavar="N", help="for muster.State on this worker, as 64Gi; 0: none (half of what is free)"
+    )
+    worker.add_argument(
+        "--state-rate", metavar="N", help="bytes in a second in which its copies go to other workers (no limit)"
+    )
     worker.add_argument("--no-echo", action="store_true", help="no copy of rank output on the terminal")
     worker.add_argument("--no-requeue-code", type=int, default=93, metavar="N", help="exit code for no_progress (93)")
     ranks = parser.add_argument_group("ranks")
@@ -154,7 +160,9 @@ def main(argv: list[str] | None = None) -> int:
         settings = _settings(given)
         program = _program(given)
         procs = _procs(given.nproc)
-        log_bytes = _log_bytes(given.log_bytes)
+        log_bytes = _bytes("--log-bytes", given.log_bytes)
+        state_memory = None if given.state_memory is None else _bytes("--state-memory", given.state_memory)
+        state_rate = 0 if given.state_rate is None else _bytes("--state-rate", given.state_rate)
         _check_health_command(given.health_check)
         if given.probe_addr:
             address.read(given.probe_addr)
@@ -163,6 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         _usage(str(error))
     # The agent is imported late so that a mistake on the command line is answered at once.
     from muster.node import agent
+    from muster.node.keeping import Means
 
     run_id = given.run_id or (secrets.token_hex(4) if standalone else None)
     if run_id is None:
@@ -203,6 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         no_requeue_code=given.no_requeue_code,
         echo=not given.no_echo,
         log_bytes=log_bytes,
+        state=Means(state_memory, state_rate),
         standalone=standalone,
         keeps_token=keeps_token,
         hold=_held(os.environ),
@@ -330,11 +340,11 @@ def _procs(text: str) -> int:
     return int(text)
 
 
-def _log_bytes(text: str) -> int:
+def _bytes(option: str, text: str) -> int:
     try:
         return trimming.read_limit(text)
     except ValueError as error:
-        raise ValueError(f"--log-bytes: {error}") from None
+        raise ValueError(f"{option}: {error}") from None
 
 
 def _gpus() -> int:

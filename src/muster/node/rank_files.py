@@ -13,13 +13,14 @@ from muster import files
 from muster.core.member.held_round import InRound
 from muster.node import learning, logs, progress, rank_env, stacks, system
 from muster.node.rank_processes import Start
+from muster.state import talk
 from muster.types.world import Place, RankEnd
 
 LARGEST_STEP = 1 << 53  # what JSON carries exactly
 
 
 class RankFiles:
-    def __init__(self, place: Place, run_id: str, log_dir: Path, scratch: str, echo: logs.Echo) -> None:
+    def __init__(self, place: Place, run_id: str, log_dir: Path, scratch: str, echo: logs.Echo, state: str) -> None:
         """Makes them; OSError says why that cannot be."""
         self._place = place
         self._folder = log_dir / f"round-{place.number}"
@@ -28,6 +29,7 @@ class RankFiles:
             pass  # it is one, and not a link to another
         self._run_id = run_id
         self._echo = echo
+        self._state = state
         self._told_steps: dict[int, int] = {}
         self._oom_kills = system.oom_kills()  # of our memory group, as far as they are accounted for
         self._log_starts = {rank: logs.size(self._log(rank, "err")) for rank in place.ranks}
@@ -48,7 +50,7 @@ class RankFiles:
         found = []
         for local_rank, rank in enumerate(self._place.ranks):
             env = rank_env.environment(self._place, local_rank, self._run_id)
-            env |= {progress.FILE_VARIABLE: self.marks[rank]}
+            env |= {progress.FILE_VARIABLE: self.marks[rank], talk.SOCKET_VARIABLE: self._state}
             key = key_of(self._place.number, rank)
             notes = self._notes if local_rank == 0 else ""
             found.append(Start(key, env, self._log(rank, "out"), self._log(rank, "err"), notes))

@@ -3,7 +3,8 @@
 It is while it is inside `muster.saving()`, and while it has a file open for writing where programs put their
 checkpoints: below its working folder, its script's, or a folder that its arguments name. What is written all the time
 is no save: a file that is appended to, one with the name of a log, one that has been open for long. A checkpoint that
-is a folder may be between two of its files: one to which a file was added a moment ago is waited for, too.
+is a folder may be between two of its files, or before its first: one to which a file was added a moment ago is waited
+for, too, and one that was made a moment ago and is empty.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from muster import files
 from muster.node import named
 
 LOOK_S = 0.05
 SETTLE_S = 0.3  # a checkpoint is several files: the next one is opened soon after the one before is closed
 SAMPLE_S = 5.0
+FRESH_S = 0.7  # an empty folder that was made so short ago may not have its first file yet
 FOLDERS_S = 0.05  # for looking at folders, of which there may be many, far away
 _MOST_FOLDERS, _DEEPEST, _LEAST_BYTES = 300, 3, 1024
 LONG_OPEN_S = 30.0  # a file that has been open for so long is kept open, not saved
@@ -193,12 +196,15 @@ class _Shut:
 
 
 def _grows(roots: Sequence[str], without: tuple[str, ...]) -> bool:
-    """Whether a folder below them was given a file of some size within the time in which the next one is awaited."""
-    since = time.time() - SETTLE_S
+    """Whether a folder below them was made, or was given a file of some size, so that the next file is awaited."""
+    now = time.time()
     folders = [(root, 0) for root in roots if root.endswith("/")]
     for folder, depth in folders:
         with contextlib.suppress(OSError):
-            if depth and os.stat(folder).st_mtime >= since and _got_file(folder, since):
+            age = now - os.stat(folder).st_mtime
+            if depth and age <= SETTLE_S and _got_file(folder, now - SETTLE_S):
+                return True
+            if depth and age <= FRESH_S and not os.listdir(folder):
                 return True
             if depth < _DEEPEST and len(folders) < _MOST_FOLDERS:
                 below = [f"{one.path}/" for one in _listed(folder) if one.is_dir(follow_symlinks=False)]
@@ -217,7 +223,8 @@ def _got_file(folder: str, since: float) -> bool:
 def _listed(folder: str) -> list[os.DirEntry[str]]:
     """As many as can be looked at."""
     with os.scandir(folder) as entries:
-        return [one for one in itertools.islice(entries, 10 * _MOST_FOLDERS) if not one.name.startswith(".")]
+        seen = itertools.islice(entries, 10 * _MOST_FOLDERS)
+        return [one for one in seen if not one.name.startswith((".", files.PREFIX))]  # other workers are there, too
 
 
 def _family(pid: int) -> list[int]:

@@ -23,13 +23,27 @@ _LOOK_S = 0.002
 
 _memory: memoryview | None = None
 _memory_of: str | None = None
+_script_asks = False
 
 
 def should_save() -> bool:
     """Whether to save now: this rank will soon be asked to end. Cheap enough for every step; call it on every rank."""
+    global _script_asks
     memory = _mine()
     if memory is None:
         return False
+    _script_asks = True
+    memory[_CALLS] += 1
+    return memory[_WORD] != _NONE and _answer(memory, memory[_CALLS])
+
+
+def asked_by_state() -> bool:
+    """The same for `muster.State`, which asks at each commit; where the script asks by itself, it has been told."""
+    memory = _mine()
+    if memory is None:
+        return False
+    if _script_asks:
+        return bool(memory[_WORD] == _TOLD and memory[_CALLS] >= memory[_CALL])
     memory[_CALLS] += 1
     return memory[_WORD] != _NONE and _answer(memory, memory[_CALLS])
 

@@ -15,6 +15,7 @@ from muster.types import codec
 from muster.types.codec import limited
 from muster.types.modules import LONGEST, MAX_NAMES
 from muster.types.records import record, replace
+from muster.types.state import Holding, Resume
 from muster.types.world import (
     Elector,
     Electorate,
@@ -98,6 +99,7 @@ class RunRecord:
     seats: tuple[Seat, ...] = ()
     store: Path | None = None
     why: str = ""
+    resume: Resume | None = None
     best_step: int | None = None
     stale_rounds: int = 0
     outcome: RunOutcome | None = None
@@ -130,16 +132,18 @@ class RunRecord:
         if self.outline is not None and self.store is not None:
             known = {seat.rank: seat for seat in self.told_seats}
             seats = tuple(known.get(rank) or unknown_seat(rank) for rank in range(self.outline.workers))
-            return Round(self.round, seats, *self.store, why=self.why)
+            return Round(self.round, seats, *self.store, why=self.why, resume=self.resume)
         if not self.seats or self.store is None:
             return None
         ends, finished = {end.rank: end for end in self.exits}, frozenset(self.finished)
-        return Round(self.round, self.seats, *self.store, why=self.why, exits=ends, finished=finished)
+        return Round(
+            self.round, self.seats, *self.store, why=self.why, resume=self.resume, exits=ends, finished=finished
+        )
 
     def place_of(self, member_id: MemberId) -> Place | None:
         """The place that a release gives to a member, if any."""
         if self.outline is not None and self.store is not None:
-            formed: Round | None = Round(self.round, self.told_seats, *self.store, why=self.why)
+            formed: Round | None = Round(self.round, self.told_seats, *self.store, why=self.why, resume=self.resume)
         else:
             formed = self.as_round()
         seat = formed.seat_of(member_id) if formed is not None else None
@@ -155,7 +159,10 @@ class RunRecord:
         seat = formed.seat_of(member_id) if member_id is not None else None
         first = formed.first_rank_of(seat.rank) if seat is not None else 0
         outline = Outline(formed.world_size, formed.rank_count, seat, first)
-        return replace(self, seats=(), exits=(), finished=(), outline=outline)
+        resume = self.resume
+        if resume is not None:
+            resume = resume.of_ranks(range(first, first + seat.procs) if seat is not None else range(0))
+        return replace(self, seats=(), exits=(), finished=(), resume=resume, outline=outline)
 
 
 @record()
@@ -351,6 +358,21 @@ class ReachFrame(Frame, type="reach"):
 
     peers: tuple[tuple[MemberId, tuple[Path, ...]], ...] = ()
     gone: tuple[MemberId, ...] | None = None
+
+
+@record(kw_only=True)
+class CopiesFrame(Frame, type="copies"):
+    """Give these a copy of what ranks commit: `[member, [host, port]]` each; the `buddy` hears
+    of each step before it is sealed. `safe` is the newest round and step that
+    no loss of one worker costs. Copies are taken of steps that `every` divides, and given of those that `stride`
+    divides; the first from `write_at` on is written to disk"""
+
+    targets: tuple[tuple[MemberId, Path], ...] = ()
+    buddy: MemberId | None = None
+    safe: tuple[int, int] | None = None
+    every: int = 1
+    stride: int = 1
+    write_at: int | None = None
 
 
 @record(kw_only=True)
@@ -577,6 +599,13 @@ class ListensFrame(Frame, type="listens", sender="agent"):
     """Where it can be probed: the way of its ranks first, then the relay (a later `hello` has them, too)"""
 
     paths: tuple[Path, ...] = ()
+
+
+@record(kw_only=True)
+class HoldsFrame(Frame, type="holds", sender="agent"):
+    """All the state that it has in memory; before `stopped`, and when it has changed"""
+
+    holding: Holding = field(default_factory=Holding)
 
 
 @record(kw_only=True)

@@ -24,6 +24,10 @@ class Kind(StrEnum):
     RECALL = "recall"
     EXIT = "exit"
     SAVING = "saving"
+    RESUMED = "resumed"
+    FELL_BACK = "fell-back"
+    STATE_REFUSED = "state-refused"
+    STATE_DAMAGED = "state-damaged"
     TARGET = "target"
     TAKEN_BACK = "taken-back"
     RECOVERED = "recovered"
@@ -53,6 +57,10 @@ JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
     Kind.RECALL: ("RoundRecalled", "Normal"),
     Kind.EXIT: ("RankFailed", "Warning"),
     Kind.SAVING: ("RecallHeld", "Normal"),
+    Kind.RESUMED: ("StateResumed", "Normal"),
+    Kind.FELL_BACK: ("StateFellBack", "Warning"),
+    Kind.STATE_REFUSED: ("StateRefused", "Warning"),
+    Kind.STATE_DAMAGED: ("StateDamaged", "Warning"),
     Kind.TARGET: ("TargetChanged", "Normal"),
     Kind.TAKEN_BACK: ("ResizeTakenBack", "Warning"),
     Kind.RECOVERED: ("RoundRecovered", "Normal"),

@@ -13,6 +13,7 @@ from typing import Any, Literal, NewType
 
 from muster.types import address
 from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
+from muster.types.state import KeptState
 from muster.types.world import LEASE_S, LEAST_LEASE_S, MOST_LEASE_S
 
 Uid = NewType("Uid", str)
@@ -262,6 +263,7 @@ class Status:
     rank_exits: tuple[RankExit, ...] | None = None  # None while it runs; an empty tuple is an answer
     outcome: Outcome | None = None
     last_resize: Resize | None = None
+    kept_state: KeptState | None = None  # None: its program keeps none with `muster.State`
     started_at: datetime | None = None
     finished_at: datetime | None = None
     steady: SteadyTimes | None = None  # None: the same as those that are shown

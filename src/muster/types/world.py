@@ -18,6 +18,7 @@ from typing import Any, NewType, Self
 from muster.types.codec import as_list, limited
 from muster.types.many import changed
 from muster.types.records import record, replace
+from muster.types.state import Resume
 
 MemberId = NewType("MemberId", str)
 RunId = NewType("RunId", str)
@@ -422,6 +423,7 @@ class Round:
     store_addr: str = ""
     store_port: int = 0
     why: str = ""
+    resume: Resume | None = None  # where its ranks go on, if state is kept
 
     recall: Recall | None = None
     gone: Set[MemberId] = frozenset()  # confirmed: no rank of theirs runs

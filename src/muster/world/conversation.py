@@ -30,6 +30,7 @@ class Visitor:
     member_id: MemberId | None = None
     epoch: int = 0
     told_reason: str = ""
+    told_copies: object = None
 
 
 class Conversation:

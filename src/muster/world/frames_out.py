@@ -115,8 +115,20 @@ class Showing:
         if seat is not None:
             own = {"seat": codec.to_wire(seat, names=codec.plain), "first_rank": self._first_ranks[seat.rank]}
             record = told["record"]
-            told = {**told, "record": {**record, "outline": {**record["outline"], **own}}}
+            told = {
+                **told,
+                "record": {**record, "outline": {**record["outline"], **own}, **self._resume(current, seat)},
+            }
         return pack(told)
+
+    def _resume(self, current: Round, seat: Seat) -> dict[str, Any]:
+        """Where the state of its ranks is: of all, where a world of another size kept it."""
+        if current.resume is None or not current.resume.sources:
+            return {}
+        first = self._first_ranks[seat.rank]
+        same_size = current.resume.ranks == current.rank_count
+        resume = current.resume.of_ranks(range(first, first + seat.procs)) if same_size else current.resume
+        return {"resume": codec.to_wire(resume, names=codec.plain)}
 
     @functools.cached_property
     def _first_ranks(self) -> list[int]:

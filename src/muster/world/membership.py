@@ -96,6 +96,11 @@ class Membership:
         )
 
     @property
+    def addr(self) -> str:
+        """Where others reach this machine."""
+        return self._addr or "127.0.0.1"
+
+    @property
     def now(self) -> float:
         return self._loop.time()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from muster.core.world import decisions, transitions
+from muster.core.world import decisions, safe_state, transitions
 from muster.core.world import run as runs
 from muster.types.frames import (
     MAX_TEXT,
@@ -29,6 +29,7 @@ from muster.types.frames import (
     GoneFrame,
     GotFrame,
     HelloFrame,
+    HoldsFrame,
     LearnedFrame,
     LeavingFrame,
     ListensFrame,
@@ -48,6 +49,7 @@ from muster.types.frames import (
     reported,
 )
 from muster.types.run_event import Kind
+from muster.types.state import Holding
 from muster.types.world import (
     Gate,
     MemberId,
@@ -63,8 +65,9 @@ from muster.types.world import (
 )
 from muster.world import frames_out
 from muster.world.conversation import Conversation, Visitor
+from muster.world.copies import CopiesTold
 from muster.world.frames_out import Peer
-from muster.world.joining import Joining, usable
+from muster.world.joining import Joining, believable, usable
 from muster.world.orders import Orders
 
 Seen = tuple[runs.Run, str, bool]  # the run, the reason, and whether its members were told the outcome
@@ -84,9 +87,10 @@ class RunProtocol:
         self._renewed: tuple[tuple[int | None, int], bytes] | None = None  # the answer to most renewals
         self._peers_told: dict[MemberId, tuple[Path, ...]] = {}  # whom the members were told to reach
         self.on_decision: Callable[[runs.Run, runs.Decision, runs.Run], None] | None = None
+        self._copies = CopiesTold()
         self.wake_at = math.inf
         self.released = False  # a round, whose frames are in the outbox
-        self.first_steps = False  # a rank of this round has told its step for the first time
+        self.news = False  # a report that comes with every step, and mostly changes nothing, this time did
         self.seen: Seen | None = None
         self.show()
 
@@ -183,6 +187,8 @@ class RunProtocol:
             self._fail(member_id, frame, now)
         self._tell_of(member_id, frame, now)
         at.run = _entered(at.run, member_id, frame, now)
+        if isinstance(frame, HoldsFrame):
+            self._copies.say(at, peer, visitor, member_id, now)
         at.unsaved |= isinstance(frame, AckFrame) and at.directed  # it may be gone before its exits are kept elsewhere
 
     def _tell_of(self, member_id: MemberId, frame: Frame, now: float) -> None:
@@ -198,6 +204,21 @@ class RunProtocol:
                 at.tell(Kind.LEAVING, f"{name}: {why or 'it leaves'}", now)
             case UnfitFrame(why=why):
                 at.tell(Kind.UNFIT, f"{name}: {why}", now)
+            case HoldsFrame(holding=holding):
+                self._tell_of_state(member_id, believable(holding), now)
+
+    def _tell_of_state(self, member_id: MemberId, holding: Holding, now: float) -> None:
+        """What a worker has in memory changes with every step: only its troubles are told, each once."""
+        at = self.at
+        assert at.run is not None
+        known = at.run.holdings.get(member_id)
+        current = at.run.running
+        calm = current is not None and current.world_size == at.run.target == len(current.up)
+        self.news |= not calm or known is None or not known.held or known.refused != holding.refused
+        if holding.refused and not (known is not None and known.refused):
+            at.tell(Kind.STATE_REFUSED, f"{at.name(member_id)}: {holding.refused}", now)
+        if holding.damage and (known is None or known.damage != holding.damage):
+            at.tell(Kind.STATE_DAMAGED, f"{at.name(member_id)}: {holding.damage}", now)
 
     def _renew(self, peer: Peer, visitor: Visitor, member_id: MemberId, frame: RenewFrame, now: float) -> None:
         at = self.at
@@ -206,7 +227,8 @@ class RunProtocol:
             marks = [(rank, Progress(step, now - age)) for rank, step, age in frame.steps]
             known = len(at.run.round.progress) if at.run.round else 0
             at.run = transitions.advanced(at.run, member_id, _number(frame), marks)
-            self.first_steps |= at.run.round is not None and len(at.run.round.progress) > known
+            self.news |= at.run.round is not None and len(at.run.round.progress) > known
+        self._copies.say(at, peer, visitor, member_id, now)
         if visitor.told_reason != at.reason:
             visitor.told_reason = at.reason
             at.send(peer, RenewedFrame(reason=at.reason))
@@ -308,6 +330,9 @@ class RunProtocol:
         assert at.run is not None
         at.unsaved = at.led = self.released = True
         at.tell(Kind.RELEASE, formed.why, now)
+        if formed.resume is not None:
+            fell_back = before.round is not None and (at.run.barred is not None or not formed.resume.sources)
+            at.tell(Kind.FELL_BACK if fell_back else Kind.RESUMED, safe_state.went_on(before, formed), now)
         at.outbox += frames_out.releases(at.moment, at.agents)
         for member_id, member in at.run.members.items():
             if member.role is Role.PARKED and before.members[member_id].role is not Role.PARKED:
@@ -369,6 +394,8 @@ def _entered(run: runs.Run, member_id: MemberId, frame: Frame, now: float) -> ru
             return transitions.fit(run, member_id)
         case ListensFrame(paths=paths):
             return transitions.listens(run, member_id, usable(paths))
+        case HoldsFrame(holding=holding):
+            return transitions.holds(run, member_id, believable(holding), now)
         case PostFrame(path=path):
             found = usable((path,))
             return transitions.posted(run, member_id, found[0]) if found else run

@@ -21,7 +21,7 @@ from muster.core import crowding
 from muster.core.world import records
 from muster.listening import Door
 from muster.types import frames
-from muster.types.frames import Frame, HelloFrame, MovedFrame, RenewFrame, RunRecord
+from muster.types.frames import Frame, HelloFrame, HoldsFrame, MovedFrame, RenewFrame, RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.world import MemberId, RunId, Settings
 from muster.world import wire
@@ -175,8 +175,8 @@ class Coordinator:
                 return
             if (protocol := self._protocol_of.get(channel)) is not None:
                 protocol.hear(channel, frame, asyncio.get_running_loop().time())
-                if not isinstance(frame, RenewFrame) or protocol.first_steps:
-                    protocol.first_steps = False
+                if not isinstance(frame, RenewFrame | HoldsFrame) or protocol.news:
+                    protocol.news = False
                     self.touch(protocol)
                 elif protocol.at.outbox:
                     self._outgoing.flush(protocol)

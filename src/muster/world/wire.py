@@ -117,6 +117,11 @@ class Decoder:
         """What has come and is no whole frame yet."""
         return len(self._buffer)
 
+    def rest(self) -> bytes:
+        """What has come and belongs to no frame, for somebody else."""
+        rest, self._buffer = bytes(self._buffer), bytearray()
+        return rest
+
     def feed(self, data: bytes) -> Iterable[dict[str, Any]]:
         return map(_parse, self.bodies(data))
 
@@ -347,6 +352,12 @@ class Channel(asyncio.Protocol):
         self.send(ErrorFrame(code=code, message=message))
         self._why = message
         self.close()
+
+    def hand_over(self) -> tuple[asyncio.Transport, bytes]:
+        """The connection itself, for one who goes on in another language, and what has come already."""
+        assert self._transport is not None
+        self._ended = True
+        return self._transport, self._decoder.rest()
 
     def close(self) -> None:
         """Once: a transport in TLS that is closed for a second time cannot be aborted any more."""

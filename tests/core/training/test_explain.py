@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from muster.core.training.explain import Explanation, explain, first_line, show_age
 from muster.types.event import WORKER_EXITED, Event
+from muster.types.state import KeptState
 from muster.types.training import (
     Cancel,
     Condition,
@@ -238,3 +239,21 @@ def test_what_workers_do_after_the_end_is_left_out() -> None:
 )
 def test_a_reason_is_one_line_and_announces_nothing_that_does_not_follow(text: str, line: str) -> None:
     assert first_line(text) == line
+
+
+def test_what_of_its_state_is_safe_and_why_it_went_on_where_it_did_is_told() -> None:
+    kept = KeptState(
+        step=119,
+        survives="worker",
+        loss="the loss of any one worker now costs 1 step: it goes on from step 119 in memory",
+        resumed="from step 90 in memory",
+        refused="demo-2: 64 MiB of state do not fit",
+    )
+    details = explained(a_training(phase="ready", round=3, kept_state=kept)).details
+    assert [line for line in details if line.startswith("state: ")] == [
+        "state: step 119 is safe against the loss of any one worker",
+        "state: the loss of any one worker now costs 1 step: it goes on from step 119 in memory",
+        "state: the ranks of round 3 went on from step 90 in memory",
+        "state: cannot be kept: demo-2: 64 MiB of state do not fit",
+    ]
+    assert "state" not in str(explained(a_training(phase="ready", round=3)))

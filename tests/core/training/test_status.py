@@ -16,7 +16,9 @@ from muster.core.training.admission import Grant
 from muster.core.training.reconcile import EndRun, OpenRun, Plan, StartWorker, StopWorker, reconcile, settings_of
 from muster.core.training.status import Observed
 from muster.core.world.run import Run
+from muster.core.world.safe_state import Kept
 from muster.types.event import TERMINAL_EDIT
+from muster.types.state import KeptState
 from muster.types.training import (
     Cancel,
     Condition,
@@ -318,3 +320,29 @@ def test_a_field_that_cannot_change_is_named_and_nothing_moves() -> None:
     valid = plan.status.condition("Valid")
     assert valid is not None and "spec.args: cannot change once workers were started" in valid.message
     assert plan.actions == ()
+
+
+# State ---------------------------------------------------------------------------------------------
+
+
+def told_of_state(step: int, age_s: float, **known: Any) -> Kept:
+    return Kept(KeptState(step=step, round=0, survives="worker", **known), age_s)
+
+
+def test_the_moment_since_which_a_step_is_safe_is_kept_while_it_is() -> None:
+    training, run = a_training(world=(2, 2, 2)), a_run("demo-0 demo-1", min=2, max=2)
+    assert reconcile(training, seen(run=run), NOW).status.kept_state is None, "it keeps none"
+    plan = reconcile(training, seen(run=run, kept=told_of_state(8, 3.0, durable_step=5)), NOW)
+    kept = plan.status.kept_state
+    assert kept is not None and (kept.step, kept.safe_at) == (8, NOW - timedelta(seconds=3))
+    assert plan.wake_at is not None and plan.wake_at <= NOW + timedelta(seconds=1), "it is looked at again"
+    training = after(training, plan)
+    plan = reconcile(training, seen(run=run, kept=told_of_state(8, 0.5)), NOW)  # heard anew by one that has come back
+    assert plan.status.kept_state is not None and plan.status.kept_state.safe_at == kept.safe_at
+    plan = reconcile(training, seen(run=run, kept=told_of_state(9, 0.5)), NOW)
+    assert plan.status.kept_state is not None
+    assert plan.status.kept_state.safe_at == NOW - timedelta(seconds=0.5)
+    back = replace(run, recovery_until=1.0)
+    assert reconcile(training, seen(run=back), NOW).status.kept_state == kept, "nobody has told it yet"
+    left = reconcile(training, seen(run=run), NOW).status.kept_state
+    assert left == KeptState(durable_step=5), "nobody has anything in memory"

@@ -33,6 +33,7 @@ from muster.types.frames import (
     FitFrame,
     Frame,
     HoldFrame,
+    HoldsFrame,
     LeavingFrame,
     NoticeFrame,
     OutcomeFrame,
@@ -45,6 +46,7 @@ from muster.types.frames import (
     UnfitFrame,
     WelcomeFrame,
 )
+from muster.types.state import Holding
 from muster.types.world import COORDINATOR_SILENT, LARGE, MemberId, OutcomeState, RunId, Settings
 
 EXIT_FAILED = 1
@@ -71,6 +73,7 @@ class MemberState:
         self.farewell = False
         self.unfit = ""  # what the health check says, if it failed
         self.ended: Exit | None = None
+        self._holding: Holding | None = None
         self._run_id = run_id
         self._join_timeout_s = join_timeout_s
         self._no_requeue_code = no_requeue_code
@@ -205,6 +208,13 @@ class MemberState:
         self.held.beat()  # the coordinator may just have been found dead, which gives ranks more time
         return at.taken()
 
+    def holds(self, holding: Holding, now: float) -> list[Order]:
+        """What state this worker has in memory has changed; said again to each coordinator."""
+        self.at.reach(now)
+        self._holding = holding
+        self.at.send(HoldsFrame(holding=holding))
+        return self.at.taken()
+
     def refused(self, why: str, now: float) -> list[Order]:
         self.at.reach(now)
         self._end(EXIT_FAILED, why)
@@ -261,6 +271,8 @@ class MemberState:
         at.joined = at.connected = True
         self._down_since, self._look_at = None, -math.inf
         unsaid, at.unsaid = at.unsaid or [], None
+        if self._holding is not None:
+            at.send(HoldsFrame(holding=self._holding))
         if at.now - at.lease.since > self._renew_every:
             self._renew()
         self._spare_the_slow()

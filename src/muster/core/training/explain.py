@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from muster.core.training import moments
+from muster.core.training import moments, state_words
 from muster.types.event import FINISHED, WORKER_EXITED, Event
 from muster.types.training import Condition, Outcome, Training
 
@@ -140,6 +140,7 @@ def _details(training: Training, now: datetime, steady: datetime) -> Iterator[st
         yield from _deadlines(training, now, steady)
         if 0 < status.observed_generation < training.generation:
             yield f"generation {training.generation} was asked for; generation {status.observed_generation} is acted on"
+        yield from _state(training)
         if status.spares.target:
             yield f"spares: {status.spares.ready} of {status.spares.target} ready"
     if status.restarts:
@@ -158,6 +159,20 @@ def _conditions(training: Training, now: datetime) -> Iterator[str]:
             continue
         since = f" for {show_age(now - condition.last_transition_time)}" if condition.last_transition_time else ""
         yield f"{kind} is {condition.status}{since}: {_message(condition) or 'no reason was given'}"
+
+
+def _state(training: Training) -> Iterator[str]:
+    """What of its state is safe, what a loss would cost, and why its ranks went on where they did."""
+    state = training.status.kept_state
+    if state is None:
+        return
+    yield f"state: {state_words.safe(state)}"
+    if state.loss:
+        yield f"state: {state.loss}"
+    if state.resumed:
+        yield f"state: the ranks of round {training.status.round} went on {state.resumed}"
+    if state.refused:
+        yield f"state: cannot be kept: {state.refused}"
 
 
 def _deadlines(training: Training, now: datetime, steady: datetime) -> Iterator[str]:

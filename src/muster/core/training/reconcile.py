@@ -268,6 +268,7 @@ def _finish(training: Training, seen: Observed, outcome: Outcome, now: datetime)
         rank_exits=exits.collected(training, seen, outcome.state, now),
         outcome=outcome,
         ranks=statuses.last_ranks(training, seen, now),
+        kept_state=statuses.last_state(status.kept_state),
         finished_at=seen.shown(now),
     )
     status = moments.kept(status, "finished_at", now, seen.ahead)
@@ -292,7 +293,8 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
         return _end(training, seen, asked, now)
     status = statuses.mirrored(training, seen, now)
     events = statuses.news(training, seen, status)
-    wake = now + STEP_REFRESH if any(rank.step is not None for rank in status.ranks) else None
+    moves = seen.kept is not None or any(rank.step is not None for rank in status.ranks)
+    wake = now + STEP_REFRESH if moves else None
     keys = statuses.mesh_keys(training, seen)
     if invalid:  # what runs goes on as it was
         return Plan((), status, "its spec is invalid", events, wake, keys)

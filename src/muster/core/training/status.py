@@ -17,9 +17,11 @@ from typing import Literal
 from muster.core.training import lifecycle, moments
 from muster.core.training.admission import Grant
 from muster.core.world import run, sizes
+from muster.core.world.safe_state import Kept
 from muster.types import world
 from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
+from muster.types.state import KeptState
 from muster.types.training import (
     TAKEN_BACK,
     RankStatus,
@@ -59,6 +61,7 @@ class Observed:
     grant: Grant = NOT_LOOKED_AT
     backend: str = "local"  # where it runs: what the spec's word for it stands for here
     altered: tuple[str, ...] = ()  # fields that were changed around us since its workers were started with them
+    kept: Kept | None = None  # what of its state is safe
     ahead: timedelta = timedelta()  # by how much the time of day is ahead of the clock that durations are measured with
 
     def shown(self, at: datetime) -> datetime:
@@ -118,6 +121,7 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
         round=old.round if seen.last_round is None else seen.last_round.number,
         restarts=max(old.restarts, _restarts_used(spec, seen)),
         ranks=ranks(training, seen, now),
+        kept_state=kept_state(old, seen, now),
     )
     if old.started_at is None and seen.last_round is not None:
         status = moments.kept(replace(status, started_at=seen.shown(now)), "started_at", now, seen.ahead)
@@ -355,6 +359,32 @@ def _spares(seen: Observed) -> int:
         return 0
     members, kept_out = seen.run.members, seen.run.kept_out
     return sum(one.role is world.Role.SPARE and one.member_id not in kept_out for one in members.values())
+
+
+# State -------------------------------------------------------------------------------------------
+
+
+def kept_state(old: Status, seen: Observed, now: datetime) -> KeptState | None:
+    """What of its state is safe. Who has just come back to its workers knows only what was known before."""
+    before = old.kept_state
+    if seen.kept is None:
+        back = seen.run is not None and seen.run.recovery_until is None
+        return last_state(before) if back else before
+    known, age_s = seen.kept.state, seen.kept.age_s
+    if before is not None and (before.step, before.round, before.survives) == (
+        known.step,
+        known.round,
+        known.survives,
+    ):
+        return replace(known, safe_at=before.safe_at)
+    return known if age_s is None else replace(known, safe_at=seen.shown(now) - timedelta(seconds=age_s))
+
+
+def last_state(known: KeptState | None) -> KeptState | None:
+    """What is left when nobody has anything in memory any more."""
+    if known is None:
+        return None
+    return KeptState(durable_step=known.durable_step, resumed=known.resumed, refused=known.refused)
 
 
 # Ranks -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from muster.core.world import sizes
+from muster.core.world import resuming, sizes
 from muster.core.world.run import Decision, Finish, Run, Stay, TakeBack, advanced, listed, next_expiry
 from muster.types.world import Cause, OutcomeState, RankEnd, Round, RunOutcome, Seat
 
@@ -84,6 +84,8 @@ def judge(run: Run, now: float) -> RoundCost:
         return RoundCost()  # members stop at different moments: the slower ones fail over the quicker ones
     window = failed_at + run.settings.blame_s
     if any(loss.at <= window for loss in closed.losses):
+        return RoundCost()
+    if resuming.unusable(run):
         return RoundCost()
     if now < window:
         return RoundCost(until=window, why="a failure may come from a member that is being lost")

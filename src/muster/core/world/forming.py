@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from muster.core.world import gates, seating, sizes
+from muster.core.world import gates, resuming, seating, sizes
 from muster.core.world.closing import again, judge, stale_after, still_there, stuck
 from muster.core.world.run import (
     CheckHealth,
@@ -165,9 +165,13 @@ def _release(run: Run, planned: seating.Seating, now: float) -> Decision:
     )
     reason, charged, blamed, parked = _story(run, planned, now)
     host = planned.order[0]
-    formed = Round(run.next_round, seats, store_addr=host.addr, store_port=host.store_port, why=reason)
+    barred = resuming.barred(run, charged)
+    resume = resuming.choose(resuming.living(run), seats, barred)
+    if resume is not None:
+        reason += f"; {resume.why}"
+    formed = Round(run.next_round, seats, host.addr, host.store_port, reason, resume)
     path, times = stuck(run, run.round, judge(run, now).first) if run.round is not None else ("", 0)
-    return Decision(Release(formed, charged, blamed, parked, path, times), reason)
+    return Decision(Release(formed, charged, blamed, parked, barred, path, times), reason)
 
 
 def _story(
@@ -339,6 +343,7 @@ def released(run: Run, action: Release, now: float) -> Run:
         stuck_times=action.stuck_times,
         blamed=action.blamed,
         blamed_times=(run.blamed_times + 1 if run.blamed == action.blamed else 1) if action.blamed else 0,
+        barred=action.barred,
         min_reached_at=None,
         below_min_since=None,
         departed=(),

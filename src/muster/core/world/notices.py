@@ -38,7 +38,7 @@ def _counted(run: Run, notice: Notice, told: frozenset[MemberId], recall: Recall
     silent, until = told - notice.calls.keys(), notice.at + HOLD_S
     if silent and now < until:
         names = listed(run.members[member_id].name for member_id in silent)
-        return Decision(Stay(), f"{recall.reason}; asking {names} about its ranks", min(until, next_expiry(run)))
+        return Decision(Stay(), f"{recall.reason}; asking {names} about their ranks", min(until, next_expiry(run)))
     if not notice.asking:
         return Decision(CallBack(recall), recall.reason)
     call = max(notice.calls.values()) + AHEAD

@@ -39,6 +39,7 @@ def record(run_id: RunId, epoch: int, run: Run) -> RunRecord:
         seats=current.seats,
         store=(current.store_addr, current.store_port),
         why=current.why,
+        resume=current.resume,
         exits=tuple(_settled_exits(run, current)),
         finished=tuple(sorted(current.finished)),
     )

@@ -14,6 +14,7 @@ from dataclasses import field
 from muster.core.world import seating
 from muster.types.many import changed
 from muster.types.records import record, replace
+from muster.types.state import Holding
 from muster.types.world import (
     Gate,
     Loss,
@@ -27,6 +28,8 @@ from muster.types.world import (
     Settings,
     TakenBack,
 )
+
+HeldKey = tuple[int, int, int, int]  # step, round, ranks, rank
 
 
 @record()
@@ -63,6 +66,9 @@ class Run:
     coming: Gate | None = None  # of the next one, while ranks wait for it
     # Newcomers that would make a ready mesh degraded, until a way opens; with the sentence that says so.
     kept_out: Mapping[MemberId, str] = field(default_factory=dict)
+    holdings: Mapping[MemberId, Holding] = field(default_factory=dict)  # state that members have in memory
+    held_since: Mapping[MemberId, Mapping[HeldKey, float]] = field(default_factory=dict)  # when each of it was told
+    barred: int | None = None  # nothing in memory from this step on is gone back to: rounds that did failed at once
     bearers: Mapping[str | int, MemberId] | None = None  # who came last with a name, or an infra rank
     proven: int | None = None  # the size to come back to if the one that was asked for does not work
     taken_back: TakenBack | None = None
@@ -162,6 +168,7 @@ class Release:
     charged: bool = False  # it costs one of the run's restarts
     blamed: str | None = None
     parked: tuple[tuple[MemberId, str], ...] = ()
+    barred: int | None = None
     stuck_at: str = ""
     stuck_times: int = 0
 
@@ -265,6 +272,12 @@ def lose(run: Run, member_id: MemberId, now: float, why: str, since: float | Non
     departed = (*(name for name in run.departed if name != member.name), member.name)[-8:]
     reach = {key: value for key, value in run.reach.items() if key != member_id}
     run = replace(run, members=members, departed=departed, surplus=run.surplus - {member_id}, reach=reach)
+    if member_id in run.holdings:
+        run = replace(
+            run,
+            holdings={key: value for key, value in run.holdings.items() if key != member_id},
+            held_since={key: value for key, value in run.held_since.items() if key != member_id},
+        )
     run = replace(run, kept_out={key: why for key, why in run.kept_out.items() if key != member_id})
     current = run.round
     if current is None or current.seat_of(member_id) is None:

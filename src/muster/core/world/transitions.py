@@ -15,6 +15,7 @@ from muster.core.world.forming import available
 from muster.core.world.run import UNSEEN, Run, kept_lease, lose, silenced, with_loss
 from muster.types.many import changed, joined, merged
 from muster.types.records import replace
+from muster.types.state import Holding
 from muster.types.world import (
     COORDINATOR_SILENT,
     Gate,
@@ -263,6 +264,20 @@ def reached(run: Run, member_id: MemberId, found: Reach) -> Run:
     run = replace(run, reach={**run.reach, member_id: Reach(is_open, shut)})
     # Only news lets those in again that were kept out: what was judged on the same ways would be judged the same.
     return replace(run, kept_out={}) if found.open.keys() - old.open.keys() else run
+
+
+# State ------------------------------------------------------------------------------------------
+
+
+def holds(run: Run, member_id: MemberId, holding: Holding, now: float) -> Run:
+    """What state it has in memory now."""
+    if member_id not in run.members:
+        return run
+    known = run.held_since.get(member_id, {})
+    keys = [(one.step, one.round, one.ranks, one.rank) for one in holding.held]
+    since = {key: known.get(key, now) for key in keys}
+    holdings = changed(run.holdings, member_id, holding)
+    return replace(run, holdings=holdings, held_since=changed(run.held_since, member_id, since))
 
 
 # Ranks -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from muster.core.world import safe_state
 from muster.core.world.run import Run
 from muster.core.world.seating import natural
 from muster.types import codec
@@ -36,11 +37,29 @@ def view(
         "max_restarts": run.settings.max_restarts,
         "lease_s": run.settings.lease_s,
         "false_alarms": run.false_alarms,
-        "members": [_member_view(member, now, member.member_id in lifelines) for member in _in_order(run)],
+        "members": [
+            _member_view(member, now, member.member_id in lifelines) | _holds(run, member) for member in _in_order(run)
+        ],
         "steps": {str(rank): mark.step for rank, mark in sorted(current.progress.items())} if current else {},
         "outcome": _outcome_view(run.outcome) if run.outcome else None,
         "mesh": _plain(replace(gate, since=0.0)) if (gate := run.coming or run.gate) else None,
+        **_state_view(run, now),
     }
+
+
+def _state_view(run: Run, now: float) -> dict[str, Any]:
+    """Of a run that keeps state; others look as if there were no such thing."""
+    known = safe_state.kept(run, now)
+    return {} if known is None else {"kept_state": _plain(known.state) | {"age_s": known.age_s}}
+
+
+def _holds(run: Run, member: Member) -> dict[str, Any]:
+    known = run.holdings.get(member.member_id)
+    if known is None:
+        return {}
+    newest = max((one.step for one in known.held), default=None)
+    ranks = len({one.rank for one in known.held})
+    return {"holds": {"step": newest, "ranks": ranks, "bytes": known.taken, "limit": known.limit}}
 
 
 def _outcome_view(outcome: RunOutcome) -> dict[str, Any]:

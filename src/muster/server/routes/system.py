@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from starlette.responses import Response
 
 from muster.errors import Unavailable
-from muster.ports import Filter
+from muster.ports import Filter, Stored
 from muster.server.answers import as_json
 from muster.server.calls import Call
 from muster.server.describe import Answer, Operation
@@ -17,6 +18,23 @@ from muster.types.codec import show_time, to_wire
 from muster.types.training import TERMINAL
 
 PHASES = ("pending", "ready", "succeeded", "failed", "cancelled")
+MOST_TRAININGS = 500  # that have series of their own: those that were started last
+
+# Of each training that keeps state: what it is called, what it says, and the field that it is read from.
+STATE = {
+    "step": ("Newest step that is safe.", "step"),
+    "survives_worker": ("1 if that step survives the loss of any one worker.", "survives"),
+    "newest_step": ("Newest step that is whole in memory.", "newest_step"),
+    "durable_step": ("Newest step on disk.", "durable_step"),
+    "age_seconds": ("For how long that step has been the newest that is safe.", "safe_at"),
+    "bytes": ("Size of that step, each rank once.", "bytes"),
+    "memory_bytes": ("Memory that state takes on all workers.", "memory_bytes"),
+    "commit_seconds": ("What a copy takes from the training.", "commit_seconds"),
+    "overhead_ratio": ("What copies take, as a share of the time of steps.", "overhead"),
+    "loss_steps": ("Steps that the loss of a worker would cost now.", "loss_steps"),
+    "loss_seconds": ("Seconds of training that it would cost.", "loss_seconds"),
+}
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 async def healthz(call: Call) -> Response:
@@ -54,9 +72,30 @@ def _held(call: Call) -> Iterable[str]:
     yield from family("muster_build_info", "gauge", "Which version serves.", build)
     started: dict[Labels, float] = {(): services.started_at.timestamp()}
     yield from family("muster_start_time_seconds", "gauge", "Since when it serves.", started)
+    yield from _state(call, [one for one in stored if one.phase not in TERMINAL])
     for name, value in services.gauges().items():
         kind = "counter" if name.endswith("_total") else "gauge"
         yield from family(name, kind, name.replace("_", " "), {(): value})
+
+
+def _state(call: Call, running: Iterable[Stored]) -> Iterable[str]:
+    """What of each training's state is safe: only where it is kept, and only what the caller may read of."""
+    keep = [one.training for one in running if b'"keptState"' in one.raw and call.identity.sees(one.key.namespace)]
+    shown = sorted(keep, key=lambda one: one.status.started_at or _NEVER, reverse=True)[:MOST_TRAININGS]
+    now = call.services.clock.now()
+    found: dict[str, dict[Labels, float]] = {name: {} for name in STATE}
+    for training in sorted(shown, key=lambda one: (one.key.namespace, one.key.name)):
+        if (state := training.status.kept_state) is None:
+            continue
+        labels = (("namespace", training.key.namespace), ("training", training.key.name))
+        age = None if state.safe_at is None else max(0.0, (now - state.safe_at).total_seconds())
+        values = {"age_seconds": age, "survives_worker": state.survives in ("worker", "domain")}
+        for name, (_, field) in STATE.items():
+            if (value := values.get(name, getattr(state, field))) is not None:
+                found[name][labels] = float(value)
+    for name, series in found.items():
+        if series:
+            yield from family(f"muster_training_state_{name}", "gauge", STATE[name][0], series)
 
 
 async def whoami(call: Call) -> Response:

@@ -5,7 +5,9 @@ import { onEntry, rateOf, useLive, useRepeated } from "./live.js";
 import { Log } from "./logs.js";
 import { Card, Dialog, Empty, Fact, Icon, Phase, World } from "./parts.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
-import { age, clock, count, entriesOf, isOver, isWorry, moment, plural, rate, reasonOf, since, stepOf } from "./words.js";
+import {
+  against, age, bytes, clock, count, duration, entriesOf, isOver, isWorry, moment, plural, rate, reasonOf, since, stepOf,
+} from "./words.js";
 
 export function TrainingPage({ namespace, name, who }) {
   const { trainings, loaded } = useLive(1000);
@@ -62,6 +64,7 @@ function One({ training, who }) {
         <//>
       </div>
       <div>
+        ${status.keptState && html`<${State} state=${status.keptState} />`}
         <${Timeline} events=${events} />
         <${Card} title="Conditions"><ul class="conditions">
           ${status.conditions.map((one) => html`<li key=${one.type} class=${isWorry(one) ? "worry" : ""}>
@@ -195,6 +198,32 @@ function exitWords({ exitCode, signal, terminationReason, worker, round, finishe
   const code = (exitCode ?? null) === null ? "an exit code that nobody saw" : `exit code ${exitCode}`;
   const why = terminationReason === `Exit ${exitCode}` ? "" : `: ${terminationReason}`;
   return `It ended with ${code}${signal ? ` (${signal})` : ""}${why}, on ${worker} in round ${round}, ${moment(finishedAt)}.`;
+}
+
+// State -------------------------------------------------------------------------------------------
+
+/** What of its state is safe, and what a loss would cost now. */
+function State({ state }) {
+  const { step, newestStep, durableStep, memoryBytes, commitSeconds, overhead } = state;
+  const known = (value) => (value ?? null) !== null;
+  const risky = state.survives === "ranks" || state.survives === "nothing";
+  return html`<${Card} title="State" aside=${html`<span class="quiet">${against(state)}</span>`}>
+    <dl class="facts">
+      <${Fact} name="Safe step">${count(step)} <i>${known(step) && known(state.safeAt) ? since(state.safeAt) : ""}</i><//>
+      ${known(newestStep) && newestStep !== step && html`<${Fact} name="In memory">${count(newestStep)}<//>`}
+      ${known(durableStep) && html`<${Fact} name="On disk">${count(durableStep)}<//>`}
+      ${state.bytes > 0 && html`<${Fact} name="Size">${bytes(state.bytes)}<//>`}
+      ${memoryBytes > 0 && html`<${Fact} name="Memory">${bytes(memoryBytes)} <i>at most ${bytes(state.workerMemoryBytes)} each</i><//>`}
+      ${known(step) && html`<${Fact} name="Copies">${state.every === 1 ? "each step" : `every ${count(state.every)} steps`} <i>${
+        known(commitSeconds) ? duration(commitSeconds) : ""}${known(overhead) ? `, ${Number((overhead * 100).toPrecision(2))} %` : ""}</i><//>`}
+    </dl>
+    <ul class="conditions">
+      ${state.loss && html`<li class=${risky ? "worry" : ""}><${Icon} name=${risky ? "lost" : "succeeded"} /><p>${state.loss}</p></li>`}
+      ${state.where && html`<li><${Icon} name="spare" /><p>${state.where}</p></li>`}
+      ${state.resumed && html`<li><${Icon} name="round" /><p>this round went on ${state.resumed}</p></li>`}
+      ${state.refused && html`<li class="worry"><${Icon} name="lost" /><p>cannot be kept: ${state.refused}</p></li>`}
+    </ul>
+  <//>`;
 }
 
 // Timeline ----------------------------------------------------------------------------------------

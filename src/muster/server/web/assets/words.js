@@ -24,6 +24,21 @@ export const plural = (number, word) => `${count(number)} ${word}${number === 1 
 export const rate = (perS) => (perS === null ? "" : `${perS >= 100 ? Math.round(perS) : perS.toPrecision(2)}/s`);
 export const hours = (seconds) => (seconds / 3600).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
+export const duration = (seconds) => (seconds < 1 ? `${Number((seconds * 1000).toPrecision(3))} ms` : `${Number(seconds.toPrecision(3))} s`);
+
+export function bytes(number) {
+  for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+    if (number >= size) return `${(number / size).toFixed(1)} ${unit}`;
+  }
+  return plural(number, "byte");
+}
+
+/** What the newest safe step of a training's state survives. */
+export const against = ({ survives }) => ({
+  nothing: "nothing is whole in memory", ranks: "survives ranks that fail", worker: "survives the loss of any one worker",
+  domain: "survives the loss of any one failure domain",
+})[survives] ?? "";
+
 /** How far a training is: the step that all its ranks have reached. */
 export function stepOf(training) {
   const steps = training.status.ranks.map((rank) => rank.step).filter((step) => step !== undefined && step !== null);
@@ -77,6 +92,10 @@ const EVENTS = {
   Resizing: ["resize", "Resizing"],
   TargetReached: ["resize", "Target reached"],
   BelowMinimum: ["resize", "Below its minimum"],
+  StateResumed: ["round", "State resumed"],
+  StateFellBack: ["round", "Fell back to older state"],
+  StateRefused: ["death", "State cannot be kept"],
+  StateDamaged: ["death", "State was damaged"],
   MeshConverging: ["phase", "Mesh converges"],
   MeshReady: ["phase", "Mesh ready"],
   DegradedMesh: ["phase", "Mesh degraded"],

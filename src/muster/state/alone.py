@@ -1,0 +1,294 @@
+"""State without an agent: nothing is copied unless it is time to write it to disk.
+
+Several ranks have to write the same steps, and nobody of ours is there to say which. So rank 0 names a step that is
+still to come in a file, and everybody looks at that file at each commit. A step that not all have written does not
+count; then the next one is named further ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from muster.errors import InvalidRequest
+from muster.state import copying, disk, leaves, sums
+from muster.state.keeper import Part
+from muster.state.layout import Manifest
+from muster.state.pace import Pace
+
+NEXT = ".next.json"
+LOOK_S = 1.0  # how often one looks whether all have written
+PATIENCE_S = 30.0  # for the others to write, before another step is named
+MOST_LEAD_S = 60.0
+_MOST_NEXT = 4096
+
+
+# Restoring
+
+
+class Parts:
+    """The files of one step, opened as they are asked for."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+
+    def __call__(self, rank: int) -> Part:
+        path = self._paths[rank]
+        try:
+            with disk.opened(path) as file:
+                manifest = file.manifest(path)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{path.name}: {error}") from None
+        return Part(manifest, _Pieces(path, manifest), "disk", [0] * len(manifest.every))
+
+
+class _Pieces(Sequence[torch.Tensor]):
+    """Each is read when it is asked for, into memory of its own: a file may change while it is looked at."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self._path = path
+        self._every = manifest.every
+
+    def __len__(self) -> int:
+        return len(self._every)
+
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+        piece = self._every[index]
+        found = torch.empty(piece.length, dtype=torch.uint8)
+        with disk.opened(self._path) as file:
+            file.fill(sums.memory_of(found), piece.offset)
+        return found
+
+
+def refuse(paths: list[Path], ranks: int, why: BaseException) -> None:
+    """A step cannot be used. One rank alone takes the one before; others may have gone on from it already."""
+    where = paths[0].parent
+    with contextlib.suppress(OSError):
+        disk.set_aside(where, str(why))
+    if ranks > 1:
+        raise InvalidRequest(
+            f"{where} cannot be used: {why}. It is set aside; start all ranks again: they go on from the step before"
+        ) from why
+
+
+# Committing
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which step is written next: the first one that is committed from there on."""
+
+    step: int
+    attempt: str
+    base: int  # where rank 0 went on
+
+    def text(self) -> str:
+        return json.dumps({"step": self.step, "attempt": self.attempt, "base": self.base})
+
+
+def _read_plan(path: Path) -> Plan | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError), path.open() as file:
+        told = json.loads(file.read(_MOST_NEXT))
+        plan = Plan(int(told["step"]), str(told["attempt"]), int(told["base"]))
+        return plan if plan.attempt.isalnum() and plan.attempt.isascii() and len(plan.attempt) <= 64 else None
+    return None
+
+
+class _Slot:
+    def __init__(self, keeping: Keeping, length: int) -> None:
+        self._keeping = keeping
+        self.memory = torch.empty(length, dtype=torch.uint8)
+
+    def seal(self, manifest: Manifest) -> None:
+        self._keeping.write(manifest, self.memory)
+
+    def free(self) -> None:
+        pass
+
+
+class Keeping:
+    """Where copies go: to disk, now and then."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        every_s: float,
+        rank: int = 0,
+        ranks: int = 1,
+        base: int = 0,
+        tell: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._every_s = every_s
+        self._rank, self._ranks, self._base = rank, ranks, base
+        self._tell, self._clock = tell, clock
+        self._slot: _Slot | None = None
+        self._attempt = os.urandom(6).hex()
+        self._due = clock() + every_s
+        self._last = base
+        self._commits = 0
+        self._stride = 1
+        self._step_s: float | None = None
+        self._at: float | None = None
+        self._lead, self._lead_s = 2, 0.0 if _on_one_machine(ranks) else 1.0
+        self._plan: Plan | None = None
+        self._seen = self._signature()  # of an attempt before this one
+        self._pending: tuple[Path, int, float] | None = None  # a step that others may still write
+        self._look = 0.0
+        self._missed = 0
+        self._writing = False
+        self._checked = False
+        self.every = 1
+        self.refused = ""
+        self.safe: int | None = None
+        self.waited_s = 0.0
+        if rank == 0 and folder is not None and ranks > 1:
+            with contextlib.suppress(OSError):
+                (folder / NEXT).unlink()
+
+    # Which steps
+
+    def wants(self, step: int) -> bool:
+        """Whether this step, which is done now, is to be copied. To be asked at every commit."""
+        if self._folder is None:
+            return False
+        now = self._clock()
+        self._measure(step, now)
+        self._look_around(now)
+        if self._ranks == 1:
+            wanted = now >= self._due and not self._writing
+            plan = Plan(step, self._attempt, self._base) if wanted else None
+        else:
+            plan = self._named(step, now)
+        before, self._last = self._last, step
+        if plan is None or plan.step > step:
+            return False
+        self._plan = None if self._ranks > 1 else plan
+        if plan.step <= before and self._ranks > 1:
+            return False  # we heard of it too late
+        self._attempt = plan.attempt
+        self._writing = True
+        self._pending = disk.step_folder(self._folder, step, plan.attempt), step, now + PATIENCE_S
+        return True
+
+    def skipped(self) -> None:
+        """There was no memory for it yet."""
+        self._writing = False
+        self._pending = None
+
+    def _measure(self, step: int, now: float) -> None:
+        self._commits += 1
+        if step > self._last:
+            self._stride = step - self._last
+            if self._at is not None:
+                self._step_s = now - self._at
+        self._at = now
+
+    def _named(self, step: int, now: float) -> Plan | None:
+        assert self._folder is not None
+        if self._rank == 0:
+            idle = self._plan is None and self._pending is None and not self._writing
+            if idle and now >= self._due and self._commits > 1:  # by then the others are here as well
+                self._plan = self._name(step)
+            return self._plan
+        if (signature := self._signature()) != self._seen:
+            self._seen = signature
+            self._plan = _read_plan(self._folder / NEXT)
+            if self._plan is not None and self._plan.base != self._base:
+                raise InvalidRequest(
+                    f"rank 0 went on from step {self._plan.base} and rank {self._rank} from step {self._base}: "
+                    f"they did not see the same in {self._folder}; start all ranks again"
+                )
+        return self._plan
+
+    def _name(self, step: int) -> Plan | None:
+        assert self._folder is not None
+        commits = max(self._lead, math.ceil(self._lead_s / self._step_s) if self._step_s else self._lead)
+        plan = Plan(step + commits * self._stride, self._attempt, self._base)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            disk.replace_text(self._folder / NEXT, plan.text())
+        except OSError as error:
+            self._due = self._clock() + self._every_s
+            self._tell(f"nothing can be written to {self._folder}: {error.strerror}")
+            return None
+        return plan
+
+    def _signature(self) -> tuple[int, int] | None:
+        if self._folder is None or self._ranks == 1:
+            return None
+        try:
+            found = os.stat(self._folder / NEXT)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+    def _look_around(self, now: float) -> None:
+        """Have all written? Then it counts; if not after a while, rank 0 names another step, further ahead."""
+        if self._pending is None or self._writing or now < self._look:
+            return
+        self._look = now + (LOOK_S if self._ranks > 1 else 0.0)
+        where, step, until = self._pending
+        if disk.whole(where):
+            self._pending, self._missed = None, 0
+            self.safe = step
+        elif now >= until:
+            self._pending = None
+            self._due = now
+            self._lead = min(self._lead * 2, 1 << 12)
+            self._lead_s = min(max(self._lead_s * 2, 0.5), MOST_LEAD_S)
+            self._missed += 1
+            if self._missed > 1 and self._rank == 0:
+                self._tell(f"step {step} was not written by all {self._ranks} ranks: does each of them call commit?")
+
+    # Writing
+
+    def take(self, length: int) -> _Slot | None:
+        if self._slot is None or self._slot.memory.numel() < length:
+            self._slot = _Slot(self, length)
+        return self._slot
+
+    def told_pace(self, pace: Pace) -> None:
+        pass
+
+    def begin(self, slot: object, manifest: Manifest) -> None:
+        pass
+
+    def write(self, manifest: Manifest, memory: torch.Tensor) -> None:
+        """Called beside the training."""
+        assert self._folder is not None
+        began = self._clock()
+        marked = replace(manifest, attempt=self._attempt)
+        try:
+            if not self._checked:
+                self._checked = True
+                if odd := leaves.refused(bytes(sums.memory_of(copying.raw(memory, manifest.rest)))):
+                    self._tell(f"what is written could not be read again: {odd}")
+            disk.write(self._folder, marked, sums.memory_of(memory))
+            if manifest.rank == 0:
+                disk.drop_old(self._folder, self._attempt)
+            if self._ranks == 1:
+                self.safe = manifest.step
+        except OSError as error:
+            self._pending = None
+            self._tell(f"nothing can be written to {self._folder}: {error.strerror or error}")
+        finally:
+            ended = self._clock()
+            self._due = ended + self._every_s
+            if self._pending is not None:
+                self._pending = *self._pending[:2], ended + max(PATIENCE_S, 2 * (ended - began))
+            self._writing = False
+
+
+def _on_one_machine(ranks: int) -> bool:
+    """Where what one writes is seen by all at once."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)

@@ -1,0 +1,52 @@
+"""How often may a copy be taken, so that it takes no more than its share of the time? Pure.
+
+All ranks have to copy the same steps: each says how often it can, the slowest counts, and what is copied are the steps
+that can be divided by that. It changes by doubling and halving, so that steps of before stay among those of after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_EVERY = 1 << 20
+MOST_SKIPPED = 8
+_WEIGHT = 0.3  # of the newest in what is remembered
+
+
+@dataclass
+class Pace:
+    overhead: float
+    step_s: float | None = None  # one step, without what copies took from it
+    copy_s: float | None = None  # what one copy takes from the training
+    every: int = 1
+    _skips: int = 0
+
+    @property
+    def left_s(self) -> float:
+        """What a commit may take beyond its copy."""
+        return max(0.0, self.overhead * (self.step_s or 0.0) * self.every - (self.copy_s or 0.0))
+
+    def skipped(self) -> None:
+        """There was no memory for a copy: if that goes on, fewer are taken, the same ones by all ranks."""
+        self._skips += 1
+        if self._skips >= 2 * self.every and self.every < MOST_SKIPPED:
+            self._skips, self.every = 0, self.every * 2
+
+    def stepped(self, took_s: float, steps: int) -> None:
+        if steps > 0 and took_s >= 0:
+            self.step_s = _mixed(self.step_s, took_s / steps)
+
+    def copied(self, cost_s: float) -> None:
+        self._skips = 0
+        self.copy_s = _mixed(self.copy_s, cost_s)
+        if not self.step_s or self.copy_s is None:
+            return
+        share = self.copy_s / self.step_s  # at every step
+        if share > self.overhead * self.every:
+            self.every = min(MOST_EVERY, self.every * 2)
+        elif self.every > 1 and share < self.overhead * self.every / 3:
+            self.every //= 2
+
+
+def _mixed(old: float | None, new: float) -> float:
+    return new if old is None else old + _WEIGHT * (new - old)

@@ -1,0 +1,224 @@
+"""A training goes on where it was, bit by bit, whatever has died: real agents, ranks and gloo."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fleet import Fleet, Process, eventually, family, kill_all
+
+KEPT = str(Path(__file__).parents[1] / "programs" / "kept.py")
+STEPS = 12
+
+
+@dataclass
+class Run:
+    """Workers that run the program, and what its ranks wrote down."""
+
+    fleet: Fleet
+    nodes: dict[str, Process]
+
+    def lines(self, kind: str) -> list[list[str]]:
+        try:
+            lines = (self.fleet.notes / "kept.log").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [line.split()[1:] for line in lines if line.split()[0] == kind]
+
+    def steps(self, number: int) -> dict[int, int]:
+        """The last step that each rank of a round has committed."""
+        return {int(rank): int(step) for told, rank, step in self.lines("step") if int(told) == number}
+
+    def begun(self, number: int) -> dict[int, int]:
+        return {int(rank): int(step) for told, rank, step, *_ in self.lines("begin") if int(told) == number}
+
+    def reaches(self, step: int, number: int = 0, ranks: int = 2) -> None:
+        def look() -> bool:
+            there = self.steps(number)
+            return len(there) == ranks and min(there.values()) >= step
+
+        eventually(lambda: look() or None, f"step {step} of round {number}", 60)
+
+    def goes_on(self, number: int, ranks: int = 2) -> None:
+        eventually(lambda: len(self.begun(number)) == ranks or None, f"all ranks go on in round {number}", 60)
+
+    def worker_of(self, rank: int, number: int = 0) -> str:
+        return next(one[3] for one in self.lines("begin") if one[:2] == [str(number), str(rank)])
+
+    def kill(self, worker: str) -> None:
+        kill_all(family(self.nodes[worker].pid))
+
+    def ends(self) -> dict[int, tuple[str, ...]]:
+        """What each rank had in the end."""
+        view = self.fleet.until("it has ended", lambda v: v["state"] in ("succeeded", "failed"), 60)
+        assert view["state"] == "succeeded", view["story"]
+        return {int(rank): tuple(rest) for _, rank, *rest in self.lines("end")}
+
+    def story(self, kind: str) -> list[str]:
+        view = self.fleet.view()
+        assert view is not None
+        return [event["text"] for event in view["story"] if event["kind"] == kind]
+
+
+def started(
+    fleet: Fleet, workers: int, spares: int, *words: str, options: tuple[str, ...] = (), steps: int = STEPS
+) -> Run:
+    fleet.coordinator()
+    known = ("--nnodes", str(workers), "--spares", str(spares), "--max-restarts", "3", *options)
+    program = (KEPT, str(fleet.notes), str(steps), *words)
+    return Run(fleet, {f"w{i}": fleet.node(f"w{i}", *known, program=program) for i in range(workers + spares)})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, ...]]:
+    fleet = Fleet(tmp_path_factory.mktemp("undisturbed"))
+    try:
+        return started(fleet, 2, 0).ends()
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_costs_no_committed_step(
+    fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], rank: int
+) -> None:
+    run = started(fleet, 2, 1, "pause=0.05", "wait=1")
+    run.reaches(5)
+    committed = min(run.steps(0).values())
+    run.kill(run.worker_of(rank))
+    assert run.ends() == undisturbed
+    assert set(run.begun(1).values()) >= {committed} or min(run.begun(1).values()) > committed
+    assert len(set(run.begun(1).values())) == 1
+    assert re.search(r"from step \d+ in memory", run.story("release")[-1])
+
+
+def test_what_was_not_waited_for_is_there_too(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]) -> None:
+    """One kill each round, as soon as a step is told of: nobody had time to prove anything but the word."""
+    run = started(fleet, 2, 1, "pause=0.6")
+    for number, step in ((0, 3), (1, 6)):
+        run.reaches(step, number)
+        committed = min(run.steps(number).values())
+        victim = run.worker_of(1, number)
+        run.kill(victim)
+        run.goes_on(number + 1)
+        assert set(run.begun(number + 1).values()) == {committed}
+        run.nodes[f"n{number}"] = fleet.node(
+            f"n{number}", "--nnodes", "2", "--spares", "1", program=(KEPT, str(fleet.notes), str(STEPS), "pause=0.6")
+        )
+    assert run.ends() == undisturbed
+
+
+def test_a_rank_that_ends_right_after_a_commit(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]) -> None:
+    run = started(fleet, 2, 0, "crash=1:4", "wait=1")
+    assert run.ends() == undisturbed
+    assert set(run.begun(1).values()) == {4}
+
+
+def memory_of(agent: Process) -> list[Path]:
+    """The memory in which an agent keeps state, each once."""
+    folder = Path(f"/proc/{agent.pid}/fd")
+    found = [path for path in folder.iterdir() if "muster-state" in os.readlink(path)]
+    return list({path.stat().st_ino: path for path in found}.values())
+
+
+def flip_all(agent: Process) -> int:
+    """One bit in every 4 KiB of all that it keeps."""
+    found = memory_of(agent)
+    for path in found:
+        with path.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            for offset in range(100, size, 4096):
+                file.seek(offset)
+                (byte,) = file.read(1)
+                file.seek(offset)
+                file.write(bytes([byte ^ 4]))
+    return len(found)
+
+
+def test_damaged_memory_is_not_used(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]) -> None:
+    """The worker that goes on has its own memory damaged: what its ranks need comes from the spare."""
+    run = started(fleet, 2, 1, "stop=6", "wait=1")
+    run.reaches(6)
+    stays, goes = run.worker_of(0), run.worker_of(1)
+    assert flip_all(run.nodes[stays]) >= 2
+    run.kill(goes)
+    (fleet.notes / "on").touch()
+    assert run.ends() == undisturbed
+    assert run.story("state-damaged")
+    assert set(run.begun(1).values()) == {6}
+
+
+def test_where_all_memory_is_damaged_nothing_of_it_is_used(
+    fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], tmp_path: Path
+) -> None:
+    run = started(fleet, 2, 1, "stop=10", "wait=1", f"durable={tmp_path / 'kept'}", "every=0.01", "pause=0.4")
+    run.reaches(10)
+    eventually(lambda: list((tmp_path / "kept").glob("step-*/rank-*1*")) or None, "a step on disk")
+    for node in run.nodes.values():
+        flip_all(node)
+    run.kill(run.worker_of(1))
+    (fleet.notes / "on").touch()
+    assert run.ends() == undisturbed
+    assert run.story("state-damaged")
+
+
+def test_a_step_that_fails_at_once_is_not_tried_again_and_again(
+    fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]
+) -> None:
+    run = started(fleet, 2, 0, "crash=1:6", "nan=0:6:1", "wait=1")
+    assert run.ends() == undisturbed
+    assert set(run.begun(1).values()) == {6}
+    assert set(run.begun(2).values()) == {5}
+    assert "because rounds from step 6 on failed at once" in run.story("release")[-1]
+
+
+def test_a_world_that_grows_and_shrinks_goes_on(fleet: Fleet) -> None:
+    run = started(fleet, 2, 1, "pause=0.1", "wait=1", options=("--nnodes", "1:3"), steps=40)
+    run.reaches(3)
+    fleet.order("set-target", target=3)
+    run.goes_on(1, 3)
+    assert set(run.begun(1).values()) == {min(run.begun(1).values())} and run.begun(1)[0] >= 3
+    run.reaches(run.begun(1)[0] + 3, 1, 3)
+    fleet.order("set-target", target=2)
+    run.goes_on(2)
+    assert run.begun(2)[0] >= run.begun(1)[0] + 3
+    assert len({one[-1] for one in run.ends().values()}) == 1
+
+
+def test_too_little_room_is_told_and_the_training_goes_on(
+    fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]
+) -> None:
+    run = started(fleet, 2, 0, options=("--state-memory", "64Ki"))
+    assert run.ends() == undisturbed
+    assert "do not fit" in run.story("state-refused")[0]
+    run.nodes["w0"].expect("muster.State: .* do not fit")
+
+
+def test_a_total_loss_goes_on_from_disk(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], tmp_path: Path) -> None:
+    words = (f"durable={tmp_path / 'kept'}", "every=0.01", "pause=0.3")
+    run = started(fleet, 2, 0, *words)
+    eventually(lambda: list((tmp_path / "kept").glob("step-*/rank-*1*")) or None, "a step on disk", 60)
+    for worker in list(run.nodes):
+        run.kill(worker)
+    run.nodes = {
+        name: fleet.node(name, "--nnodes", "2", program=(KEPT, str(fleet.notes), str(STEPS), *words))
+        for name in ("x0", "x1")
+    }
+    assert run.ends() == undisturbed
+    last = max(int(number) for number, *_ in run.lines("begin"))
+    assert min(run.begun(last).values()) > 0
+
+
+def test_a_training_without_state_pays_nothing(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = fleet.node("a", "--nnodes", "1")
+    fleet.started(0, 1)
+    threads = [path.read_text() for path in Path(f"/proc/{node.pid}/task").glob("*/comm")]
+    assert not any("keeper" in one for one in threads)
+    assert not memory_of(node)
+    fleet.go()
+    assert node.wait() == 0

@@ -1,0 +1,87 @@
+"""A replicated training whose state is kept: each step is a function of the one before and of what each rank draws.
+
+usage: kept.py DIR STEPS [KEY=VALUE …]    mib: size of the weights; pause: seconds in a step; sharded: each rank has
+weights of its own; crash: rank:step at which it ends in its first round; stop: all ranks wait at that step for DIR/on;
+wait: each step is waited for; nan: rank:step:count, that many rounds that went on from there fail; durable: folder
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import muster
+
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+options = dict(word.split("=") for word in sys.argv[3:])
+number = int(os.environ["MUSTER_ROUND"])
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+width = max(8, int((float(options.get("mib", 0)) * (1 << 18)) ** 0.5))
+model = torch.nn.Linear(width, width, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+drawn = torch.zeros(())  # what this rank drew up to now: per rank, and from its own generator
+own = torch.zeros(4)
+durable = options.get("durable")
+state = muster.State(
+    model=model,
+    optimizer=optimizer,
+    drawn=drawn,
+    own=own,
+    seen=[],
+    durable=durable,
+    durable_every=timedelta(seconds=float(options.get("every", 600))),
+    overhead=1.0,
+)
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.manual_seed(rank)
+begin = state.restore()
+told = os.open(folder / "kept.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+
+
+def tell(*words: object) -> None:
+    os.write(told, (" ".join(map(str, words)) + "\n").encode())
+
+
+tell("begin", number, rank, begin, os.environ["MUSTER_WORKER"], os.getpid())
+crash = options.get("crash")
+nan = options.get("nan", "-1:-1:0").split(":")
+if int(nan[0]) == rank and begin >= int(nan[1]) and 0 < number <= int(nan[2]):
+    raise SystemExit("loss is not a number")
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+for step in range(begin, steps):
+    if options.get("stop") == str(step) and number == 0:
+        while not (folder / "on").exists():
+            time.sleep(0.01)
+    drawn += torch.rand(())
+    own[:] = step + rank
+    state["seen"] = [*state["seen"][-3:], step]
+    loss = (model(torch.full((2, width), 1.0 + step % 7)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    grad = model.weight.grad
+    assert grad is not None
+    dist.all_reduce(grad)
+    grad /= ranks
+    optimizer.step()
+    state.commit(step + 1)
+    if "wait" in options:
+        state.wait()
+    tell("step", number, rank, step + 1)
+    if crash == f"{rank}:{step + 1}" and number == 0:
+        os._exit(3)
+    time.sleep(float(options.get("pause", 0)))
+state.wait()
+made = hashlib.sha256(
+    model.weight.detach().numpy().tobytes() + optimizer.state_dict()["state"][0]["momentum_buffer"].numpy().tobytes()
+)
+tell("end", number, rank, f"{drawn.item():.9f}", int(own[0]), state["seen"][-1], made.hexdigest())
+dist.destroy_process_group()
