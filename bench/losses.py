@@ -51,7 +51,7 @@ class Job:
         self.machines = machines
         self.workers: dict[int, Process] = {}
         self._launcher = launcher
-        self._program = (programs.write(fleet.folder)[launcher.program], str(fleet.notes))
+        self._program: tuple[str, ...] = (programs.write(fleet.folder)[launcher.program], str(fleet.notes))
         self._made = 0
         self._spare = -1
         self.struck = 0.0

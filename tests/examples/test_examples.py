@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,23 @@ def test_a_training_grows_and_shrinks(shell: Plane) -> None:
     assert reached == [("2", "2"), ("1", "1")]
     assert "  target 1 → 2: scaled up on request\n  target 2 → 1: scaled down on request\n" in run.text
     assert "restarts spent: 0" in run.text and "was cancelled: cancelled on request" in run.text
+    assert shell.client.list() == [], "it is removed"
+
+
+def test_a_sharded_training_is_killed_grown_and_shrunk_and_its_loss_goes_on_as_if_nothing_had_been(
+    shell: Plane, tmp_path: Path
+) -> None:
+    picture = tmp_path / "loss.svg"
+    run = example(shell, "fsdp2_survives.py", str(picture), "--steps", "4")
+    assert run.wait(3 * PATIENCE_S) == 0, run.text
+    starts = re.findall(r"round (\d): rank 0 of (\d) starts at step (\d+)", run.text)
+    assert [(number, world) for number, world, _ in starts] == [("0", "2"), ("1", "2"), ("2", "3"), ("3", "2")]
+    went_on = [int(step) for _, _, step in starts]
+    assert went_on[0] == 0 and all(before < after for before, after in itertools.pairwise(went_on))
+    told = re.search(r"equal bit by bit up to step (\d+), never further apart than ([\d.e+-]+)", run.text)
+    assert told and int(told[1]) >= went_on[2] and float(told[2]) < 1e-5, run.text
+    drawn = picture.read_text()
+    assert drawn.count("<polyline") == 2 and all(f">{word}<" in drawn for word in ("worker killed", "3 workers"))
     assert shell.client.list() == [], "it is removed"
 
 
