@@ -424,3 +424,11 @@ def test_a_recall_of_any_cause_ends_in_another_round() -> None:
             given = transitions.stopped(given, an_id(name), 0, 1, NOW)
         after, _ = settle(given, NOW)
         assert the_round(after).number == 1, cause
+
+
+def test_who_said_that_it_goes_is_lost_since_then() -> None:
+    """The others were called back for it, although its connection ended later."""
+    given = transitions.leaving(a_run("a b", max=2), an_id("b"), "it leaves", NOW, planned=True)
+    assert [(loss.at, loss.planned) for loss in the_round(given).losses] == [(NOW, True)]
+    after = transitions.disconnected(given, an_id("b"), NOW + 1.0)
+    assert [(loss.at, loss.planned) for loss in the_round(after).losses] == [(NOW, False)]

@@ -297,8 +297,11 @@ def silenced(run: Run, member_id: MemberId, heard: float) -> Run:
 
 
 def with_loss(current: Round, loss: Loss) -> Round:
-    """None is lost twice; one that was about to go, and is gone, is lost once more."""
-    if any(known.member_id == loss.member_id and known.planned <= loss.planned for known in current.losses):
+    """None is lost twice; one that was about to go, and is gone, is lost since it said so."""
+    before = next((known for known in current.losses if known.member_id == loss.member_id), None)
+    if before is not None and before.planned <= loss.planned:
         return current
+    if before is not None:
+        loss = replace(loss, at=min(loss.at, before.at))
     others = (known for known in current.losses if known.member_id != loss.member_id)
     return replace(current, losses=(*others, loss))
