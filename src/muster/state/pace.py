@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 MOST_EVERY = 1 << 20
 MOST_SKIPPED = 8
+RELAXED = 4  # copies in a row for which there was memory, until more are tried again
 _WEIGHT = 0.3  # of the newest in what is remembered
 
 
@@ -20,6 +21,8 @@ class Pace:
     copy_s: float | None = None  # what one copy takes from the training
     every: int = 1
     _skips: int = 0
+    _least: int = 1  # no more often than this, for lack of memory
+    _good: int = 0  # copies since then
 
     @property
     def left_s(self) -> float:
@@ -30,7 +33,8 @@ class Pace:
         """There was no memory for a copy: if that goes on, fewer are taken, the same ones by all ranks."""
         self._skips += 1
         if self._skips >= 2 * self.every and self.every < MOST_SKIPPED:
-            self._skips, self.every = 0, self.every * 2
+            self._skips, self._good = 0, 0
+            self.every = self._least = self.every * 2
 
     def stepped(self, took_s: float, steps: int) -> None:
         if steps > 0 and took_s >= 0:
@@ -38,6 +42,9 @@ class Pace:
 
     def copied(self, cost_s: float) -> None:
         self._skips = 0
+        self._good += 1
+        if self._good >= RELAXED and self._least > 1:
+            self._good, self._least = 0, self._least // 2
         self.copy_s = _mixed(self.copy_s, cost_s)
         if not self.step_s or self.copy_s is None:
             return
@@ -45,7 +52,7 @@ class Pace:
         if share > self.overhead * self.every:
             self.every = min(MOST_EVERY, self.every * 2)
         elif self.every > 1 and share < self.overhead * self.every / 3:
-            self.every //= 2
+            self.every = max(self._least, self.every // 2)
 
 
 def _mixed(old: float | None, new: float) -> float:
