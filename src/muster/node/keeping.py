@@ -21,6 +21,7 @@ from muster.node.memory import Memory, Segment, room
 from muster.node.peers import Peers
 from muster.node.rank_lines import RankLine
 from muster.node.shelf import Copy, Shelf
+from muster.state import talk
 from muster.types.frames import CopiesFrame
 from muster.types.records import record
 from muster.types.state import Holding, Resume
@@ -221,7 +222,8 @@ class Keeping:
         self._begun: tuple[int, Resume | None] | None = None
         self.path = os.path.join(scratch, "state")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(self.path)
+        with talk.short(self.path) as name:
+            self._listener.bind(name)
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._come)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from muster.state import layout
+from muster.state import layout, talk
 from muster.state.layout import Manifest, Piece
 from muster.state.pace import Pace
 from muster.state.talk import MOST_MESSAGE, MOST_PARTS
@@ -101,7 +101,8 @@ class Line:
     def __init__(self, path: str, rank: int, number: int) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S)
-        self._socket.connect(path)
+        with talk.short(path) as name:
+            self._socket.connect(name)
         self._lock = threading.Lock()
         self._made = path, rank, number
         self.ask(do="hello", rank=rank, round=number)
