@@ -324,3 +324,9 @@ def test_a_wrapped_model_is_kept_as_it_is(tmp_path: Path) -> None:
     keep(tmp_path, model=nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(InvalidRequest, match="Missing key"):
         restored(tmp_path, model=nn.Sequential(collections.OrderedDict(module=nn.Linear(2, 2))))
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, "3", None])
+def test_a_commit_says_how_many_steps_are_done(step: Any) -> None:
+    with pytest.raises(InvalidRequest, match="how many steps are done"):
+        muster.State(value=1).commit(step)

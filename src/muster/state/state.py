@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import operator
 import os
 import pickle
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 from muster.errors import InvalidRequest
 from muster.node import word
@@ -172,6 +173,8 @@ class State:
 
     def commit(self, step: int) -> None:
         """So many steps are done. A copy is taken if it is time for one; the training does not wait for it."""
+        if isinstance(step, bool) or not isinstance(step, SupportsIndex) or (step := operator.index(step)) < 0:
+            raise InvalidRequest(f"commit says how many steps are done, not {step!r}")
         # If the round is about to end, all ranks keep this step, and wait for the end at the next.
         planned = isinstance(self._keeping(), keeper.AgentKeeping) and word.asked_by_state()
         now = time.monotonic()
