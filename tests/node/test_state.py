@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -211,6 +213,71 @@ def test_a_total_loss_goes_on_from_disk(fleet: Fleet, undisturbed: dict[int, tup
     assert run.ends() == undisturbed
     last = max(int(number) for number, *_ in run.lines("begin"))
     assert min(run.begun(last).values()) > 0
+
+
+@pytest.mark.soak
+def test_after_the_death_of_a_coordinator_what_is_held_is_known_again(
+    fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]
+) -> None:
+    run = started(fleet, 2, 1, "stop=6", "wait=1")
+    run.reaches(6)
+    fleet.processes[0].kill()
+    fleet.processes[0].wait()
+    fleet.coordinator()
+    fleet.until("all are back", lambda v: v["state"] == "training" and len(v["members"]) == 3)
+    run.kill(run.worker_of(0))
+    (fleet.notes / "on").touch()
+    assert run.ends() == undisturbed
+    assert set(run.begun(1).values()) == {6}
+
+
+@pytest.mark.soak
+def test_two_of_four_may_die_at_once(fleet: Fleet, tmp_path: Path) -> None:
+    """What one of them held for the other is lost with it: then the disk counts, and it is said."""
+    words = ("stop=12", "wait=1", f"durable={tmp_path / 'kept'}", "every=0.01", "pause=0.3")
+    run = started(fleet, 4, 2, *words, steps=16)
+    run.reaches(12, ranks=4)
+    eventually(lambda: list((tmp_path / "kept").glob("step-*/rank-*3*")) or None, "a step on disk")
+    victims = [run.worker_of(1), run.worker_of(2)]
+    kill_all([pid for name in victims for pid in family(run.nodes[name].pid)])
+    (fleet.notes / "on").touch()
+    ends = run.ends()
+    assert len(ends) == 4 and len({end[-1] for end in ends.values()}) == 1
+    assert len(set(run.begun(1).values())) == 1 and min(run.begun(1).values()) > 0
+    assert re.search(r"from step \d+ (in memory|on disk)", run.story("release")[-1])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_random_kills_cost_no_step_that_was_waited_for(fleet: Fleet, seed: int) -> None:
+    """Twenty kills of whole workers in one run; a new worker comes after each."""
+    draw = random.Random(seed)
+    words = ("pause=0.1", "wait=1", f"mib={draw.choice([0, 1, 8])}")
+    run = started(fleet, 2, 1, *words, steps=10_000, options=("--max-restarts", "0"))
+    for number in range(20):
+        run.goes_on(number)
+        run.reaches(max(run.begun(number).values()) + 2, number)
+        time.sleep(draw.random() / 3)
+        committed = min(run.steps(number).values())
+        run.kill(run.worker_of(draw.randrange(2), number))
+        name = f"n{number}"
+        program = (KEPT, str(fleet.notes), "10000", *words)
+        run.nodes[name] = fleet.node(name, "--nnodes", "2", "--spares", "1", "--max-restarts", "0", program=program)
+        run.goes_on(number + 1)
+        assert len(set(run.begun(number + 1).values())) == 1
+        assert run.begun(number + 1)[0] >= committed, run.story("release")[-1]
+        fleet.until("a spare is here", lambda v: len(v["members"]) == 3)
+    fleet.order("cancel", why="enough")
+
+
+def test_wherever_temporary_files_are(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]) -> None:
+    """The name of a socket may have about a hundred bytes, a folder's many more."""
+    far = fleet.folder / ("d" * 120)
+    far.mkdir()
+    fleet.env["TMPDIR"] = str(far)
+    run = started(fleet, 2, 0, "crash=1:4", "wait=1")
+    assert run.ends() == undisturbed
+    assert set(run.begun(1).values()) == {4}
 
 
 def test_a_training_without_state_pays_nothing(fleet: Fleet) -> None:

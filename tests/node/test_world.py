@@ -94,14 +94,14 @@ def test_an_early_finisher_runs_again_when_a_peer_fails(fleet: Fleet) -> None:
 
 def test_the_coordinator_may_die_mid_training(fleet: Fleet) -> None:
     first = fleet.coordinator()
-    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1") for i in range(3)]
+    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--lease-s", "4") for i in range(3)]
     fleet.training(0, 2)
     ranks = fleet.started(0, 2)
     first.kill()
     first.wait()
     fleet.coordinator()
     view = fleet.until("the round goes on", lambda v: v["state"] == "training" and len(v["members"]) == 3)
-    assert view["round"] == 0 and view["epoch"] == 2
+    assert view["round"] == 0 and view["epoch"] == 2, view["story"]
     assert not any(gone(rank["pid"]) for rank in ranks)
     fleet.go()
     assert [node.wait() for node in nodes] == [0, 0, 0]
