@@ -192,6 +192,12 @@ class Fleet:
         wanted = f"round {number} with {size} workers"
         return self.until(wanted, lambda v: v["state"] == "training" and v["round"] == number and v["world"] == size)
 
+    def settled(self, electors: int) -> None:
+        """So many have a voice, and none is being given one: a coordinator that is killed in the middle of that, and
+        has lost its record, cannot be succeeded."""
+        wanted = f"{electors} electors"
+        self.until(wanted, lambda v: len(v["electors"]) == electors and v["electors_settled"])
+
     def started(self, number: int, count: int) -> list[dict[str, Any]]:
         """What the ranks of a round wrote when they started, by rank."""
 

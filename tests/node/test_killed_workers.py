@@ -48,6 +48,7 @@ def test_also_when_another_coordinator_has_taken_over_the_round(fleet: Fleet) ->
     """Its ranks are older than the lifeline to that one, and hold it all the same."""
     coordinator = fleet.coordinator()
     victim = three(fleet)
+    fleet.settled(4)
     coordinator.kill()
     coordinator.wait()
     fleet.coordinator()

@@ -221,6 +221,7 @@ def test_after_the_death_of_a_coordinator_what_is_held_is_known_again(
 ) -> None:
     run = started(fleet, 2, 1, "stop=6", "wait=1")
     run.reaches(6)
+    fleet.settled(4)
     fleet.processes[0].kill()
     fleet.processes[0].wait()
     fleet.coordinator()

@@ -97,6 +97,7 @@ def test_the_coordinator_may_die_mid_training(fleet: Fleet) -> None:
     nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--lease-s", "4") for i in range(3)]
     fleet.training(0, 2)
     ranks = fleet.started(0, 2)
+    fleet.settled(4)
     first.kill()
     first.wait()
     fleet.coordinator()

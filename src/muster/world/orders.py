@@ -137,4 +137,5 @@ def _electors(known: Electorate) -> dict[str, Any]:
         "term": known.term,
         "leader": known.leader.name if known.leader is not None else None,
         "electors": [{"name": one.name, "post": wire.show_address(*one.post)} for one in current],
+        "electors_settled": len(known.groups) < 2,
     }
