@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -37,7 +37,7 @@ from muster.core.member.orders import (
 )
 from muster.core.member.state import EXIT_FAILED, MemberState
 from muster.core.succession import electorate
-from muster.node import guard, health, logs, saves, system, word
+from muster.node import guard, health, logs, saves, system, telling
 from muster.node.heirs import Experience
 from muster.node.keeping import Keeping, Means
 from muster.node.lessons import Lessons
@@ -58,9 +58,7 @@ DUMP_WAIT_S = 3.0
 FREEZE_S = 0.5  # all agents hold their ranks still by then, so that every stack shows the hang and not its end
 REVIVE_LOOK_S = 0.05
 ORPHAN_LOOK_S = 0.005
-WORD_LOOK_S = 0.01
 ECHO_TIMEOUT_S = 5.0
-LOGS_LOOK_S, LOGS_LOOKS = 1.0, 30  # how often logs are looked at, and those of rounds before
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,7 @@ class Agent:
             self._holds,
             config.state,
         )
+        self._telling = telling.Telling(self._ranks, self._noticed, self._tasks)
         self._lessons = Lessons(self._member.connection.send, lambda names: self._processes.learned(names))
         self._experience = Experience()
         self._processes = self._start_processes()
@@ -162,7 +161,7 @@ class Agent:
         self._tasks.start(self._member.run())
         self._tasks.start(self._watch_files())
         if self._config.log_bytes:
-            self._tasks.start(self._keep_logs_small(self._config.log_bytes))
+            self._tasks.start(logs.keep_small(self._config.log_dir, self._config.log_bytes, self._at_work, self._say))
 
     async def _keep_alive(self, standalone: Standalone) -> None:
         """The coordinator that we brought is started again if it dies before the run does, and nobody replaces it."""
@@ -245,7 +244,7 @@ class Agent:
             case KillRanks():
                 self._processes.signal(signal.SIGKILL, self._processes.alive)
             case Notify():
-                self._notify(order)
+                self._telling.notify(order)
             case AwaitSaves():
                 self._tasks.start(self._await_saves(order))
             case Hurry(now=now):
@@ -292,40 +291,11 @@ class Agent:
         loop.add_reader(listener, serve)
         processes.warm_ready.add_done_callback(lambda _: serve() if processes.torch_loaded else None)
 
-    def _notify(self, order: Notify) -> None:
-        """Count only after all are held: whoever is not held yet will be at its next call."""
-        marks = [rank.mark for rank in self._ranks(order.round)]
-        for mark in marks:
-            if order.withdrawn:
-                word.withdraw(mark)
-            elif order.call is None:
-                word.hold(mark, order.for_s)
-            else:
-                word.tell(mark, order.call, order.for_s)
-        if order.call is None and not order.withdrawn:
-            calls = max((word.asked(mark).calls for mark in marks), default=0)
-            self._member.handle(self._held.noticed(order.round, calls, self._member.now))
-        elif order.call is not None:
-            self._tasks.start(self._watch_savers(order.round, order.call, order.for_s))
-
-    async def _watch_savers(self, number: int, call: int, for_s: float) -> None:
-        """Tell when all of our ranks that ask have been told, and when one has gone on."""
-        until, told = self._member.now + for_s, (False, False)
-        while self._member.now < until and (ranks := self._ranks(number)):
-            asked = [one for rank in ranks if (one := word.asked(rank.mark)).calls]
-            known = all(one.has_seen(call) for one in asked), any(one.is_done(call) for one in asked)
-            if known != told:
-                told, most = known, max((one.calls for one in asked), default=0)
-                seen, done = known
-                self._member.handle(self._held.noticed(number, most, self._member.now, seen=seen, done=done))
-            if all(known):
-                return
-            await asyncio.sleep(WORD_LOOK_S)
+    def _noticed(self, number: int, calls: int, *, seen: bool = False, done: bool = False) -> None:
+        self._member.handle(self._held.noticed(number, calls, self._member.now, seen=seen, done=done))
 
     def _ranks_signalled(self) -> None:
-        """They are asked to end. Only now nothing keeps those that wait for that: before, they would make a step."""
-        for mark in self._files.marks.values() if self._files is not None else ():
-            word.over(mark)
+        telling.over(self._files.marks.values() if self._files is not None else ())
 
     async def _stop(self, order: StopRanks) -> None:
         if order.dump:
@@ -372,19 +342,9 @@ class Agent:
             if (current := self._held.current) is not None:
                 self._saves.sample(self._ranks(current.number), self._member.now)
 
-    async def _keep_logs_small(self, keep: int) -> None:
-        """Those of our ranks that run at every look, all others now and then: they grow no more."""
-        where = self._config.log_dir
-        for look in itertools.count():
-            await asyncio.sleep(LOGS_LOOK_S)
-            try:
-                if look % LOGS_LOOKS == 0:
-                    await asyncio.to_thread(trimming.cut_rounds, where, keep)
-                elif (current := self._held.current) is not None and not current.stopping:
-                    await asyncio.to_thread(trimming.cut_ranks, where, keep, current.number, current.place.ranks)
-            except OSError as error:
-                self._say(f"what ranks print cannot be kept small in {self._config.log_dir}: {error.strerror}")
-                return
+    def _at_work(self) -> tuple[int, Sequence[int]] | None:
+        current = self._held.current
+        return (current.number, current.place.ranks) if current is not None and not current.stopping else None
 
     def _fresh_steps(self) -> tuple[tuple[int, int, float], ...]:
         return self._files.fresh_steps() if self._files is not None and self._held.runs else ()

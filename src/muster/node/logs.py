@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import select
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from muster import files, trimming
 
@@ -26,6 +29,7 @@ _PATIENCE = 64  # chunks of rank output that go before a line of the agent
 _TAIL_BYTES = 8192
 _WHOLE_BYTES = 1 << 22
 TAIL_LINES = 20
+LOOK_S, LOOKS = 1.0, 30  # how often what running ranks print is kept small, and that of rounds before
 
 
 @dataclass
@@ -240,3 +244,19 @@ def _end_of(path: str, start: int, most: int) -> list[str]:
             return trimming.read(opened, most, at)[1].decode(errors="replace").splitlines()
     except OSError:
         return []
+
+
+async def keep_small(
+    where: Path, keep: int, at_work: Callable[[], tuple[int, Sequence[int]] | None], say: Callable[[str], None]
+) -> None:
+    """Those of our ranks that run at every look, all others now and then: they grow no more."""
+    for look in itertools.count():
+        await asyncio.sleep(LOOK_S)
+        try:
+            if look % LOOKS == 0:
+                await asyncio.to_thread(trimming.cut_rounds, where, keep)
+            elif (now := at_work()) is not None:
+                await asyncio.to_thread(trimming.cut_ranks, where, keep, *now)
+        except OSError as error:
+            say(f"what ranks print cannot be kept small in {where}: {error.strerror}")
+            return
