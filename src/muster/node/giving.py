@@ -42,7 +42,6 @@ class Giver:
         self._flushing = 0
         self._all_given = asyncio.Event()
         self.took_s = 0.0
-        self.no_room = ""
 
     def wake(self) -> None:
         self._news.set()
@@ -94,7 +93,6 @@ class Giver:
         line.say(offer=json.loads(copy.manifest.write()))
         told = await line.hear()
         began = loop.time()
-        self.no_room = str(told.get("no_room", ""))
         wanted = told.get("want")
         if isinstance(wanted, list):
             await send(line, copy, wanted, self._rate, self._memory)

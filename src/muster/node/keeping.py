@@ -60,7 +60,7 @@ class Keeper:
         self.tasks = Tasks()
         self.resume: Resume | None = None
         self._number = -1
-        self._every, self._write_at = 1, None
+        self._every = 1
         self._paces: dict[int, tuple[int, float, float]] = {}  # of each rank: every, seconds of a commit, of a step
         self._refused = self._damage = ""
         self.copying: dict[int, int] = {}  # of each rank the step that it copies now
@@ -98,11 +98,9 @@ class Keeper:
             self._none_copies.clear()
             await self._none_copies.wait()
 
-    async def settle(self, *, flush: bool) -> None:
+    async def settle(self) -> None:
         """The ranks have ended: what they have sealed, and what others said of theirs, is all that there will be."""
         await previews.believe(self.peers.previews, self.shelf, self.take)
-        if flush:
-            await self.flush()
         self._tell()
 
     async def flush(self) -> None:
@@ -252,21 +250,21 @@ class Keeping:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.wrap_future(asked), COPY_S)
 
-    async def settle(self, *, flush: bool = False) -> None:
-        """Until all that ranks have said is heard, and told. `flush`: and others have it, too."""
+    async def settle(self) -> None:
+        """Until all that ranks have said is heard, and told."""
         if self._thread is None or self._keeper is None:
             return
-        asked = asyncio.run_coroutine_threadsafe(self._settled(self._keeper, flush), self._thread.loop)
+        asked = asyncio.run_coroutine_threadsafe(self._settled(self._keeper), self._thread.loop)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(asked), FLUSH_S + SETTLE_S if flush else SETTLE_S)
+            await asyncio.wait_for(asyncio.wrap_future(asked), SETTLE_S)
         await asyncio.sleep(0)
 
     @staticmethod
-    async def _settled(keeper: Keeper, flush: bool) -> None:
+    async def _settled(keeper: Keeper) -> None:
         """What ranks said before they ended is in their sockets: the loop reads that before it comes back to us."""
         for _ in range(3):
             await asyncio.sleep(0)
-        await keeper.settle(flush=flush)
+        await keeper.settle()
 
     def _hire(self) -> Keeper:
         if self._keeper is None:
