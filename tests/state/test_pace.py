@@ -15,12 +15,16 @@ def run(pace: Pace, step_s: float, copy_s: float, copies: int = 60) -> int:
     return pace.every
 
 
-@given(st.floats(0.01, 10), st.floats(0.0001, 10), st.floats(0.01, 1))
+@given(st.floats(0.01, 10), st.floats(0.0001, 10), st.floats(0.01, 0.99))
 def test_copies_take_no_more_than_their_share_and_not_much_less(step_s: float, copy_s: float, overhead: float) -> None:
     every = run(Pace(overhead), step_s, copy_s)
     assert every & (every - 1) == 0  # steps of before stay among those of after
     assert copy_s <= overhead * every * step_s * 1.001
     assert every == 1 or copy_s >= overhead * every * step_s / 6.1
+
+
+def test_all_of_the_time_is_a_copy_at_each_step() -> None:
+    assert run(Pace(1.0), 0.001, 10) == 1
 
 
 def test_what_copies_leave_may_be_spent_on_waiting() -> None:

@@ -1,7 +1,8 @@
 """How often may a copy be taken, so that it takes no more than its share of the time? Pure.
 
 All ranks have to copy the same steps: each says how often it can, the slowest counts, and what is copied are the steps
-that can be divided by that. It changes by doubling and halving, so that steps of before stay among those of after.
+that can be divided by that. It changes by doubling and halving, so that steps of before stay among those of after. A
+share of 1 is all of the time: each step is copied, whatever it costs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Pace:
         self.copy_s = _mixed(self.copy_s, cost_s)
         if not self.step_s or self.copy_s is None:
             return
-        share = self.copy_s / self.step_s  # at every step
+        share = self.copy_s / self.step_s if self.overhead < 1 else 0.0  # at every step
         if share > self.overhead * self.every:
             self.every = min(MOST_EVERY, self.every * 2)
         elif self.every > 1 and share < self.overhead * self.every / 3:
