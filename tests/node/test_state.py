@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from muster.state import disk
 from tests.fleet import Fleet, Process, eventually, family, kill_all
 
+pytestmark = pytest.mark.xdist_group("state")  # so that what is compared with is made once
 KEPT = str(Path(__file__).parents[1] / "programs" / "kept.py")
 STEPS = 12
 
@@ -88,7 +90,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str
 def test_a_killed_worker_costs_no_committed_step(
     fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], rank: int
 ) -> None:
-    run = started(fleet, 2, 1, "pause=0.05", "wait=1")
+    run = started(fleet, 2, 1, "pause=0.05", "wait=1", "optim=1")
     run.reaches(5)
     committed = min(run.steps(0).values())
     run.kill(run.worker_of(rank))
@@ -159,7 +161,7 @@ def test_where_all_memory_is_damaged_nothing_of_it_is_used(
 ) -> None:
     run = started(fleet, 2, 1, "stop=10", "wait=1", f"durable={tmp_path / 'kept'}", "every=0.01", "pause=0.4")
     run.reaches(10)
-    eventually(lambda: list((tmp_path / "kept").glob("step-*/rank-*1*")) or None, "a step on disk")
+    eventually(lambda: disk.steps(tmp_path / "kept") or None, "a whole step on disk")
     for node in run.nodes.values():
         flip_all(node)
     run.kill(run.worker_of(1))
@@ -203,7 +205,7 @@ def test_too_little_room_is_told_and_the_training_goes_on(
 def test_a_total_loss_goes_on_from_disk(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], tmp_path: Path) -> None:
     words = (f"durable={tmp_path / 'kept'}", "every=0.01", "pause=0.3")
     run = started(fleet, 2, 0, *words)
-    eventually(lambda: list((tmp_path / "kept").glob("step-*/rank-*1*")) or None, "a step on disk", 60)
+    eventually(lambda: disk.steps(tmp_path / "kept") or None, "a whole step on disk", 60)
     for worker in list(run.nodes):
         run.kill(worker)
     run.nodes = {

@@ -2,7 +2,8 @@
 
 usage: kept.py DIR STEPS [KEY=VALUE …]    mib: size of the weights; pause: seconds in a step; sharded: each rank has
 weights of its own; crash: rank:step at which it ends in its first round; stop: all ranks wait at that step for DIR/on;
-wait: each step is waited for; nan: rank:step:count, that many rounds that went on from there fail; durable: folder
+wait: each step is waited for; nan: rank:step:count, that many rounds that went on from there fail; durable: folder;
+optim: one of torch's optimizers, whose first one costs a process two seconds, instead of the same by hand
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 width = max(8, int((float(options.get("mib", 0)) * (1 << 18)) ** 0.5))
 model = torch.nn.Linear(width, width, bias=False)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+RATE, MOMENTUM = 1e-2, 0.9
+optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM) if "optim" in options else None
+momentum = torch.zeros(width, width)  # without one
 drawn = torch.zeros(())  # what this rank drew up to now: per rank, and from its own generator
 own = torch.zeros(4)
 durable = options.get("durable")
 state = muster.State(
     model=model,
-    optimizer=optimizer,
+    optimizer=optimizer if optimizer is not None else momentum,
     drawn=drawn,
     own=own,
     seen=[],
@@ -65,13 +68,18 @@ for step in range(begin, steps):
     own[:] = step + rank
     state["seen"] = [*state["seen"][-3:], step]
     loss = (model(torch.full((2, width), 1.0 + step % 7)) ** 2).mean()
-    optimizer.zero_grad()
+    model.zero_grad()
     loss.backward()
     grad = model.weight.grad
     assert grad is not None
     dist.all_reduce(grad)
     grad /= ranks
-    optimizer.step()
+    if optimizer is not None:
+        optimizer.step()
+    else:
+        momentum.mul_(MOMENTUM).add_(grad)
+        with torch.no_grad():
+            model.weight.add_(momentum, alpha=-RATE)
     state.commit(step + 1)
     if "wait" in options:
         state.wait()
@@ -80,8 +88,8 @@ for step in range(begin, steps):
         os._exit(3)
     time.sleep(float(options.get("pause", 0)))
 state.wait()
-made = hashlib.sha256(
-    model.weight.detach().numpy().tobytes() + optimizer.state_dict()["state"][0]["momentum_buffer"].numpy().tobytes()
-)
+if optimizer is not None:
+    momentum = optimizer.state_dict()["state"][0]["momentum_buffer"]
+made = hashlib.sha256(model.weight.detach().numpy().tobytes() + momentum.numpy().tobytes())
 tell("end", number, rank, f"{drawn.item():.9f}", int(own[0]), state["seen"][-1], made.hexdigest())
 dist.destroy_process_group()

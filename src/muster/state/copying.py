@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -118,8 +118,7 @@ class Copier:
         job.tensors = self._stream.save_now(tensors, now, lambda index: view(slot.memory, manifest.pieces[index]))
         slot.memory[manifest.rest.offset :][: len(rest)] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
         self._stream.mark()
-        if later:
-            job.manifest = _glanced(job, set(now))
+        job.manifest = _glanced(job, now)
         self._slots.begin(slot, job.manifest)
         self._now = job
         self._idle.clear()
@@ -195,15 +194,20 @@ class Copier:
         job.slot.seal(job.manifest.summed(found))
 
 
-def _glanced(job: Job, now: Set[int]) -> Manifest:
-    """With the sums of all that is copied, and a glance at what is not, if that takes no time."""
+def _glanced(job: Job, now: Sequence[int]) -> Manifest:
+    """With the sums of what is copied, and a glance at the rest, as far as that takes no time."""
     pieces, memory = job.manifest.pieces, job.slot.memory
-    at_once = sum(pieces[index].length for index in now)
-    if len(pieces) > MOST_MARKED or at_once > MOST_AT_ONCE or any(one.is_cuda for one in job.tensors):
+    left = MOST_AT_ONCE - job.manifest.rest.length
+    if len(pieces) > MOST_MARKED or left < 0 or any(one.is_cuda for one in job.tensors):
         return job.manifest
+    summed = set()
+    for index in sorted(now, key=lambda index: pieces[index].length):
+        if (left := left - pieces[index].length) < 0:
+            break
+        summed.add(index)
     known = [
         replace(piece, sum=sums.of(raw(memory, piece)))
-        if index in now
+        if index in summed
         else replace(piece, glance=glances.of(job.tensors[index]))
         for index, piece in enumerate(pieces)
     ]
