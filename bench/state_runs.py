@@ -22,6 +22,7 @@ from tests.fleet import Fleet, Process, eventually, family, free_port, kill_all
 
 SCRIPT = Path(__file__).with_name("state_script.py")
 ACTIVE = 2
+LEISURE_S = 8.0  # a spare of ours goes on preparing itself a while after it came, and rests before that
 LOOKS = 20  # at a spare, to see whether it rests
 STORE = """
 import sys, time, torch.distributed as dist
@@ -100,7 +101,7 @@ class Job:
         self.workers: dict[str, Process] = {}
         self._contestant = contestant
         self._program = (str(SCRIPT), str(fleet.notes), "--keep", contestant.keep, *words)
-        self._spare = ""
+        self._spare, self._spare_from = "", 0.0
         fleet.port = free_port()
         fleet.env["MUSTER_RUN_TOKEN"] = "a token of the bench, which opens nothing"
         contestant.meet(fleet)
@@ -113,7 +114,7 @@ class Job:
         self.start()
 
     def start(self) -> None:
-        self._spare = f"w{len(self.fleet.processes):03}"
+        self._spare, self._spare_from = f"w{len(self.fleet.processes):03}", time.monotonic()
         spot = Spot(self._spare, "127.0.0.1", self.fleet.address, first=False, active=ACTIVE)
         launcher = self._contestant.launcher
         self.workers[self._spare] = self.fleet.start(*launcher.command(spot, self._program), **launcher.env(spot))
@@ -138,6 +139,7 @@ class Job:
     def settle(self) -> None:
         """The spare stands by, as in any real job, and training has come at least two steps further meanwhile."""
         reached = self.trained()
+        time.sleep(max(0.0, self._spare_from + LEISURE_S - time.monotonic()))
         eventually(lambda: rests(self.workers[self._spare].pid), "the spare stands by", losses.START_S)
         eventually(lambda: self.trained() >= reached + 2 or self._ended(), "two more steps", losses.START_S)
 

@@ -2,7 +2,8 @@
 
 A parent begins with what stands at the top of the script, because the first start waits for it. What takes longer, and
 what ranks turned out to import later, goes into an heir. It replaces the parent between two rounds, when it is ready.
-An heir that hangs, dies or finds nothing to import without leaving traces costs time that nobody waits for.
+An heir that hangs, dies or finds nothing to import without leaving traces costs time that nobody waits for; a run that
+is over at once has none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ HEIRS = 8  # as many are prepared at most, those that fail included
 DEATHS = 3  # after which nobody tries again on its own
 PATIENCE_S = 600.0  # for one to be ready
 RETRY_S = 2.0
+LEISURE_S = 4.0  # until the first is prepared: a worker that is gone by then has paid nothing
 
 Hire = Callable[[Program, Callable[[dict[str, Any]], None], Callable[[str], None]], ParentLine]
 
@@ -75,12 +77,12 @@ class Heirs:
     def prepare(self) -> None:
         """There is time, and more to import than a script says: torch.optim alone takes a second and a half."""
         if self._experience.heirs == 0:
-            self._start()
+            self._soon()
 
     def compared(self, lacking: list[str]) -> None:
         """The newest parent does not have those modules."""
         if not self._experience.given.issuperset(lacking):
-            self._start()
+            self._soon()
 
     def note_unfit(self, news: dict[str, Any]) -> None:
         """A parent begins anew without those."""
@@ -96,6 +98,12 @@ class Heirs:
                 line.close(kill=True)
         self._coming = self._ready = None
         self._wait(None)
+
+    def _soon(self) -> None:
+        if self._experience.heirs:
+            self._start()
+        elif self._timer is None:
+            self._wait(LEISURE_S, self._start)
 
     def _start(self) -> None:
         known = self._experience
