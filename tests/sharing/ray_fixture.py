@@ -15,7 +15,7 @@ CASES = Path(__file__).with_name("ray_cases.py")
 # Its own network: only loopback. Its own processes: all of them end with the first.
 APART = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 LOOPBACK = ["bash", "-c", 'ip link set lo up; exec "$@"', "lo"]
-BOUND_S = 480  # on a busy machine; a hundred when it is quiet
+BOUND_S = 800  # on a busy machine; a hundred when it is quiet
 
 
 @pytest.fixture(scope="session")
