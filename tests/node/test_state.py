@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,15 @@ class Run:
             return len(there) == ranks and min(there.values()) >= step
 
         eventually(lambda: look() or None, f"step {step} of round {number}", 60)
+
+    def is_held(self, step: int, copies: int) -> None:
+        """So many workers have that step: a spare is given the first ones a moment later than buddies."""
+
+        def look(view: dict[str, Any]) -> bool:
+            kept = view.get("kept_state") or {}
+            return bool(kept.get("step") == step and kept["copies"] == copies)
+
+        self.fleet.until(f"{copies} workers have step {step}", look)
 
     def goes_on(self, number: int, ranks: int = 2) -> None:
         eventually(lambda: len(self.begun(number)) == ranks or None, f"all ranks go on in round {number}", 60)
@@ -147,6 +157,7 @@ def test_damaged_memory_is_not_used(fleet: Fleet, undisturbed: dict[int, tuple[s
     """The worker that goes on has its own memory damaged: what its ranks need comes from the spare."""
     run = started(fleet, 2, 1, "stop=6", "wait=1")
     run.reaches(6)
+    run.is_held(6, 3)
     stays, goes = run.worker_of(0), run.worker_of(1)
     assert flip_all(run.nodes[stays]) >= 2
     run.kill(goes)

@@ -18,7 +18,7 @@ from pathlib import Path
 SHARE = 0.5  # of the memory that is free, unless a limit is set
 _LARGER = 1.25  # so much larger than wanted a free segment may be
 _SMALLEST = 64 << 10
-_IDLE_TAKES = 64  # after so many others a segment that nobody uses is given back
+_IDLE_TAKES = 16  # after so many others a segment that nobody uses is given back
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 

@@ -17,7 +17,7 @@ from muster.types.state import Held
 KEPT = 2
 SMALL = 4 << 20  # of copies that are smaller more are kept: they come quickly, and others lag behind
 KEPT_SMALL = 16
-LARGE = 256 << 20  # of others' copies that are larger only what is needed is kept: memory is dear
+LARGE = 32 << 20  # of others' copies that are larger only what is needed is kept: memory is dear
 Key = tuple[int, int, int]  # rank, round, step
 Spot = tuple[Segment, int]
 
