@@ -164,7 +164,10 @@ LATE = """\
     found = [name for name in ("late", "spins", "mine") if name in sys.modules]
 
     def main():
-        import late, mine, missing_one
+        try:
+            import wanting
+        except ImportError:
+            import late, mine, missing_one
 
     try:
         main()
@@ -181,6 +184,7 @@ LATE = """\
 
 def test_a_spare_that_takes_a_rank_has_what_others_imported_late(fleet: Fleet, installed: Path) -> None:
     """It has never run the script. A module that starts a thread is left to it all the same."""
+    install(installed, wanting="raise ImportError('there is no winreg')\n")
     spins = UNFIT["threads"] + "open(os.environ['NOTES'] + f'/spins-{os.getpid()}', 'w').close()\n"
     install(installed, late="open(os.environ['NOTES'] + f'/late-{os.getpid()}', 'w').close()\n", spins=spins)
     written(fleet, "mine.py", TELLS)
@@ -210,6 +214,7 @@ def test_a_spare_that_takes_a_rank_has_what_others_imported_late(fleet: Fleet, i
     fleet.go()
     assert [node.wait() for node in nodes if node is not lost] == [0, 0]
     assert "left to ranks, not preloaded: spins starts a thread" in spare.text
+    assert "wanting" not in spare.text, "ranks do without it, too: that is no reason to begin anew"
 
 
 def test_an_heir_that_dies_is_missed_by_nobody(fleet: Fleet, installed: Path) -> None:

@@ -101,7 +101,10 @@ def _is_among(step: Load, names: tuple[str, ...]) -> bool:
 
 
 def _import(step: Load) -> None:
-    """As if it were done where it is written. One that is not there leaves nothing, and the rank will say so."""
+    """As if it were done where it is written. One that is not there leaves nothing, and the rank will say so.
+
+    What was learned from a rank is what it looked for, and it may have had to do without: then so do we.
+    """
     tree = ast.parse(f"from {step.module} import {step.name}" if step.name else f"import {step.module}")
     ast.increment_lineno(tree, step.line - 1)
     code = compile(tree, step.path or "<muster>", "exec", dont_inherit=True)
@@ -109,10 +112,10 @@ def _import(step: Load) -> None:
     try:
         exec(code, place)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{step.module}.".startswith(f"{error.name}."):
+        if step.path and (error.name is None or not f"{step.module}.".startswith(f"{error.name}.")):
             raise
     except ImportError as error:
-        if error.name != step.module or not str(error).startswith("cannot import name"):
+        if step.path and (error.name != step.module or not str(error).startswith("cannot import name")):
             raise
 
 
