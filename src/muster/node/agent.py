@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -43,7 +44,7 @@ from muster.node.keeping import Keeping, Means
 from muster.node.lessons import Lessons
 from muster.node.program import Program
 from muster.node.rank_files import RankFiles, key_of, rank_of
-from muster.node.rank_processes import RankProcesses
+from muster.node.rank_processes import RankProcesses, offer_store
 from muster.node.standalone import CannotStart, Standalone
 from muster.run_token import KeptToken
 from muster.types.frames import CopiesFrame, ElectorsFrame, Frame, WelcomeFrame
@@ -56,7 +57,6 @@ from muster.world.membership import MemberIdentity, Membership
 
 DUMP_WAIT_S = 3.0
 FREEZE_S = 0.5  # all agents hold their ranks still by then, so that every stack shows the hang and not its end
-REVIVE_LOOK_S = 0.05
 ORPHAN_LOOK_S = 0.005
 ECHO_TIMEOUT_S = 5.0
 
@@ -155,7 +155,7 @@ class Agent:
             shown = wire.show_address(*standalone.addresses[0])
             run_id = self._config.identity.run_id
             self._say(f"coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}")
-            self._tasks.start(self._keep_alive(standalone))
+            self._tasks.start(standalone.keep_alive(self._abandoned_s, self._say))
         if self._config.health_check and (unfit := await health.check(self._config.health_check)):
             self._member.handle(self._state.checked(unfit, self._member.now))
         self._tasks.start(self._member.run())
@@ -163,21 +163,12 @@ class Agent:
         if self._config.log_bytes:
             self._tasks.start(logs.keep_small(self._config.log_dir, self._config.log_bytes, self._at_work, self._say))
 
-    async def _keep_alive(self, standalone: Standalone) -> None:
-        """The coordinator that we brought is started again if it dies before the run does, and nobody replaces it."""
-        alone_since = self._member.now
-        loop = asyncio.get_running_loop()
-
-        def say(text: str) -> None:  # from another thread
-            loop.call_soon_threadsafe(self._say, text)
-
-        while True:
-            await asyncio.sleep(REVIVE_LOOK_S)
-            at, now = self._state.at, self._member.now
-            if at.connected:
-                alone_since = now
-            elif now - alone_since >= (at.settings.lease_s if electorate.can_succeed(at.electorate) else 0.0):
-                await asyncio.to_thread(standalone.revive, say)
+    def _abandoned_s(self) -> float:
+        """How long a coordinator may be away until nobody else is going to replace it."""
+        at = self._state.at
+        if at.connected:
+            return math.inf
+        return at.settings.lease_s if electorate.can_succeed(at.electorate) else 0.0
 
     async def _depart(self) -> None:
         self._tasks.cancel()
@@ -263,33 +254,12 @@ class Agent:
             self._files = RankFiles(
                 place, mine.run_id, self._config.log_dir, self._scratch, self._echo, self._keeping.path
             )
-            if place.hosts_store:
-                self._serve_store(place)
+            if place.hosts_store and (listener := self._member.take_listener()) is not None:
+                at = place.round.store_addr, place.round.store_port
+                offer_store(self._processes, listener, at, lambda: self._runs(place.number) is not None)
             self._processes.spawn(self._files.starts())
         except OSError as error:
             self._member.handle(self._state.cannot_start(str(error), self._member.now))
-
-    def _serve_store(self, place: Place) -> None:
-        """Start the round's store: at once where torch is loaded, else when the first rank asks for it."""
-        listener = self._member.take_listener()
-        if listener is None:
-            return
-        loop, processes = asyncio.get_running_loop(), self._processes
-
-        def serve() -> None:
-            if listener.fileno() < 0:
-                return
-            loop.remove_reader(listener)
-            if self._runs(place.number) and not processes.lost:
-                processes.serve_store(listener, place.round.store_addr, place.round.store_port)
-            else:
-                listener.close()
-
-        if processes.torch_loaded:
-            serve()
-            return
-        loop.add_reader(listener, serve)
-        processes.warm_ready.add_done_callback(lambda _: serve() if processes.torch_loaded else None)
 
     def _noticed(self, number: int, calls: int, *, seen: bool = False, done: bool = False) -> None:
         self._member.handle(self._held.noticed(number, calls, self._member.now, seen=seen, done=done))

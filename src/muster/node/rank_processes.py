@@ -323,6 +323,28 @@ class RankProcesses:
                 end.close()
 
 
+def offer_store(
+    processes: RankProcesses, listener: socket.socket, at: tuple[str, int], wanted: Callable[[], bool]
+) -> None:
+    """Start the round's store: at once where torch is loaded, else when the first rank asks for it."""
+    loop = asyncio.get_running_loop()
+
+    def serve() -> None:
+        if listener.fileno() < 0:
+            return
+        loop.remove_reader(listener)
+        if wanted() and not processes.lost:
+            processes.serve_store(listener, *at)
+        else:
+            listener.close()
+
+    if processes.torch_loaded:
+        serve()
+        return
+    loop.add_reader(listener, serve)
+    processes.warm_ready.add_done_callback(lambda _: serve() if processes.torch_loaded else None)
+
+
 def _is_terminal(fd: int) -> bool:
     try:
         return os.isatty(fd)

@@ -6,7 +6,9 @@ starts it again on the same address, and members find it there.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import os
 import secrets
 import select
@@ -24,6 +26,7 @@ from muster.world.connection import Address
 
 READY_TIMEOUT_S = 10.0
 REVIVE_PAUSE_S = 1.0
+REVIVE_LOOK_S = 0.05
 
 
 class CannotStart(Exception):
@@ -117,6 +120,21 @@ class Standalone:
         if self._private and self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
+
+    async def keep_alive(self, patience_s: Callable[[], float], say: Callable[[str], None]) -> None:
+        """Start it again whenever it has died, and was missed for so long; on the loop of the agent."""
+        loop = asyncio.get_running_loop()
+        seen = loop.time()
+
+        def tell(text: str) -> None:  # from another thread
+            loop.call_soon_threadsafe(say, text)
+
+        while True:
+            await asyncio.sleep(REVIVE_LOOK_S)
+            if (patience := patience_s()) == math.inf:
+                seen = loop.time()
+            elif loop.time() - seen >= patience:
+                await asyncio.to_thread(self.revive, tell)
 
     def revive(self, say: Callable[[str], None]) -> None:
         """Start it again if it has died."""

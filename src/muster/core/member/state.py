@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from muster.core.member.held_round import HeldRound
+from muster.core.member.held_round import HeldRound, InRound
 from muster.core.member.orders import (
     CheckOwnHealth,
     Drop,
@@ -167,20 +167,7 @@ class MemberState:
         at.reach(now)
         at.lease.hello_sent = now
         at.unsaid = []
-        long = at.record is not None and len(at.record.seats) > PRESENTED_WHOLE
-        record = at.record.outlined(at.member_id) if at.record is not None and long else at.record
-        shown = Presented(record=record, outcome=at.outcome, electorate=at.electorate)
-        if (current := self.held.current) is None:
-            return shown
-        return replace(
-            shown,
-            round=current.number,
-            running=current.running,
-            up=current.up,
-            finished=current.finished,
-            exits=current.reported(now),
-            why=current.why_stopped,
-        )
+        return _presented(at, self.held.current, now)
 
     def found_dead(self, now: float) -> None:
         """Somebody answered, and it was not a coordinator.
@@ -326,11 +313,8 @@ class MemberState:
     def _leave_with_outcome(self) -> None:
         outcome = self.at.outcome
         assert outcome is not None
-        code = EXIT_FAILED
-        if outcome.state is OutcomeState.SUCCEEDED:
-            code = 0
-        elif outcome.reason == "no_progress":
-            code = self._no_requeue_code
+        failed = self._no_requeue_code if outcome.reason == "no_progress" else EXIT_FAILED
+        code = 0 if outcome.state is OutcomeState.SUCCEEDED else failed
         self._leave_at = math.inf
         self._end(code, f"{outcome.state}: {outcome.message}")
 
@@ -373,3 +357,20 @@ class MemberState:
             self.at.send(UnfitFrame(why=unfit))
             self.at.do(CheckOwnHealth(HEALTH_RETRY_S))
         return self.at.taken()
+
+
+def _presented(at: Standing, current: InRound | None, now: float) -> Presented:
+    long = at.record is not None and len(at.record.seats) > PRESENTED_WHOLE
+    record = at.record.outlined(at.member_id) if at.record is not None and long else at.record
+    shown = Presented(record=record, outcome=at.outcome, electorate=at.electorate)
+    if current is None:
+        return shown
+    return replace(
+        shown,
+        round=current.number,
+        running=current.running,
+        up=current.up,
+        finished=current.finished,
+        exits=current.reported(now),
+        why=current.why_stopped,
+    )
