@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 
 from bench import launchers, report
 from bench.launchers import Launcher
 from bench.losses import Job, Strike, a_fleet, every_process, launcher_only
 from bench.report import Figure, Goal, Sample, compared, progress, stories
+from bench.state_runs import LEISURE_S
 from tests.fleet import Fleet
 from tests.frameworks.jobs import QUIET, SCRIPTS, steps_in
 
@@ -69,6 +71,7 @@ def series(launcher: Launcher, script: str, how: Strike, repeat: int) -> list[Sa
                 samples.append(f"did not start: {str(problem).splitlines()[0][:80]}")
                 continue
             while len(samples) < repeat:
+                time.sleep(LEISURE_S)
                 job.settle()
                 place = next((place for place in job.training() if place != 0), None)
                 if place is None:
