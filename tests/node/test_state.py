@@ -53,7 +53,7 @@ class Run:
 
         def look(view: dict[str, Any]) -> bool:
             kept = view.get("kept_state") or {}
-            return bool(kept.get("step") == step and kept["copies"] == copies)
+            return bool(kept.get("step") == step and kept["copies"] >= copies)
 
         self.fleet.until(f"{copies} workers have step {step}", look)
 

@@ -3,7 +3,8 @@
 usage: kept.py DIR STEPS [KEY=VALUE …]    mib: size of the weights; pause: seconds in a step; sharded: each rank has
 weights of its own; crash: rank:step at which it ends in its first round; stop: all ranks wait at that step for DIR/on;
 wait: each step is waited for; nan: rank:step:count, that many rounds that went on from there fail; durable: folder;
-optim: one of torch's optimizers, whose first one costs a process two seconds, instead of the same by hand
+optim: one of torch's optimizers, whose first one costs a process two seconds, instead of the same by hand; faults: what
+all ranks have is told at every step, they wait while there is DIR/hold, and rank 0 ends once if there is DIR/nan
 """
 
 from __future__ import annotations
@@ -54,16 +55,31 @@ def tell(*words: object) -> None:
     os.write(told, (" ".join(map(str, words)) + "\n").encode())
 
 
+def all_of_it() -> str:
+    kept = optimizer.state_dict()["state"][0]["momentum_buffer"] if optimizer is not None else momentum
+    parts = (model.weight.detach(), kept, drawn, own)
+    found = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts) + repr(state["seen"]).encode())
+    return found.hexdigest()[:16]
+
+
 tell("begin", number, rank, begin, os.environ["MUSTER_WORKER"], os.getpid())
 crash = options.get("crash")
 nan = options.get("nan", "-1:-1:0").split(":")
 if int(nan[0]) == rank and begin >= int(nan[1]) and 0 < number <= int(nan[2]):
     raise SystemExit("loss is not a number")
+if "faults" in options:
+    if begin:
+        tell("sum", number, rank, begin, all_of_it())
+    if rank == 0 and (folder / "nan").exists():
+        (folder / "nan").unlink()
+        raise SystemExit("loss is not a number")
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 for step in range(begin, steps):
     if options.get("stop") == str(step) and number == 0:
         while not (folder / "on").exists():
             time.sleep(0.01)
+    while "faults" in options and (folder / "hold").exists():
+        time.sleep(0.005)
     drawn += torch.rand(())
     own[:] = step + rank
     state["seen"] = [*state["seen"][-3:], step]
@@ -84,6 +100,8 @@ for step in range(begin, steps):
     if "wait" in options:
         state.wait()
     tell("step", number, rank, step + 1)
+    if "faults" in options:
+        tell("sum", number, rank, step + 1, all_of_it())
     if crash == f"{rank}:{step + 1}" and number == 0:
         os._exit(3)
     time.sleep(float(options.get("pause", 0)))
