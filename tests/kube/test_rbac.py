@@ -197,6 +197,7 @@ def serves_with_the_tokens_of_its_start(stage: Stage, right: Right) -> None:
 
 def stands_by(stage: Stage, right: Right) -> None:
     """It says so, and begins as soon as it may."""
+    stage.begin()  # there is a lease after that
     stage.stop()
     if right.verb == "create":
         stage.cluster.api("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{stage.plane.own}/leases/muster")

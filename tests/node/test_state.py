@@ -48,14 +48,14 @@ class Run:
 
         eventually(lambda: look() or None, f"step {step} of round {number}", 60)
 
-    def is_held(self, step: int, copies: int) -> None:
+    def is_held(self, step: int, copies: int, within_s: float = 60.0) -> None:
         """So many workers have that step: a spare is given the first ones a moment later than buddies."""
 
         def look(view: dict[str, Any]) -> bool:
             kept = view.get("kept_state") or {}
             return bool(kept.get("step") == step and kept["copies"] >= copies)
 
-        self.fleet.until(f"{copies} workers have step {step}", look)
+        self.fleet.until(f"{copies} workers have step {step}", look, within_s)
 
     def goes_on(self, number: int, ranks: int = 2) -> None:
         eventually(lambda: len(self.begun(number)) == ranks or None, f"all ranks go on in round {number}", 60)

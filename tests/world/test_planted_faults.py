@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from muster.core.member import state as member_state
 from muster.core.member.guard import GuardState
 from muster.core.member.held_round import HeldRound
 from muster.core.member.standing import MemberLease, Standing
@@ -86,7 +87,7 @@ FAULTS = {
         "nobody bade it farewell",
     ),
     "ends of ranks are not presented again": (
-        *(MemberState, "hello", "exits=current.reported(now),", ""),
+        *(member_state, "_presented", "exits=current.reported(now),", ""),
         "not in .* s: an outcome|ended with",
     ),
     "what happens between hello and welcome is not told": (
