@@ -191,17 +191,23 @@ def test_a_step_that_fails_at_once_is_not_tried_again_and_again(
     assert "because rounds from step 6 on failed at once" in run.story("release")[-1]
 
 
-def test_a_world_that_grows_and_shrinks_goes_on(fleet: Fleet) -> None:
-    run = started(fleet, 2, 1, "pause=0.1", "wait=1", options=("--nnodes", "1:3"), steps=40)
+def test_a_world_that_grows_and_shrinks_learns_what_it_would_have_learned(fleet: Fleet) -> None:
+    words = ("pause=0.05", "wait=1", "any=1")
+    run = started(fleet, 2, 2, *words, options=("--nnodes", "1:4"), steps=60)
     run.reaches(3)
-    fleet.order("set-target", target=3)
-    run.goes_on(1, 3)
-    assert set(run.begun(1).values()) == {min(run.begun(1).values())} and run.begun(1)[0] >= 3
-    run.reaches(run.begun(1)[0] + 3, 1, 3)
-    fleet.order("set-target", target=2)
-    run.goes_on(2)
-    assert run.begun(2)[0] >= run.begun(1)[0] + 3
-    assert len({one[-1] for one in run.ends().values()}) == 1
+    for number, size in enumerate((4, 3, 2)):
+        before = min(run.steps(number).values())
+        fleet.order("set-target", target=size)
+        run.goes_on(number + 1, size)
+        begun = set(run.begun(number + 1).values())
+        assert len(begun) == 1 and min(begun) >= before
+        run.reaches(min(begun) + 3, number + 1, size)
+    (learned,) = {one[-1] for one in run.ends().values()}
+    fleet.run_id = "undisturbed"
+    (fleet.notes / "kept.log").unlink()
+    program = (KEPT, str(fleet.notes), "60", "any=1")
+    run.nodes = {name: fleet.node(name, "--nnodes", "2", program=program) for name in ("u0", "u1")}
+    assert {one[-1] for one in run.ends().values()} == {learned}
 
 
 def test_too_little_room_is_told_and_the_training_goes_on(
