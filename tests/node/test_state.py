@@ -49,11 +49,11 @@ class Run:
         eventually(lambda: look() or None, f"step {step} of round {number}", 60)
 
     def is_held(self, step: int, copies: int, within_s: float = 60.0) -> None:
-        """So many workers have that step: a spare is given the first ones a moment later than buddies."""
+        """So many workers have that step, or a later one: a spare is given the first ones later than buddies."""
 
         def look(view: dict[str, Any]) -> bool:
             kept = view.get("kept_state") or {}
-            return bool(kept.get("step") == step and kept["copies"] >= copies)
+            return bool((kept.get("step") or 0) >= step and kept["copies"] >= copies)
 
         self.fleet.until(f"{copies} workers have step {step}", look, within_s)
 
