@@ -198,12 +198,15 @@ def passes(error: errors.MusterError) -> bool:
 
 
 async def again(ask: Callable[[], Awaitable[T]]) -> T:
-    """Asked once more, a few times, where an answer was lost or somebody wrote at the same moment."""
+    """Asked once more, a few times, where an answer was lost or somebody wrote at the same moment.
+
+    No two that are in each other's way try again in step.
+    """
     for pause in AGAIN_S:
         try:
             return await ask()
         except (InDoubt, errors.Conflict):
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
     return await ask()
 
 
