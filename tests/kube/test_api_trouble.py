@@ -285,7 +285,7 @@ def test_a_conflict_on_every_second_write(plane: KubePlane, proxy: ApiProxy) -> 
         assert {count for (reason, _), count in told.items() if reason == "WorkerStarted"} == {1}, told
         # One whose Pod was refused again and again is given up for another, which is told; three there are.
         assert sum(count for (reason, _), count in told.items() if reason == "WorkerJoined") == 3, told
-        shown = shown_events(plane, "conflicts")
+        shown = eventually(lambda: shown_events(plane, "conflicts"), "kubectl shows events")
         assert set(shown.values()) == {1}
         assert_nothing_twice(plane)
 

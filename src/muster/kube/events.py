@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 from collections import deque
 from collections.abc import Iterable
@@ -76,7 +77,7 @@ class EventRecorder:
             if not await self._sent(event := self._next()):
                 self._waiting.setdefault(event.namespace, deque()).appendleft(event)
                 self._count += 1
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(AGAIN_S * random.uniform(0.5, 1.5))
 
     async def _sent(self, event: Event) -> bool:
         """False: it is to be tried again. It has a name of its own, so that it cannot be there twice."""
