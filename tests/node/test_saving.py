@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 import muster
 from muster.node import progress, saves
-from muster.node.saves import Busy, Patience, Saves, WatchedRank, roots_of
-from tests.fleet import PROGRAMS, Fleet, Process, eventually
+from muster.node.saves import Busy, Patience, Saves, WatchedRank, Where, roots_of
+from tests.fleet import PROGRAMS, Fleet, Process, eventually, gone
+from tests.node.test_faults import below
 from tests.plane import Plane, reasons
 
 SAVER = str(PROGRAMS / "saver.py")
@@ -99,6 +101,38 @@ def test_a_save_that_does_not_end_holds_the_world_for_a_bounded_time(fleet: Flee
     assert pair.content("half") == "begun"
 
 
+@pytest.mark.parametrize("how", ["block", "file"])
+def test_a_rank_whose_agent_died_ends_its_save_too(fleet: Fleet, how: str) -> None:
+    """Its guard sees to that, as long as the lease lasts."""
+    pair = Pair(fleet, how, "--lease-s", "30")
+    pair.there("saving-half", "runs-0-1")
+    pair.healthy.kill()
+    fleet.until("its death is known", lambda v: v["state"] != "training")
+    pair.say("finish")
+    pair.there("runs-1-0")
+    assert pair.content("half") == "begun and done"
+    fleet.go()
+    assert [node.wait() for node in pair.nodes[1:]] == [0, 0]
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["lease over", "guard stopped"])
+def test_a_save_without_an_agent_ends_with_the_lease_or_where_no_guard_watches(fleet: Fleet, stopped: bool) -> None:
+    pair = Pair(fleet, "file", "--lease-s", "3600" if stopped else "1.5")
+    pair.there("saving-half", "runs-0-1")
+    guard = below(pair.healthy.proc.pid, "muster.node.bootstrap")
+    rank = below(guard, SAVER)
+    if stopped:
+        os.kill(guard, signal.SIGSTOP)
+    pair.healthy.kill()
+    eventually(lambda: gone(rank), "the rank is ended")
+    assert pair.content("half") == "begun"
+    if stopped:
+        os.kill(guard, signal.SIGCONT)
+    pair.there("runs-1-0")
+    fleet.go()
+    assert [node.wait() for node in pair.nodes[1:]] == [0, 0]
+
+
 def test_files_that_are_written_all_the_time_hold_nothing_back(fleet: Fleet) -> None:
     pair = Pair(fleet, "logs")
     pair.there("runs-0-0", "runs-0-1")
@@ -163,7 +197,9 @@ def waited(rank: WatchedRank, cwd: Path) -> list[str]:
     told: list[str] = []
 
     async def wait() -> None:
-        await Saves(str(cwd), (), ()).over(lambda: [rank], SHORT, lambda busy: told.append(busy.told))
+        await Saves(Where(str(cwd), (), (), str(cwd / "scratch"))).over(
+            lambda: [rank], SHORT, lambda busy: told.append(busy.told)
+        )
 
     asyncio.run(wait())
     return told
@@ -227,7 +263,7 @@ def test_a_file_that_is_kept_open_is_no_save(tmp_path: Path) -> None:
         await kept.over(lambda: [rank], SHORT, lambda busy: told.append(busy.told))
 
     async def play() -> None:
-        kept = Saves(str(tmp_path), (), ())
+        kept = Saves(Where(str(tmp_path), (), (), str(tmp_path / "ours")))
         now = asyncio.get_running_loop().time()
         kept.sample([rank], now - saves.LONG_OPEN_S)
         await wait(kept)
@@ -248,7 +284,8 @@ def test_a_checkpoint_is_not_over_between_two_of_its_files(tmp_path: Path) -> No
         (tmp_path / folder).mkdir()
         began = asyncio.get_running_loop().time()
         (tmp_path / folder / "model.pt").write_bytes(b"x" * size)
-        await Saves(str(tmp_path), (), (str(tmp_path / "ours"),)).over(lambda: [rank], patience, lambda busy: None)
+        where = Where(str(tmp_path), (), (), str(tmp_path / "ours"))
+        await Saves(where).over(lambda: [rank], patience, lambda busy: None)
         return asyncio.get_running_loop().time() - began
 
     assert asyncio.run(over_after("checkpoint-40", 4096)) >= saves.SETTLE_S

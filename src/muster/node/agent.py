@@ -83,9 +83,9 @@ class Agent:
         mine = config.identity
         self._trace = _open_trace(os.environ.get("MUSTER_TRACE"))
         self._scratch = files.temporary()
-        self._saves = saves.Saves(
-            os.getcwd(), (config.program.target, *config.program.args), (str(config.log_dir), self._scratch)
-        )
+        words = (config.program.target, *config.program.args)
+        self._saved_where = saves.Where(os.getcwd(), words, (str(config.log_dir),), self._scratch)
+        self._saves = saves.Saves(self._saved_where)
         self._echo = logs.Echo(enabled=config.echo)
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks(self._failed)
@@ -334,9 +334,8 @@ class Agent:
 
     def _start_processes(self) -> RankProcesses:
         mine = self._config.identity
-        posting = guard.Posting(
-            mine.run_id, mine.member_id, mine.name, self._state.at.settings.lease_s, tuple(mine.addresses())
-        )
+        lease_s, addresses = self._state.at.settings.lease_s, tuple(mine.addresses())
+        posting = guard.Posting(mine.run_id, mine.member_id, mine.name, lease_s, addresses, self._saved_where)
         return RankProcesses(
             self._config.program,
             posting,

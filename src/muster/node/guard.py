@@ -2,7 +2,8 @@
 
 It is the parent of the warm parent and inherits every orphan below it, so it can say for certain when no rank and
 no grandchild is left. When the agent dies, or `core.member.guard` says that its time is up, the guard kills them all
-and tells the coordinator `gone(round)` over a connection of its own.
+and tells the coordinator `gone(round)` over a connection of its own. Ranks that are in the middle of a save when the
+agent dies may end it, as long as the agent's lease lasts.
 
 `muster.node.bootstrap` starts the warm parent and then calls `main`; the agent's first line says the rest.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 
 from muster.core.member.guard import GuardState
 from muster.core.member.orders import Beat
-from muster.node import bootstrap, system
+from muster.node import bootstrap, saves, system
 from muster.node.warm import LOOK_S, LOOK_SOON_S
 from muster.types import codec
 from muster.types.frames import Frame, GoneFrame, HelloFrame, Introduction
@@ -41,6 +42,7 @@ class Posting:
     name: str
     lease_s: float
     addresses: tuple[Address, ...] = ()
+    saves: saves.Where | None = None  # None: nobody's saves are waited for
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Guard:
 
     def __init__(self, reader: asyncio.StreamReader, clear: Callable[[], Awaitable[None]]) -> None:
         self._reader = reader
+        self._saves: saves.Saves | None = None
         self._clear = clear
         self._reported = asyncio.Event()
 
@@ -76,6 +79,7 @@ class Guard:
         posting = codec.from_wire(Posting, json.loads(await self._reader.readline()), names=codec.plain)
         self._state = GuardState(posting.lease_s, loop.time())
         self._addresses = list(posting.addresses)
+        self._saves = saves.Saves(posting.saves) if posting.saves is not None else None
         member = Introduction(posting.member_id, posting.name)
         self._connection = Connection(
             lambda: self._addresses,
@@ -86,7 +90,11 @@ class Guard:
             on_frame=self._hear,
         )
         connected = loop.create_task(self._stay_connected())
+        sampling = loop.create_task(self._watch_files())
         released = await self._stand_by()
+        sampling.cancel()
+        if not released:
+            await self._saves_end()
         await self._clear()
         self._state.cleared = True
         if released or self._state.round is None:
@@ -94,6 +102,32 @@ class Guard:
         self._say(self._state.report())
         done = loop.create_task(self._reported.wait())
         await asyncio.wait({done, connected}, timeout=REPORT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+
+    # Saves
+
+    async def _watch_files(self) -> None:
+        """So that files which are always open are told from those of a save."""
+        while self._saves is not None:
+            await asyncio.sleep(saves.SAMPLE_S)
+            if self._state.round is not None:
+                with contextlib.suppress(TimeoutError):
+                    look = asyncio.to_thread(self._saves.sample, self._below(), asyncio.get_running_loop().time())
+                    await asyncio.wait_for(look, saves.SAMPLE_S)
+
+    async def _saves_end(self) -> None:
+        """On a thread: nobody knows how long a disk takes to say what is on it, and the lease does not wait."""
+        left_s = self._state.due_at - asyncio.get_running_loop().time()
+        if self._saves is None or self._state.round is None or left_s <= 0:
+            return
+        over = self._saves.over(self._below, saves.Patience(left_s, left_s), lambda busy: None)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(asyncio.run, over), left_s)
+
+    def _below(self) -> list[saves.WatchedRank]:
+        """All that is below counts as the first rank: who is who only the agent knew."""
+        assert self._saves is not None
+        marks = self._saves.marks(self._state.round)
+        return [saves.WatchedRank(number, mark, None if number else os.getpid()) for number, mark in enumerate(marks)]
 
     async def _stay_connected(self) -> None:
         try:

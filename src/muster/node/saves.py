@@ -35,6 +35,16 @@ _LOGS = (".log", ".out", ".err", ".jsonl", ".csv", ".tsv", ".wandb", ".lock", ".
 
 
 @dataclass(frozen=True)
+class Where:
+    """Ranks are run in `cwd` with these words; `without` are our own folders, the marks of ranks are in `scratch`."""
+
+    cwd: str
+    words: tuple[str, ...]
+    without: tuple[str, ...]
+    scratch: str
+
+
+@dataclass(frozen=True)
 class WatchedRank:
     number: int
     mark: str  # the file that `muster.saving` locks
@@ -83,15 +93,24 @@ def roots_of(cwd: str, words: Sequence[str]) -> tuple[str, ...]:
 
 
 class Saves:
-    """Of the ranks of one worker, run in `cwd` with these words; `without` are folders of our own."""
+    """Of the ranks of one worker."""
 
-    def __init__(self, cwd: str, words: Sequence[str], without: Sequence[str]) -> None:
-        self._cwd = cwd
-        self._words = words
-        self._without = tuple(f"{os.path.realpath(path)}/" for path in without)
+    def __init__(self, where: Where) -> None:
+        self._cwd = where.cwd
+        self._words = where.words
+        self._scratch = where.scratch
+        self._without = tuple(f"{os.path.realpath(path)}/" for path in (*where.without, where.scratch))
         self._roots: tuple[str, ...] | None = None  # found when a file is seen that may be below one
         self._since: dict[tuple[int, str], float] = {}
         self._shut = _Shut()
+
+    def marks(self, number: int | None) -> list[str]:
+        """Of the ranks of that round."""
+        try:
+            names = os.listdir(self._scratch)
+        except OSError:
+            return []
+        return sorted(os.path.join(self._scratch, name) for name in names if name.startswith(f"progress-{number}-"))
 
     def sample(self, ranks: Sequence[WatchedRank], now: float) -> None:
         """Remember since when each file is open."""

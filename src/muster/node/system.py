@@ -82,6 +82,15 @@ def children() -> list[int]:
     return found
 
 
+def runs(pid: int) -> bool:
+    """Neither gone nor stopped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"T", b"t", b"Z", b"X")
+    except OSError:
+        return False
+
+
 def reap() -> tuple[list[tuple[int, int]], bool]:
     """Children that have ended, as (pid, status), a negative status being a signal; and whether any are left."""
     ended: list[tuple[int, int]] = []

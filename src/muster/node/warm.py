@@ -75,6 +75,7 @@ class _Parent:
         self._pid = os.getpid()
         self._children: dict[int, str] = {}
         self._stopping: _Stopping | None = None
+        self._deserted = False  # the agent is gone
         signal.signal(signal.SIGTERM, lambda *_: self._look_up())
         system.die_with_parent(guard, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -100,6 +101,8 @@ class _Parent:
 
     def _begin_anew(self, without: list[str], why: str) -> NoReturn:
         self._tell(unfit=without, why=why)
+        if self._deserted:
+            self._leave()
         self._take_over()
         program, attempts = self._program, self._program.attempts + 1
         if attempts <= ATTEMPTS:
@@ -125,6 +128,10 @@ class _Parent:
                     return True
             self._take_ends(system.reap()[0])
             self._finish_stopping()
+            if self._deserted:
+                with contextlib.suppress(KeyError):
+                    poll.unregister(self._control)
+                self._wait_for_guard()
 
     def _obey(self) -> bool:
         try:
@@ -132,7 +139,8 @@ class _Parent:
         except ConnectionResetError:
             data = b""  # closed with news of ours unread
         if not data:
-            self._leave()
+            self._deserted = True
+            return False
         order = json.loads(data)
         match order["do"]:
             case "spawn":
@@ -160,6 +168,12 @@ class _Parent:
     def _look_up(self) -> None:
         """SIGTERM comes from the kernel when the guard has died; from anybody else it is not for us."""
         if os.getppid() != self._guard:
+            self._leave()
+
+    def _wait_for_guard(self) -> None:
+        """The guard ends all of us when the agent is gone; where ranks save, not at once. It must be able to."""
+        ranks = any(key != STORE for key in self._children.values())
+        if not ranks or self._stopping is not None or not system.runs(self._guard):
             self._leave()
 
     def _leave(self) -> NoReturn:
@@ -246,6 +260,8 @@ class _Parent:
                     _send(pid, number, group=False)
 
     def _patience_ms(self) -> float | None:
+        if self._deserted:
+            return LOOK_S * 1000
         if self._stopping is None:
             return None
         until = self._stopping.strike_at if self._stopping.signal else self._stopping.deadline
@@ -296,7 +312,7 @@ class _Parent:
         try:
             self._control.send(json.dumps(message).encode())
         except (BrokenPipeError, ConnectionResetError):
-            self._leave()
+            self._deserted = True
 
 
 def _fork() -> int:
