@@ -13,9 +13,11 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from muster import errors
+from muster.core.packages import KeptPackage
 from muster.core.steady import Mark
 from muster.core.world.run import Run
 from muster.types.event import Event
@@ -300,6 +302,29 @@ class Keys(Protocol):
 
     async def list(self, prefix: str) -> Mapping[str, str]:
         """Path → value of every key below the prefix; empty if there is none."""
+
+
+# Packages ----------------------------------------------------------------------------------------
+
+
+class Packages(Protocol):
+    """Code that was sent, until no training needs it. A package is known in the namespace that it was sent to."""
+
+    def kept(self) -> Sequence[KeptPackage]: ...
+
+    def find(self, namespace: str, digest: str) -> KeptPackage | None: ...
+
+    async def keep(self, namespace: str, digest: str, source: Path, now: datetime) -> KeptPackage:
+        """Take that file, which was checked, for good. Raises `errors.TooLarge` if there is no room for it."""
+
+    async def renew(self, namespace: str, digest: str, now: datetime) -> None:
+        """Somebody is about to use one that is here."""
+
+    async def file(self, namespace: str, digest: str) -> Path:
+        """Where it can be read. Raises `errors.NotFound`."""
+
+    async def remove(self, namespace: str, digest: str) -> None:
+        """What is not there is no error."""
 
 
 class Clock(Protocol):

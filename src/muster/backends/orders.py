@@ -19,12 +19,21 @@ def words(spec: Spec, log_bytes: int | None = None) -> list[str]:
     own += [] if keep is None else ["--log-bytes", str(keep)]
     own += [] if spec.warm == "auto" else ["--warm", spec.warm]
     own += ["--preload", ",".join(spec.preload)] if spec.preload else []
+    own += [word for line in spec.requirements for word in ("--requirement", line)]
     if spec.command is not None:
         return [*own, "--no-python", "--", *spec.command, *spec.args]
     if spec.module is not None:
         return [*own, "-m", "--", spec.module, *spec.args]
     assert spec.script is not None
     return [*own, "--", spec.script, *spec.args]
+
+
+def package(training: Training, source: str) -> list[str]:
+    """Where a worker finds the code that was sent with its training, and where in it it runs."""
+    digest, folder = training.spec.package, training.spec.working_dir
+    if digest is None:
+        return []
+    return ["--package", digest, "--package-from", source] + (["--working-dir", folder] if folder else [])
 
 
 def shown(training: Training) -> Training:

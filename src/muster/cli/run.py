@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from muster.cli import durations, exits, follow, session
+from muster import files
+from muster.cli import durations, exits, follow, output, session
 from muster.cli.safe_text import shown
 from muster.types.training import WorldSize
 
@@ -78,6 +79,16 @@ def run(
         None, parser=durations.option, metavar="D", help="Start them anyway after so long (60s)."
     ),
     probe_address: str | None = typer.Option(None, metavar="A", help="Where workers are reached over an overlay."),
+    ship: bool | None = typer.Option(
+        None,
+        "--ship/--no-ship",
+        help="Send this folder along; by default where the control plane does not see it.",
+        show_default=False,
+    ),
+    requirements: Path | None = typer.Option(
+        None, metavar="FILE", help="Make an environment with these packages on each worker."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="List what would be sent, or show the plan; run nothing."),
     remove: bool = typer.Option(False, "--rm", help="Delete it once it has ended."),
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
@@ -113,14 +124,41 @@ def run(
         "mesh": _mesh(mesh, timeout_seconds=mesh_timeout, probe_address=probe_address),
         "labels": _pairs(label, "--label"),
         "name": name,
+        **({"requirements": requirements} if requirements is not None else {}),
+        **({"ship": ship} if ship is not None else {}),
     }
     fields["resources"] = {key: value for key, value in fields["resources"].items() if value is not None}
     client = session.open_client(url, token, namespace)
+    if dry_run:
+        _show_plan(client, fields)
+        return
     handle = client.train(**fields)
     if detach:
         print(shown(handle.name))
         return
     _follow(client, handle, namespace, remove=remove)
+
+
+def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
+    """What would travel, file by file; where nothing does, what would be started."""
+    from muster import package
+    from muster.sdk import shipping, submission
+
+    given = {name: value for name, value in fields.items() if name != "ship"}
+    if fields.get("ship") or ("ship" not in fields and client.is_far()):
+        folder, _ = shipping.placed(given)
+        parcel = shipping.collect(folder)
+        for entry in parcel.entries:
+            print(shown(f"{entry.name} -> {entry.link}" if entry.link is not None else entry.name))
+        for warning in parcel.warnings():
+            typer.echo(f"muster: {shown(warning)}", err=True)
+        packed = shipping.pack(parcel, files.home() / "cache")
+        sizes = f"{package.shown(parcel.size)}, {package.shown(packed.size)} packed"
+        typer.echo(f"{len(parcel.entries)} files of {folder} would be sent: {sizes}", err=True)
+        return
+    plan = client.plan(submission.training_of(given, client.namespace))
+    output.write_data(plan, output.Report.YAML)
+    typer.echo("nothing would be sent: the control plane sees this folder", err=True)
 
 
 def _follow(client: Client, handle: DistributedTraining, namespace: str, *, remove: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from muster.core.training.admission import Claim, Grant, admit, backend_of
 from muster.core.training.edits import altered
@@ -13,6 +13,8 @@ from muster.core.world import safe_state
 from muster.ports import Backend, Clock, Worlds
 from muster.types.training import Key, Training, Uid, problems_of
 from muster.types.worker import Worker
+
+INSTALLING = timedelta(minutes=30)  # what a worker that makes an environment first may take to join its world
 
 
 class Observer:
@@ -130,8 +132,9 @@ class Observer:
         joined = self._joined.setdefault(training.uid, set())
         joined |= here
         absent, now = self._absent.setdefault(training.uid, {}), self._clock.steady()
+        patience = max(backend.patience, INSTALLING) if training.spec.requirements else backend.patience
         for worker in workers:
-            late = worker.name in joined or now - worker.started_at > backend.patience
+            late = worker.name in joined or now - worker.started_at > patience
             if worker.alive and not worker.waiting and worker.name not in here and late:
                 absent.setdefault(worker.name, now)
             else:

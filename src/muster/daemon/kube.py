@@ -20,6 +20,7 @@ from muster.kube.lease import Leadership
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Keys, until_answered
 from muster.store.kube import KubeStore
+from muster.store.kube_packages import KubePackages
 from muster.world import wire
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ class KubeSite:
     def _host(self) -> str:
         """Where workers find whoever leads."""
         return self._options.advertise or f"{SERVICE}.{self._namespace}.svc"
+
+    @property
+    def _api_url(self) -> str:
+        """Where they find its API, which has their code."""
+        _, port = wire.parse_address(self._options.listen or f"{ANY}:{API_PORT}")
+        scheme = "https" if self._options.tls_cert is not None else "http"
+        return f"{scheme}://{wire.show_address(self._host, port or API_PORT)}"
 
     async def open(self) -> KubeStore:
         """Stand by until this replica leads, then read everything."""
@@ -93,9 +101,15 @@ class KubeSite:
             mesh_endpoint=self._mesh_endpoint,
             image=self._options.image,
             user=worker_user(self._options.worker_user),
+            api_url=self._api_url,
         )
         await until_answered("the cluster", self._backend.start_watching)
         return self._backend
+
+    async def packages(self) -> KubePackages:
+        kept = KubePackages(self._api, self._namespace, self._options.home / "packages")
+        await until_answered("the cluster", kept.open)
+        return kept
 
     async def adopt(self) -> int:
         return await self._backend.adopt()

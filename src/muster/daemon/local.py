@@ -31,6 +31,7 @@ from muster.files import read_text, write_private
 from muster.mesh.serving import KeyServer
 from muster.ports import Clock, Filter, Keys, Record, Write
 from muster.store import room
+from muster.store.packages import PackageFolder
 from muster.store.reached import Reached
 from muster.store.sqlite import SqliteStore
 from muster.types.codec import to_wire
@@ -103,10 +104,14 @@ class LocalSite:
         return self._keys.keys
 
     async def backend(self) -> LocalBackend:
-        self._backend = LocalBackend(self._home, self._store, self._clock)
+        self._packages = PackageFolder(self._home / "packages")
+        self._backend = LocalBackend(self._home, self._store, self._clock, package=self._packages.path)
         self._backend.mesh_endpoint = self._mesh_endpoint
         self._backend.log_bytes = self._options.log_limit
         return self._backend
+
+    async def packages(self) -> PackageFolder:
+        return self._packages
 
     async def adopt(self) -> int:
         self._end_given_up()

@@ -25,6 +25,7 @@ from muster.backends.local import gpus
 from muster.background import Tasks
 from muster.clock import SystemClock
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, RUN_KIND, Loop
+from muster.control.packages import PackageTidier
 from muster.control.publish import Publisher
 from muster.core import keeping
 from muster.core.training.metering import Rates, read_rates
@@ -35,8 +36,8 @@ from muster.daemon.direction import Direction, Listens
 from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
-from muster.files import own_folder, read_text, write_private
-from muster.ports import Backend, Clock, Filter, Keys, Store
+from muster.files import own_folder, place, private_folder, read_text, write_private
+from muster.ports import Backend, Clock, Filter, Keys, Packages, Store
 from muster.sdk.home import process_of
 from muster.types.codec import Invalid, show_time
 from muster.types.run_event import Kind, RunEvent
@@ -81,6 +82,9 @@ class Site(Protocol):
     async def keys(self) -> Keys: ...
 
     async def backend(self) -> SiteBackend: ...
+
+    async def packages(self) -> Packages:
+        """Where code that is sent is kept."""
 
     async def adopt(self) -> int:
         """Take over workers that a control plane before this one started; how many still run."""
@@ -141,6 +145,7 @@ class ControlPlane:
             alive_every_s=site.alive_every_s,
             step_writes_per_s=site.step_writes_per_s,
         )
+        self._packages = await site.packages()
         adopted = await site.adopt()
         self._backend.changed = self._workers_changed
         for stored in store.page(Filter()).items:
@@ -151,6 +156,8 @@ class ControlPlane:
                 worlds.open(stored.uid, settings_of(spec), spec.world_size.target)
         await site.listen(self._direction)
         self._loop.start()
+        self._tidier = PackageTidier(store, self._packages, self._clock)
+        self._tidier.start()
         await self._start_pools(os.environ, TrainingRounds(store, worlds, backends, self._loop.key_of))
         store.subscribe(lambda change: self._training_changed(change.stored.uid))
         await site.serving(await self._start_http(backends))
@@ -208,6 +215,9 @@ class ControlPlane:
             audit=Audit(self._home, AuditSize.told(os.environ), echo=self._site.name == "kube"),
             seal=PageSeal(token.encode()),  # the same after a restart, and for all replicas
             pools=self._pools,
+            packages=self._packages,
+            incoming=_emptied(self._home / "incoming"),
+            place=place() if self._site.name == "local" else "",
         )
         options = self._options
         listener = _listen(options.listen, self._home / "server.json")
@@ -245,6 +255,7 @@ class ControlPlane:
         for pool in self._pools.values():
             await pool.stop()
         await self._loop.stop()
+        await self._tidier.stop()
         await self._backend.close()
         await self._direction.stop()
         if self._serving is not None:
@@ -276,6 +287,15 @@ class ControlPlane:
         """What a pipeline held that ran as a rank of it may be free now."""
         for pool in self._pools.values():
             pool.tenants.training_changed(uid)
+
+
+def _emptied(folder: Path) -> Path:
+    """Of what was coming when the control plane before this one ended."""
+    private_folder(folder)
+    for left in folder.iterdir():
+        with contextlib.suppress(OSError):
+            left.unlink()
+    return folder
 
 
 def _rates(path: Path) -> Rates | None:

@@ -64,6 +64,10 @@ ABOUT: dict[str, str] = {
     "spec.backend": "Who runs the workers; in a cluster that is kube. Cannot change later.",
     "spec.image": "Container image of the workers, with muster-node in it; by default the one that muster was "
     "installed with. Cannot change later.",
+    "spec.package": "The hash of the code that was sent with it, which workers fetch, unpack and run in. "
+    "Cannot change later.",
+    "spec.requirements": "Lines of a requirements file: an environment with them is made on each worker. "
+    "Cannot change later.",
     "spec.mesh": "Whether ranks wait until all workers reach each other. Cannot change later.",
     "spec.mesh.required": "Hold ranks until all workers reach each other.",
     "spec.mesh.timeoutSeconds": "Hold them at most that long; then they run, and the condition DegradedMesh tells.",

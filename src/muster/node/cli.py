@@ -31,6 +31,7 @@ from muster.world.membership import MemberIdentity
 
 IDLE_S = 30.0
 PRIVATE_IDLE_S = 2.0
+EXIT_USAGE = 2
 
 _EXAMPLES = """\
 examples:
@@ -98,6 +99,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     worker.add_argument("--no-echo", action="store_true", help="no copy of rank output on the terminal")
     worker.add_argument("--no-requeue-code", type=int, default=93, metavar="N", help="exit code for no_progress (93)")
+    sent = parser.add_argument_group("code and packages that were sent with the training")
+    sent.add_argument("--package", metavar="sha256:…", help="unpack this package, and run in it")
+    sent.add_argument("--package-from", metavar="URL|FILE", help="where it is")
+    sent.add_argument("--folder", metavar="DIR", help="where it is unpacked (a temporary folder)")
+    sent.add_argument("--working-dir", metavar="DIR", help="a folder in it to run in (its top)")
+    sent.add_argument("--cache-dir", metavar="DIR", help="where environments are kept (~/.cache/muster)")
+    sent.add_argument(
+        "--requirement", action="append", default=[], metavar="LINE", help="of a requirements file, for an environment"
+    )
+    sent.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)  # code and environment are there
     ranks = parser.add_argument_group("ranks")
     ranks.add_argument(
         "--warm", choices=["auto", "always", "never"], default="auto", help="fork ranks from a warm parent"
@@ -155,7 +166,10 @@ _HELP = {
 def main(argv: list[str] | None = None) -> int:
     _open_standard_streams()
     parser = build_parser()
-    given = parser.parse_args(_with_environment(parser, sys.argv[1:] if argv is None else argv))
+    words = sys.argv[1:] if argv is None else argv
+    given = parser.parse_args(_with_environment(parser, words))
+    if (given.package or given.requirement) and not given.prepared:
+        _prepare(given, words)
     try:
         settings = _settings(given)
         program = _program(given)
@@ -218,6 +232,28 @@ def main(argv: list[str] | None = None) -> int:
         hold=_held(os.environ),
     )
     agent.main(config)
+
+
+def _prepare(given: argparse.Namespace, words: list[str]) -> None:
+    """Be where the code is, with what it requires. What fails is told in one line, before any rank is started."""
+    from muster import package
+    from muster.node import environment, fetching
+
+    try:
+        if given.package:
+            folder = Path(given.folder).absolute() if given.folder else None
+            code = fetching.code(given.package, given.package_from or "", run_token.given(), folder)
+            fetching.enter(fetching.within(code, given.working_dir) if given.working_dir else code)
+        if given.requirement:
+            cache = Path(given.cache_dir or "~/.cache/muster").expanduser().absolute()
+            python = environment.python(given.requirement, given.package or "", cache)
+            os.execv(python, [python, "-m", "muster.node.cli", "--prepared", *words])
+    except (package.BadPackage, environment.CannotMake, ValueError) as error:
+        print(f"muster-node: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)  # no other worker could do better
+    except (fetching.CannotFetch, OSError) as error:
+        print(f"muster-node: {error}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
 
 
 def _held(env: MutableMapping[str, str]) -> tuple[int, ...]:
@@ -443,7 +479,7 @@ def _default_log_dir(run_id: str) -> Path:
 
 def _usage(message: str) -> NoReturn:
     print(f"muster-node: {message}\nmuster-node: see muster-node --help", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(EXIT_USAGE)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) not in (2, 3):
         sys.exit("usage: python -m muster.sdk.call TARGET ARGUMENTS [ROOT]")
     target, given, *root = arguments
-    for place in [os.getcwd(), *root]:
+    for place in [os.getcwd(), *map(os.path.abspath, root)]:
         if place not in sys.path:
             sys.path.append(place)
     functions.in_rank = True

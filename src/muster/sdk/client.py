@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack
 
+from muster import files
 from muster.core.training.explain import Explanation
 from muster.sdk import flows, streams, submission
 from muster.sdk.drive import AsyncDriver, Link, SyncDriver
@@ -27,6 +29,10 @@ from muster.types.event import Event
 from muster.types.training import DEFAULT_NAMESPACE, Key, Training
 from muster.types.usage import Usage
 
+if TYPE_CHECKING:
+    from muster.sdk.shipping import Packed
+
+log = logging.getLogger("muster.sdk")
 T = TypeVar("T")
 Trainings = list[DistributedTraining]  # inside the class, `list` is its method
 Usages = list[Usage]
@@ -106,9 +112,20 @@ class Client:
         idempotency_key: str | None = None,
         **options: Unpack[SubmitOptions],
     ) -> DistributedTraining:
-        """Submit a training: the fields of its spec in snake_case, and `name`, `labels`, `annotations`."""
-        given = {"script": script, "module": module, "command": command, **options}
+        """Submit a training: the fields of its spec in snake_case, and `name`, `labels`, `annotations`.
+
+        `ship`: send the working directory along; by default where the control plane does not see it.
+        """
+        given: dict[str, Any] = {"script": script, "module": module, "command": command, **options}
+        ship = given.pop("ship", None)
+        if ship or (ship is None and self.is_far()):
+            packed, given = _packed(given)
+            self.run(flows.send_package(given.get("namespace") or self.namespace, packed))
         return self.submit(submission.training_of(given, self.namespace), idempotency_key)
+
+    def is_far(self) -> bool:
+        """Whether the control plane does not see the files that we see. The embedded one does: nobody has to ask."""
+        return self._link.search.url is not None and not self.run(flows.sees(files.place()))
 
     async def train_async(
         self,
@@ -119,7 +136,15 @@ class Client:
         idempotency_key: str | None = None,
         **options: Unpack[SubmitOptions],
     ) -> DistributedTraining:
-        given = {"script": script, "module": module, "command": command, **options}
+        given: dict[str, Any] = {"script": script, "module": module, "command": command, **options}
+        ship = given.pop("ship", None)
+        if ship is None and self._link.search.url is not None:
+            ship = not await self.run_async(flows.sees(files.place()))
+        if ship:
+            import asyncio
+
+            packed, given = await asyncio.to_thread(_packed, given)
+            await self.run_async(flows.send_package(given.get("namespace") or self.namespace, packed))
         return await self.submit_async(submission.training_of(given, self.namespace), idempotency_key)
 
     def submit(self, training: Training, idempotency_key: str | None = None) -> DistributedTraining:
@@ -128,6 +153,13 @@ class Client:
 
     async def submit_async(self, training: Training, idempotency_key: str | None = None) -> DistributedTraining:
         return self._handle(await self.run_async(flows.create(training, idempotency_key or secrets.token_hex(16))))
+
+    def plan(self, training: Training) -> Mapping[str, Any]:
+        """What would be started for a training; nothing is."""
+        return self.run(flows.plan(training))
+
+    async def plan_async(self, training: Training) -> Mapping[str, Any]:
+        return await self.run_async(flows.plan(training))
 
     def apply(self, manifest: Mapping[str, Any]) -> DistributedTraining:
         """Create what the manifest describes, or bring the training of that name in line with it."""
@@ -194,6 +226,18 @@ class Client:
 
     def _handle(self, training: Training) -> DistributedTraining:
         return DistributedTraining(self, training)
+
+
+def _packed(given: Mapping[str, Any]) -> tuple[Packed, dict[str, Any]]:
+    """The code that goes along, and the request that names it."""
+    from muster.sdk import shipping
+
+    folder, placed = shipping.placed(given)
+    parcel = shipping.collect(folder)
+    for warning in parcel.warnings():
+        log.warning("%s", warning)
+    packed = shipping.pack(parcel, files.home() / "cache")
+    return packed, placed | {"package": packed.digest}
 
 
 def default_client() -> Client:

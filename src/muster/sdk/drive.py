@@ -100,6 +100,8 @@ def _arguments(server: Server, request: HttpRequest, prove: Callable[..., Any]) 
         made["extensions"] = {"trace": prove}
     if request.params:
         made["params"] = dict(request.params)
+    if request.content is not None:
+        made["content"] = request.content
     return made if request.json is None else made | {"json": request.json}
 
 

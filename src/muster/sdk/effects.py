@@ -24,6 +24,7 @@ class HttpRequest:
     path: str
     params: Mapping[str, str] = field(default_factory=dict)
     json: object = None
+    content: bytes | None = None  # in place of JSON
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = CALL_TIMEOUT_S
     stream: bool = False  # the body is then read with NextLine

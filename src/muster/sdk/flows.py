@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.backoff import Backoff
 from muster.core.training import waits
@@ -24,6 +24,9 @@ from muster.types.event import Event
 from muster.types.training import Key, Training, WorldStatus
 from muster.types.usage import Usage
 
+if TYPE_CHECKING:
+    from muster.sdk.shipping import Packed
+
 T = TypeVar("T")
 
 LONG_POLL_S = 30.0  # the longest that one look asks the server to hold its answer
@@ -32,6 +35,7 @@ RETURN_S = 10.0  # how long a plain call waits for a server that was there befor
 RETRY = Backoff(0.05, 1.0)  # while a server is away
 MOST_FAILED_STARTS = 5  # an embedded control plane that fails that often in a row will not come by itself
 PAGE = 500
+SEND_TIMEOUT_S = 600.0
 
 
 @dataclass
@@ -215,14 +219,55 @@ def explain(key: Key) -> Flow[Explanation]:
 
 
 def create(training: Training, idempotency_key: str) -> Flow[Training]:
+    headers = {"Idempotency-Key": idempotency_key}
+    path = all_of(training.metadata.namespace)
+    return _training((yield from call(HttpRequest("POST", path, json=_request(training), headers=headers))))
+
+
+def plan(training: Training) -> Flow[Mapping[str, Any]]:
+    path = all_of(training.metadata.namespace)
+    body = (yield from call(HttpRequest("POST", path, {"dryRun": "true"}, json=_request(training)))).json
+    told = body.get("plan") if isinstance(body, dict) else None
+    if not isinstance(told, dict):
+        raise MusterError("the server's answer cannot be understood: it has no plan")
+    return told
+
+
+def _request(training: Training) -> dict[str, Any]:
     # The server fills these in; sending empty ones would claim to know them.
     wire = training.to_wire()
     wire.pop("status", None)
+    for name in ("package", "requirements"):
+        if not wire["spec"].get(name):
+            wire["spec"].pop(name, None)  # an older control plane does not know it
     kept = ("name", "namespace", "labels", "annotations")
     wire["metadata"] = {name: wire["metadata"][name] for name in kept if name in wire["metadata"]}
-    headers = {"Idempotency-Key": idempotency_key}
-    path = all_of(training.metadata.namespace)
-    return _training((yield from call(HttpRequest("POST", path, json=wire, headers=headers))))
+    return wire
+
+
+def sees(place: str) -> Flow[bool]:
+    """Whether the control plane sees the same files as whoever is at that place. One that does not say is an old one:
+    its files are taken to be ours, as they always were."""
+    told = (yield from call(HttpRequest("GET", "/v1/whoami"))).json
+    theirs = told.get("place") if isinstance(told, dict) else None
+    return theirs is None or (bool(place) and theirs == place)
+
+
+def send_package(namespace: str, packed: Packed) -> Flow[bool]:
+    """Have that code there; False if it was there already."""
+    path = f"/v1/namespaces/{_safe('metadata.namespace', namespace)}/packages/{packed.digest}"
+    try:
+        yield from call(HttpRequest("GET", path))
+        return False
+    except NotFound:
+        pass
+    headers = {"Content-Type": "application/gzip"}
+    put = HttpRequest("PUT", path, content=packed.content(), headers=headers, timeout_s=SEND_TIMEOUT_S)
+    try:
+        yield from call(put)
+    except NotFound as error:
+        raise MusterError("the control plane takes no code", hint="it may be older than this client") from error
+    return True
 
 
 def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str) -> Flow[Training]:

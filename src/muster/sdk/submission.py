@@ -19,11 +19,14 @@ from muster.types.training import DEFAULT_NAMESPACE, Mesh, Resources, Training, 
 
 LONGEST_NAME = 52
 _PROGRAMS = ("command", "script", "module")
-_LISTS = ("command", "args", "secret_env", "preload")
+_LISTS = ("command", "args", "secret_env", "preload", "requirements")
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What `distributed` takes beside the program: the fields of a training's spec, and its metadata."""
+    """What `distributed` takes beside the program: the fields of a training's spec, and its metadata.
+
+    `ship`: send the working directory along; by default where the control plane does not see it.
+    """
 
     args: Sequence[str]
     name: str | None
@@ -52,6 +55,9 @@ class SubmitOptions(TypedDict, total=False):
     backend: str
     image: str | None
     mesh: Mesh | Mapping[str, Any] | None
+    package: str | None
+    requirements: Sequence[str] | str | os.PathLike[str]
+    ship: bool | None
 
 
 def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) -> Training:
@@ -83,7 +89,15 @@ def unique_name(stem: str) -> str:
 
 
 def _place(values: dict[str, Any]) -> None:
-    """Make paths mean the same to the control plane as they do here."""
+    """Make paths mean the same to the control plane as they do here; those of a package are within it."""
+    if "requirements" in values:
+        from muster.sdk import shipping
+
+        values["requirements"] = shipping.requirements_of(values["requirements"])
+    if "package" in values:
+        if not values.get("working_dir"):
+            values.pop("working_dir", None)
+        return
     script = values.get("script")
     if isinstance(script, str | os.PathLike):
         here = "working_dir" not in values and os.fspath(script) != ""

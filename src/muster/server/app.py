@@ -19,7 +19,7 @@ from muster.server import describe
 from muster.server.calls import Call
 from muster.server.describe import Operation
 from muster.server.front import Front
-from muster.server.routes import objects, orders, pools, reads, system, watch, web
+from muster.server.routes import objects, orders, packages, pools, reads, system, watch, web
 from muster.server.services import Services
 
 __all__ = ["OPERATIONS", "App", "Services", "build"]
@@ -29,6 +29,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *orders.OPERATIONS,
     *reads.OPERATIONS,
     *watch.OPERATIONS,
+    *packages.OPERATIONS,
     *pools.OPERATIONS,
     *system.OPERATIONS,
 )

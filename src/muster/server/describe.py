@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from muster.core.packages import KeptPackage
 from muster.core.training.admission import ANYWHERE
 from muster.core.training.edits import FIXED, SERVER_METADATA
 from muster.core.training.explain import Explanation
@@ -18,7 +19,7 @@ from muster.types import pools
 from muster.types.codec import camel, schema_of
 from muster.types.event import Event
 from muster.types.sharing import Holder, Priority, ProgressReport
-from muster.types.training import API_VERSION, DNS_LABEL, KIND, Training
+from muster.types.training import API_VERSION, DNS_LABEL, KIND, PACKAGE, Training
 from muster.types.usage import Usage
 
 Schema = dict[str, Any]
@@ -77,6 +78,7 @@ _PATH_PARTS = {
     "pool": (DNS_LABEL, 63),
     **{part: (pools.NAME, 128) for part in ("pipeline", "key", "action")},
     "node": ("[0-9]+", 9),
+    "digest": (PACKAGE, 71),
 }
 _PROGRAMS = ("command", "script", "module")
 _REFUSALS = {
@@ -185,6 +187,8 @@ def _schemas(backends: Collection[str]) -> Schema:
         "Identity": schema_of(Identity),
         "Health": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}},
         "Document": {"type": "object"},
+        "Package": schema_of(KeptPackage),
+        "PackageContent": {"type": "string", "format": "binary"},
         "ServerSentEvent": _server_sent_event(),
         "Error": _error(),
         **_pool_schemas(),

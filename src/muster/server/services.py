@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from muster.core.training.metering import Rates
-from muster.ports import Backend, Clock, Store
+from muster.ports import Backend, Clock, Packages, Store
 from muster.server.attempts import FailedAttempts
 from muster.server.audit import Audit
 from muster.server.auth import Tokens
@@ -18,6 +19,8 @@ from muster.server.quotas import Quotas
 from muster.server.sealing import PageSeal
 from muster.server.visits import Visits
 from muster.sharing.service import PoolService
+
+SENT_AT_ONCE = 16  # packages, to workers; others wait their turn
 
 
 def _always() -> bool:
@@ -57,3 +60,7 @@ class Services:
     meter: Meter = field(default_factory=Meter)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     pools: Mapping[str, PoolService] = field(default_factory=dict)  # of shared GPUs, by name
+    packages: Packages | None = None  # None: no code is taken
+    incoming: Path | None = None  # where it is written while it comes
+    sending: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SENT_AT_ONCE))
+    place: str = ""  # which files this process sees; a client that sees the same need not send its own

@@ -40,6 +40,7 @@ LEAST_MEMORY = 1 << 20
 LEAST_LOG = 1 << 16
 LONGEST_VARIABLE = 131_071  # bytes of NAME=value that Linux hands to a program
 MOST_WORDS = 1 << 20  # bytes of all words and variables together: what the API and every store take
+PACKAGE = r"sha256:[0-9a-f]{64}"
 
 _MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 Phase = Literal["pending", "ready", "succeeded", "failed", "cancelled"]
@@ -150,6 +151,8 @@ class Spec:
     priority: int = limited(0, ge=-1_000_000, le=1_000_000)
     backend: str = limited("local", pattern=DNS_LABEL, max_length=63, about=_ABOUT_NAME)
     image: str | None = limited(None, max_length=512)
+    package: str | None = limited(None, pattern=PACKAGE, about="is not the hash of a package, sha256:…")
+    requirements: tuple[str, ...] = limited((), max_items=1000, max_length=4096)
     mesh: Mesh = field(default_factory=Mesh)
 
 
@@ -358,7 +361,7 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         found.append(
             Problem("spec.worldSize", f"min ≤ target ≤ max does not hold for {size.min}, {size.target}, {size.max}")
         )
-    found += _size_problems(spec) + _preload_problems(spec)
+    found += _size_problems(spec) + _preload_problems(spec) + _package_problems(spec)
     for name, value in spec.env.items():
         if not _ENV_KEY.fullmatch(name):
             found.append(Problem(f"spec.env.{name[:80]}", "is not a name for a variable"))
@@ -380,6 +383,20 @@ def _preload_problems(spec: Spec) -> list[Problem]:
     return []
 
 
+def _package_problems(spec: Spec) -> list[Problem]:
+    found = [
+        Problem(f"spec.requirements[{index}]", "must be one line")
+        for index, line in enumerate(spec.requirements)
+        if not line.strip() or any(ord(char) < 32 and char != "\t" for char in line)
+    ]
+    if spec.package is not None:
+        for name, path in (("script", spec.script), ("workingDir", spec.working_dir)):
+            parts = path.split("/") if path is not None else []
+            if path is not None and (path.startswith("/") or ".." in parts):
+                found.append(Problem(f"spec.{name}", f"{path!r} is not within the package"))
+    return found
+
+
 def _size_problems(spec: Spec) -> list[Problem]:
     found = []
     if spec.log_bytes is not None and 0 < spec.log_bytes < LEAST_LOG:
@@ -395,10 +412,13 @@ def _size_problems(spec: Spec) -> list[Problem]:
         for name, size in variables.items()
         if size > LONGEST_VARIABLE
     ]
-    size = sum(variables.values()) + sum(len(word.encode()) for word in (*(spec.command or ()), *spec.args))
+    words = (*(spec.command or ()), *spec.args, *spec.requirements)
+    size = sum(variables.values()) + sum(len(word.encode()) for word in words)
     if size > MOST_WORDS:
         found.append(
-            Problem("spec.args", f"args, command and env hold {size} bytes, at most {MOST_WORDS} are possible")
+            Problem(
+                "spec.args", f"args, command, env and requirements hold {size} bytes, at most {MOST_WORDS} are possible"
+            )
         )
     return found
 

@@ -49,10 +49,11 @@ class KubeBackend:
         mesh_endpoint: str = "",
         image: str = "",
         user: int | None = render.USER,
+        api_url: str = "",
         changed: Callable[[Uid], None] = lambda uid: None,
     ) -> None:
-        """`coordinator` and `mesh_endpoint` are where Pods find them; `image` is for trainings that name none, `user`
-        is who their workers run as."""
+        """`coordinator`, `mesh_endpoint` and `api_url` are where Pods find them; `image` is for trainings that name
+        none, `user` is who their workers run as."""
         self._api = api
         self._store = store
         self._clock = clock
@@ -60,6 +61,7 @@ class KubeBackend:
         self.mesh_endpoint = mesh_endpoint
         self._image = image
         self._user = user
+        self._api_url = api_url
         self.changed = changed
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
@@ -106,7 +108,7 @@ class KubeBackend:
 
     def _render(self, training: Training, name: str) -> render.Json:
         where = {"coordinator": self._coordinator, "mesh_endpoint": self.mesh_endpoint}
-        return render.pod(training, name, **where, image=self._image, user=self._user)
+        return render.pod(training, name, **where, image=self._image, user=self._user, api_url=self._api_url)
 
     # Watching and adoption
 

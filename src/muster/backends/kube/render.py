@@ -35,6 +35,7 @@ def pod(
     mesh_endpoint: str = "",
     image: str = "",
     user: int | None = USER,
+    api_url: str = "",
 ) -> Json:
     """`image` is taken where the training names none. `user` is who runs it; None: the image's own, if it is not root.
 
@@ -49,7 +50,7 @@ def pod(
     container: Json = {
         "name": CONTAINER,
         "image": spec.image or image,
-        "command": _command(training, name, coordinator),
+        "command": _command(training, name, coordinator, api_url),
         "env": _env(training, mesh_endpoint, {} if _has_own_home(user) else {"HOME": _HOME, "USER": "worker"}),
         "resources": _resources(spec.resources),
         "securityContext": _rights(user),
@@ -57,7 +58,7 @@ def pod(
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     volumes: list[Json] = []
-    if spec.working_dir:
+    if spec.working_dir and spec.package is None:
         container["workingDir"] = spec.working_dir
     if not _has_own_home(user):
         volumes = [{"name": "home", "emptyDir": {}}]
@@ -138,9 +139,11 @@ def _metadata(training: Training, name: str, labels: Json | None = None) -> Json
     }
 
 
-def _command(training: Training, name: str, coordinator: str) -> list[str]:
+def _command(training: Training, name: str, coordinator: str, api_url: str) -> list[str]:
     own = ["muster-node", "--coordinator", coordinator, "--run-id", training.uid, "--name", name]
     own += ["--local-addr", "$(POD_IP)", "--nproc", str(training.spec.procs_per_worker)]
+    source = f"{api_url}/packages/{training.metadata.namespace}/{training.metadata.name}"
+    own += [literally(word) for word in orders.package(training, source)]
     return own + [literally(word) for word in orders.words(training.spec)]
 
 

@@ -46,9 +46,17 @@ class LocalBackend:
     patience = timedelta(seconds=90)  # a worker gives up by itself when it cannot join for a minute
 
     def __init__(
-        self, home: Path, store: Store, clock: Clock, *, changed: Callable[[Uid], None] = lambda uid: None
+        self,
+        home: Path,
+        store: Store,
+        clock: Clock,
+        *,
+        package: Callable[[str, str], Path] | None = None,
+        changed: Callable[[Uid], None] = lambda uid: None,
     ) -> None:
+        """`package` says where code is that was sent, by namespace and hash."""
         self._home = home
+        self._package = package
         self._store = store
         self._clock = clock
         self.changed = changed
@@ -152,6 +160,7 @@ class LocalBackend:
         return worker
 
     def _order(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> render.Order:
+        digest = training.spec.package
         known = tuple(self._devices[index] for index in gpus if index < len(self._devices))
         return render.order(
             training,
@@ -163,6 +172,9 @@ class LocalBackend:
             inherited=os.environ,
             mesh_endpoint=self.mesh_endpoint,
             log_bytes=self.log_bytes,
+            package=self._package(training.key.namespace, digest) if self._package and digest else None,
+            work=self._home / "work",
+            cache=self._home / "cache",
         )
 
     def _spawn(self, training: Training, worker: Worker, token: str) -> subprocess.Popen[bytes]:
@@ -279,7 +291,8 @@ class LocalBackend:
         if gone:
             await self._store.write(Write(records=records.removals(uid, gone), lazy=True))
         self._presence.forget(uid)
-        await asyncio.to_thread(shutil.rmtree, self._home / "logs" / uid, ignore_errors=True)
+        for folder in ("logs", "work"):
+            await asyncio.to_thread(shutil.rmtree, self._home / folder / uid, ignore_errors=True)
 
     # Logs
 

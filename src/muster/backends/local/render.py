@@ -37,8 +37,12 @@ def order(
     inherited: Mapping[str, str],
     mesh_endpoint: str = "",
     log_bytes: int | None = None,
+    package: Path | None = None,
+    work: Path | None = None,
+    cache: Path | None = None,
 ) -> Order:
-    """`gpus` are the devices that the worker may see; None where the machine has none to give."""
+    """`gpus` are the devices that the worker may see; None where the machine has none to give. `package` is its code,
+    which it unpacks below `work`; what it can use again is below `cache`."""
     spec = training.spec
     log_dir = logs / training.uid / name
     argv = [
@@ -56,6 +60,9 @@ def order(
         "--log-dir",
         str(log_dir),
         "--no-echo",
+        *orders.package(training, str(package)),
+        *(("--folder", str(work / training.uid / name)) if work is not None and spec.package is not None else ()),
+        *(("--cache-dir", str(cache)) if cache is not None and spec.requirements else ()),
         *orders.words(spec, log_bytes),
     ]
     env = {key: value for key, value in inherited.items() if not key.startswith(_OWN)}
@@ -65,7 +72,9 @@ def order(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     mesh = orders.mesh(training, mesh_endpoint)
     env |= {"NODE_NAME": name, **spec.env, **mesh, **({"NODE_NAME": name} if "MUSTER_MESH_ENDPOINT" in mesh else {})}
-    return Order(tuple(argv), env, spec.working_dir or str(Path.home()), log_dir, spec.resources.memory_bytes)
+    # What is in a package is not here yet.
+    cwd = (spec.working_dir if spec.package is None else None) or str(Path.home())
+    return Order(tuple(argv), env, cwd, log_dir, spec.resources.memory_bytes)
 
 
 def program() -> list[str]:

@@ -46,6 +46,8 @@ FIXED = (
     "preload",
     "backend",
     "image",
+    "package",
+    "requirements",
     "mesh",
 )
 SERVER_METADATA = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")

@@ -115,9 +115,21 @@ async def _store_new(call: Call, edit: Edit, records: tuple[Record, ...]) -> Sto
     key = edit.training.key
     assert edit.event is not None
     call.request.scope["muster.about"] = str(key)
+    await _check_package(call, edit.training)
     if call.services.store.get(key) is not None:
         raise _taken(key)
     return await _write(call, Write(put=edit.training, expect=0, events=(edit.event,), records=records), None)
+
+
+async def _check_package(call: Call, training: Training) -> None:
+    """Its code is here, and stays until the training is."""
+    digest, kept = training.spec.package, call.services.packages
+    if digest is None:
+        return
+    if kept is None or kept.find(training.key.namespace, digest) is None:
+        problem = Problem("spec.package", f"{digest[:19]}… has not been sent to namespace {training.key.namespace!r}")
+        raise edits.refused([problem], f"training {training.key.name!r}")
+    await kept.renew(training.key.namespace, digest, call.services.clock.now())
 
 
 def _dry_run(call: Call, training: Training) -> Response:

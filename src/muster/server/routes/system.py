@@ -99,7 +99,7 @@ def _state(call: Call, running: Iterable[Stored]) -> Iterable[str]:
 
 
 async def whoami(call: Call) -> Response:
-    return as_json(to_wire(call.identity))
+    return as_json(to_wire(call.identity) | {"place": call.services.place})
 
 
 async def openapi(call: Call) -> Response:

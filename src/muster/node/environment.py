@@ -1,0 +1,127 @@
+"""How does a worker get the packages that its training requires? A virtual environment, made once for the same lines.
+
+It sees what the interpreter that runs us sees, muster among it, and what is installed in it comes first. Several
+workers of one machine that want the same wait for the first of them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from muster import files
+
+UNUSED_S = 14 * 86_400.0
+LAST_LINES = 400
+_WHOLE, _LOCK, _PARENT = "whole", ".lock", "_muster_parent.pth"
+_OPTIONS, _FILES = ("-e", "--editable"), ("-r", "--requirement", "-c", "--constraint")
+_LOCAL = (".", "/", "file:", *_OPTIONS, *_FILES)
+
+
+class CannotMake(Exception):
+    """Says in one line why the environment cannot be made."""
+
+
+def name_of(lines: Sequence[str], package: str) -> str:
+    """The same for the same content. Lines that name files of the package mean others in another one."""
+    local = any(line.strip().startswith(_LOCAL) or " @ file:" in line for line in lines)
+    told = [sys.version, platform.machine(), sys.prefix, *lines, package if local else ""]
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:32]
+
+
+def python(lines: Sequence[str], package: str, cache: Path) -> str:
+    """The interpreter of an environment with those. Lines that name files mean those of the folder that we are in."""
+    folder = files.private_folder(cache / "environments")
+    place = folder / name_of(lines, package)
+    _forget_unused(folder)
+    with _held(place):
+        if not (place / _WHOLE).exists():
+            _make(place, lines)
+        os.utime(place / _WHOLE)
+    return str(place / "bin" / "python")
+
+
+@contextlib.contextmanager
+def _held(place: Path) -> Iterator[None]:
+    """One makes it, and others wait. Who uses it holds it for as long as it lives, also as another program."""
+    lock = os.open(f"{place}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    os.set_inheritable(lock, True)
+
+
+def _make(place: Path, lines: Sequence[str]) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    print(f"muster-node: making an environment with {len(lines)} requirements", file=sys.stderr, flush=True)
+    wanted = f"{place}.txt"
+    Path(wanted).write_text("\n".join(map(_placed, lines)) + "\n")
+    uv = shutil.which("uv")
+    made = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+    _run([*made, str(place)])
+    _show_ours(place)
+    own = str(place / "bin" / "python")
+    install = [uv, "pip", "install", "--python", own] if uv else [own, "-m", "pip", "install", "--no-input"]
+    _run([*install, "-r", wanted])
+    (place / _WHOLE).touch()
+
+
+def _placed(line: str) -> str:
+    """A relative path means the folder that we are in, wherever the line is read."""
+    option, _, rest = line.strip().partition(" ")
+    if (option in _OPTIONS and rest.strip().startswith(".")) or option in _FILES:
+        return f"{option} {os.path.abspath(rest.strip())}"
+    return os.path.abspath(option) + line.strip()[len(option) :] if option.startswith(".") else line
+
+
+def _show_ours(place: Path) -> None:
+    """What our interpreter has installed, behind what the environment has."""
+    paths = dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib"))
+    site = next(place.glob("lib/python*/site-packages"))
+    lines = [f"import site; site.addsitedir({path!r})" for path in paths]
+    (site / _PARENT).write_text("\n".join(lines) + "\n")
+
+
+def _run(command: Sequence[str]) -> None:
+    """What it prints is ours to print; its last words say why it failed."""
+    quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1", "NO_COLOR": "1"}
+    quiet.pop("PYTHONPATH", None)
+    last = ""
+    try:
+        with subprocess.Popen(
+            command, env=quiet, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                sys.stderr.write(line)
+                if line.strip() and not (last.startswith("ERROR") and not line.startswith("ERROR")):
+                    last = line.strip()[:LAST_LINES]
+            sys.stderr.flush()
+    except OSError as error:
+        raise CannotMake(f"{command[0]} cannot be run: {error}") from None
+    if child.returncode != 0:
+        raise CannotMake(last or f"{' '.join(command[:4])} … exits with {child.returncode}")
+
+
+def _forget_unused(folder: Path) -> None:
+    """Those that nobody has used for long, and nobody uses now."""
+    for whole in folder.glob(f"*/{_WHOLE}"):
+        with contextlib.suppress(OSError):
+            if time.time() - whole.stat().st_mtime < UNUSED_S:
+                continue
+            lock = os.open(f"{whole.parent}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(whole.parent, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,296 @@
+"""Which files go along with a training, and what is its program called there?
+
+What git does not ignore, or everything where there is no git, without what `.musterignore` names; never files that look
+like secrets, and no link that leads out of the folder. What was packed is remembered by names, sizes and times of the
+files, so that unchanged code is neither packed nor sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster import files, package
+from muster.errors import InvalidRequest
+from muster.package import BadPackage, Entry
+from muster.types.codec import Problem
+
+IGNORE = ".musterignore"
+CALLER = "muster.sdk.call"  # what runs a decorated function
+MOST_VARIABLE = "MUSTER_PACKAGE_BYTES"
+MOST_REMEMBERED = 50
+_GIT_S = 30.0
+_LARGEST_SHOWN = 3
+_NEVER = (".git/", ".hg/", ".svn/", "__pycache__/", ".venv/", "*.pyc", IGNORE)
+SECRETS = (
+    *(".env", ".env.*", "!.env.example", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "id_rsa*", "id_dsa*"),
+    *("id_ecdsa*", "id_ed25519*", ".netrc", ".pgpass", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd"),
+    *(".ssh/", ".aws/", ".kube/", ".docker/config.json", ".azure/", ".gnupg/", "credentials.json", "*.kdbx"),
+    *("service-account*.json", "secrets.y*ml", "*.ovpn", "kubeconfig", ".huggingface/token", ".muster/"),
+)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What would travel from a folder, and what would not although nothing says that it should not."""
+
+    folder: Path
+    entries: tuple[Entry, ...]
+    secrets: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()  # neither files nor links
+
+    @property
+    def size(self) -> int:
+        return sum(one.size for one in self.entries)
+
+    def warnings(self) -> Iterator[str]:
+        for names, why in ((self.secrets, "looks like a secret"), (self.odd, "is neither a file nor a link")):
+            if names:
+                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+                yield f"left behind: {', '.join(names[:5])}{more} ({why})"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A package as a file of ours."""
+
+    digest: str
+    path: Path
+    size: int
+
+    def content(self) -> bytes:
+        return self.path.read_bytes()
+
+
+# Which files -------------------------------------------------------------------------------------
+
+
+def collect(folder: Path) -> Parcel:
+    """Raises InvalidRequest if something in the folder cannot travel."""
+    folder = folder.resolve()
+    ignored, secret = _patterns(_own_patterns(folder)), _patterns(SECRETS)
+    entries: list[Entry] = []
+    secrets: list[str] = []
+    odd: list[str] = []
+    problems: list[Problem] = []
+    for name in _names(folder):
+        if ignored(name):
+            continue
+        if secret(name):
+            secrets.append(name)
+            continue
+        entry = _entry(folder, name, problems)
+        if isinstance(entry, Entry):
+            entries.append(entry)
+        elif entry == "odd":
+            odd.append(name)
+    if problems:
+        listed = "; ".join(f"{one.field}: {one.message}" for one in problems[:5])
+        raise InvalidRequest(f"the code of {folder} cannot be sent: {listed}", problems=tuple(problems))
+    return Parcel(folder, tuple(sorted(entries, key=lambda one: one.name)), tuple(secrets), tuple(odd))
+
+
+def _own_patterns(folder: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return [*_NEVER, *(folder / IGNORE).read_text().splitlines()]
+    return [*_NEVER]
+
+
+def _patterns(lines: Iterable[str]) -> Any:
+    import pathspec
+
+    return pathspec.GitIgnoreSpec.from_lines(lines).match_file
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Of all files and links below, as git sees them."""
+    found = _known_to_git(folder)
+    for name in _walked(folder, "") if found is None else found:
+        path = folder / name
+        if found is not None and not path.is_symlink() and path.is_dir():
+            yield from _walked(folder, name)  # a repository within the repository
+        else:
+            yield name
+
+
+def _known_to_git(folder: Path) -> list[str] | None:
+    """None where git knows nothing of this folder, or ignores all of it."""
+    listing = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        asked = subprocess.run(listing, capture_output=True, timeout=_GIT_S, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    names = [os.fsdecode(name).rstrip("/") for name in asked.stdout.split(b"\0") if name]
+    there = [name for name in dict.fromkeys(names) if os.path.lexists(folder / name)]
+    return there or None
+
+
+def _walked(folder: Path, below: str) -> Iterator[str]:
+    never = _patterns(_NEVER)
+    for where, folders, names in os.walk(folder / below):
+        base = os.path.relpath(where, folder)
+        prefix = "" if base == "." else f"{base}/"
+        links = [name for name in folders if os.path.islink(os.path.join(where, name))]
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in links
+            and not never(f"{prefix}{name}/")
+            and not os.path.exists(os.path.join(where, name, "pyvenv.cfg"))
+        )
+        yield from (f"{prefix}{name}" for name in sorted([*names, *links]))
+
+
+def _entry(folder: Path, name: str, problems: list[Problem]) -> Entry | str | None:
+    path = folder / name
+    try:
+        name.encode()
+        about = os.lstat(path)
+    except UnicodeEncodeError:
+        problems.append(Problem(repr(name)[:120], "its name is not UTF-8"))
+        return None
+    except FileNotFoundError:
+        return None  # gone meanwhile
+    if stat.S_ISLNK(about.st_mode):
+        target = os.readlink(path)
+        if not package.stays_inside(name, target):
+            problems.append(Problem(name[:120], f"is a link that leads out of the folder, to {target[:120]!r}"))
+        return Entry(name, str(path), link=target)
+    if not stat.S_ISREG(about.st_mode):
+        return "odd"
+    return Entry(name, str(path), about.st_size, bool(about.st_mode & 0o100))
+
+
+# Packing -----------------------------------------------------------------------------------------
+
+
+def pack(parcel: Parcel, cache: Path) -> Packed:
+    """From the cache if nothing has changed. Raises InvalidRequest if it is too much."""
+    folder = files.private_folder(cache / "packages")
+    known = folder / f"{_fingerprint(parcel)}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(files.read_private(known))
+        path = folder / str(told["digest"]).removeprefix("sha256:")
+        if path.stat().st_size == told["size"]:
+            os.utime(known)
+            return Packed(told["digest"], path, told["size"])
+    return _pack_anew(parcel, folder, known)
+
+
+def _pack_anew(parcel: Parcel, folder: Path, known: Path) -> Packed:
+    if not parcel.entries:
+        raise _refused(f"there is nothing to send in {parcel.folder}")
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as draft:
+        try:
+            digest, size = package.pack(parcel.entries, draft, _most())
+        except BadPackage as error:
+            os.unlink(draft.name)
+            raise _refused(f"the code in {parcel.folder} is too much to send: {error}", hint=_largest(parcel)) from None
+        except OSError as error:
+            os.unlink(draft.name)
+            what = f"{error.filename}: {error.strerror}" if error.filename else "a file changed while it was read"
+            raise _refused(f"the code in {parcel.folder} cannot be packed: {what}") from None
+    path = folder / digest.removeprefix("sha256:")
+    os.replace(draft.name, path)
+    files.write_private(known, json.dumps({"digest": digest, "size": size}))
+    _forget(folder)
+    return Packed(digest, path, size)
+
+
+def _fingerprint(parcel: Parcel) -> str:
+    """Of names, rights, sizes and times; what changes a file changes one of them."""
+    told = hashlib.sha256(str(parcel.folder).encode())
+    for one in parcel.entries:
+        about = os.lstat(one.path)
+        told.update(f"{one.name}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}\0".encode())
+        told.update(f"{about.st_ctime_ns}\0{one.link or ''}\n".encode())
+    return told.hexdigest()
+
+
+def _forget(folder: Path) -> None:
+    """The oldest, where there are many."""
+    known = sorted(folder.glob("*.json"), key=lambda one: one.stat().st_mtime, reverse=True)
+    stays = set()
+    for one in known[:MOST_REMEMBERED]:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            stays.add(str(json.loads(files.read_private(one))["digest"]).removeprefix("sha256:"))
+    for old in known[MOST_REMEMBERED:]:
+        old.unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if len(path.name) == 64 and path.name not in stays:
+            path.unlink(missing_ok=True)
+
+
+def _most() -> int:
+    given = os.environ.get(MOST_VARIABLE, "")
+    return min(int(given), package.MOST_PACKED) if given.isascii() and given.isdigit() else package.MOST_PACKED
+
+
+def _largest(parcel: Parcel) -> str:
+    largest = sorted(parcel.entries, key=lambda one: -one.size)[:_LARGEST_SHOWN]
+    shown = ", ".join(f"{one.name} ({package.shown(one.size)})" for one in largest)
+    return f"name what is no code in {IGNORE}; the largest: {shown}"
+
+
+def _refused(message: str, hint: str = "") -> InvalidRequest:
+    return InvalidRequest(message, problems=(Problem("package", message),), hint=hint)
+
+
+# The program, seen from the package ----------------------------------------------------------------
+
+
+def placed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The folder that travels, and the request as it is from within: paths are relative to it."""
+    values = dict(given)
+    asked = values.pop("working_dir", None)
+    folder = Path(asked).absolute() if asked is not None else Path.cwd()
+    if not folder.is_dir():
+        raise _refused(f"there is no folder {folder}")
+    if values.get("module") == CALLER:
+        folder, values["args"] = _function_placed(folder, values["args"])
+    script = values.get("script")
+    if script is not None:
+        values["script"] = _within(folder, (folder if asked is not None else Path.cwd()) / os.fspath(script), "script")
+    values["working_dir"] = ""  # the package's top
+    return folder, values
+
+
+def _function_placed(folder: Path, words: Sequence[str]) -> tuple[Path, list[str]]:
+    """Of a decorated function: where its module is imported from travels, too."""
+    target, sent, root = words
+    if not Path(root).is_relative_to(folder):
+        folder = Path(root)
+    where, _, name = target.rpartition(":")
+    if where.endswith(".py"):
+        target = f"{_within(folder, Path(where), 'file')}:{name}"
+    return folder, [target, sent, os.path.relpath(root, folder)]
+
+
+def _within(folder: Path, path: Path, what: str) -> str:
+    try:
+        return str(Path(os.path.abspath(path)).relative_to(os.path.abspath(folder)))
+    except ValueError:
+        where = f"the {what} {path} is not in {folder}, which is what is sent"
+        raise _refused(where, hint="start in a folder above it, or name one as the working directory") from None
+
+
+def requirements_of(given: object) -> object:
+    """A list as it is; of a file its lines, without comments."""
+    if not isinstance(given, str | os.PathLike):
+        return given
+    try:
+        text = Path(given).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused(f"the requirements in {os.fspath(given)} cannot be read: {error}") from None
+    joined = text.replace("\\\n", " ")
+    lines = (line.split(" #")[0].strip() for line in joined.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
