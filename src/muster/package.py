@@ -25,6 +25,8 @@ CHUNK = 1 << 20
 _LEVEL = 1  # code is small, and somebody waits
 _GZIP = 31  # for zlib: with the frame of gzip, and without a time
 _MODES = (0o644, 0o755)
+_LONGEST_HEADER = 16 << 10
+_RECORD = tarfile.RECORDSIZE
 
 
 class BadPackage(ValueError):
@@ -171,7 +173,9 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]
     names: dict[str, bool] = {}  # whether it is an entry, or a folder of one
     total = 0
     try:
-        with tarfile.open(fileobj=cast(BinaryIO, plain), mode="r|", encoding="utf-8", errors="strict") as archive:
+        with tarfile.open(
+            fileobj=cast(BinaryIO, plain), mode="r|", encoding="utf-8", errors="strict", tarinfo=_Member
+        ) as archive:
             for member in archive:
                 _check_member(member, names)
                 total += member.size
@@ -187,8 +191,11 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
     source = archive.extractfile(member) if member.isreg() else None
-    while source is not None and (chunk := source.read(CHUNK)):
-        yield chunk
+    try:
+        while source is not None and (chunk := source.read(CHUNK)):
+            yield chunk
+    except tarfile.TarError as error:
+        raise BadPackage(f"it cannot be read: {error}") from None
 
 
 def _check_member(member: tarfile.TarInfo, names: dict[str, bool]) -> None:
@@ -224,6 +231,16 @@ def _wrong_name(name: str) -> str:
     return ""
 
 
+class _Member(tarfile.TarInfo):
+    """Names that do not fit into a header come in one before it, which is held in memory: ours are short."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type not in (tarfile.REGTYPE, tarfile.SYMTYPE) and self.size > _LONGEST_HEADER:
+            raise BadPackage("it has a header that no package has")
+        read: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return read
+
+
 class _Plain:
     """What a gzipped file holds, as far as a package may go."""
 
@@ -234,8 +251,6 @@ class _Plain:
         self._left = MOST_UNPACKED + MOST_FILES * 2048 + CHUNK  # with the frames of the files
 
     def read(self, size: int) -> bytes:
-        if size > 2 * CHUNK:
-            raise BadPackage("it has a part that no package has")  # such as a name of a gigabyte
         while len(self._ready) < size and self._more():
             pass
         taken = bytes(self._ready[:size])
@@ -243,10 +258,9 @@ class _Plain:
         return taken
 
     def finish(self) -> None:
-        """Nothing comes after its end."""
-        while rest := self.read(CHUNK):
-            if rest.strip(b"\0"):
-                raise BadPackage("something comes after its end")
+        """Nothing comes after its end but the rest of a tar's last record."""
+        if self.read(_RECORD).strip(b"\0") or self.read(1):
+            raise BadPackage("something comes after its end")
 
     def _more(self) -> bool:
         if self._unpress.eof:
