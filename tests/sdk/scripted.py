@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from muster.errors import MusterError, NotFound, to_wire
+from muster.files import place
 from muster.types import codec
 from muster.types.event import Event
 from muster.types.training import Condition, Metadata, Phase, RankExit, Spec, Status, Training, WorldSize, WorldStatus
@@ -152,6 +153,8 @@ class Plane:
         match asked.method, parts:
             case "GET", ["healthz"]:
                 return 200, {}
+            case "GET", ["v1", "whoami"]:
+                return 200, {"name": "me", "role": "admin", "place": place()}
             case "GET", ["v1", "usage"]:
                 return 200, {"items": [codec.to_wire(Usage("default", "demo", gpu_seconds=2.0))]}
             case "GET", ["v1", "namespaces", _, "trainings"]:

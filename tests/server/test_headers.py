@@ -13,6 +13,7 @@ from tests.server.test_guests import Line
 from tests.server.test_pools import in_pool
 
 FILLED = {"namespace": "default", "name": "demo", "pool": "default", "pipeline": "p1", "key": "k", "node": "0"}
+FILLED |= {"digest": f"sha256:{'0' * 64}"}
 
 
 def _guarded(answer: httpx2.Response) -> None:

@@ -104,14 +104,13 @@ class LocalSite:
         return self._keys.keys
 
     async def backend(self) -> LocalBackend:
-        self._packages = PackageFolder(self._home / "packages")
-        self._backend = LocalBackend(self._home, self._store, self._clock, package=self._packages.path)
+        self._backend = LocalBackend(self._home, self._store, self._clock)
         self._backend.mesh_endpoint = self._mesh_endpoint
         self._backend.log_bytes = self._options.log_limit
         return self._backend
 
     async def packages(self) -> PackageFolder:
-        return self._packages
+        return PackageFolder(self._home / "packages")
 
     async def adopt(self) -> int:
         self._end_given_up()

@@ -127,6 +127,9 @@ class Client:
         """Whether the control plane does not see the files that we see. The embedded one does: nobody has to ask."""
         return self._link.search.url is not None and not self.run(flows.sees(files.place()))
 
+    async def is_far_async(self) -> bool:
+        return self._link.search.url is not None and not await self.run_async(flows.sees(files.place()))
+
     async def train_async(
         self,
         *,
@@ -138,9 +141,7 @@ class Client:
     ) -> DistributedTraining:
         given: dict[str, Any] = {"script": script, "module": module, "command": command, **options}
         ship = given.pop("ship", None)
-        if ship is None and self._link.search.url is not None:
-            ship = not await self.run_async(flows.sees(files.place()))
-        if ship:
+        if ship or (ship is None and await self.is_far_async()):
             import asyncio
 
             packed, given = await asyncio.to_thread(_packed, given)

@@ -261,7 +261,7 @@ def send_package(namespace: str, packed: Packed) -> Flow[bool]:
         return False
     except NotFound:
         pass
-    headers = {"Content-Type": "application/gzip"}
+    headers = {"Content-Type": "application/octet-stream"}
     put = HttpRequest("PUT", path, content=packed.content(), headers=headers, timeout_s=SEND_TIMEOUT_S)
     try:
         yield from call(put)

@@ -44,7 +44,8 @@ class StreamedAnswer(Response):
 
     def __init__(self, chunks: AsyncIterator[bytes], media_type: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(None, 200, headers, media_type)
-        del self.headers["content-length"]
+        if "Content-Length" not in (headers or {}):
+            del self.headers["content-length"]  # nobody knows it yet
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -152,7 +152,7 @@ class Spec:
     backend: str = limited("local", pattern=DNS_LABEL, max_length=63, about=_ABOUT_NAME)
     image: str | None = limited(None, max_length=512)
     package: str | None = limited(None, pattern=PACKAGE, about="is not the hash of a package, sha256:…")
-    requirements: tuple[str, ...] = limited((), max_items=1000, max_length=4096)
+    requirements: tuple[str, ...] = limited((), max_items=10_000, max_length=131_072)
     mesh: Mesh = field(default_factory=Mesh)
 
 

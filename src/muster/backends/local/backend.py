@@ -51,12 +51,9 @@ class LocalBackend:
         store: Store,
         clock: Clock,
         *,
-        package: Callable[[str, str], Path] | None = None,
         changed: Callable[[Uid], None] = lambda uid: None,
     ) -> None:
-        """`package` says where code is that was sent, by namespace and hash."""
         self._home = home
-        self._package = package
         self._store = store
         self._clock = clock
         self.changed = changed
@@ -160,7 +157,6 @@ class LocalBackend:
         return worker
 
     def _order(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> render.Order:
-        digest = training.spec.package
         known = tuple(self._devices[index] for index in gpus if index < len(self._devices))
         return render.order(
             training,
@@ -172,7 +168,7 @@ class LocalBackend:
             inherited=os.environ,
             mesh_endpoint=self.mesh_endpoint,
             log_bytes=self.log_bytes,
-            package=self._package(training.key.namespace, digest) if self._package and digest else None,
+            packages=self._home / "packages",
             work=self._home / "work",
             cache=self._home / "cache",
         )

@@ -37,12 +37,12 @@ def order(
     inherited: Mapping[str, str],
     mesh_endpoint: str = "",
     log_bytes: int | None = None,
-    package: Path | None = None,
+    packages: Path | None = None,
     work: Path | None = None,
     cache: Path | None = None,
 ) -> Order:
-    """`gpus` are the devices that the worker may see; None where the machine has none to give. `package` is its code,
-    which it unpacks below `work`; what it can use again is below `cache`."""
+    """`gpus` are the devices that the worker may see; None where the machine has none to give. `packages` has
+    the code, which it unpacks below `work`; what it can use again is below `cache`."""
     spec = training.spec
     log_dir = logs / training.uid / name
     argv = [
@@ -60,7 +60,7 @@ def order(
         "--log-dir",
         str(log_dir),
         "--no-echo",
-        *orders.package(training, str(package)),
+        *(orders.package(training, str(_kept(packages, training))) if packages is not None else ()),
         *(("--folder", str(work / training.uid / name)) if work is not None and spec.package is not None else ()),
         *(("--cache-dir", str(cache)) if cache is not None and spec.requirements else ()),
         *orders.words(spec, log_bytes),
@@ -75,6 +75,11 @@ def order(
     # What is in a package is not here yet.
     cwd = (spec.working_dir if spec.package is None else None) or str(Path.home())
     return Order(tuple(argv), env, cwd, log_dir, spec.resources.memory_bytes)
+
+
+def _kept(packages: Path, training: Training) -> Path:
+    """As `store.packages` keeps it."""
+    return packages / training.key.namespace / (training.spec.package or "").removeprefix("sha256:")
 
 
 def program() -> list[str]:

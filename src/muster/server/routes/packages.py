@@ -28,7 +28,7 @@ from muster.server.describe import Answer, Body, Operation
 from muster.types.codec import Problem, to_wire
 from muster.types.training import PACKAGE
 
-GZIP = "application/gzip"
+BYTES = "application/octet-stream"
 SLOWEST = 64 << 10  # bytes in a second
 LEAST_S = 60.0
 CHUNK = 256 << 10
@@ -123,7 +123,7 @@ async def fetch_package(call: Call) -> Response:
     assert digest is not None
     path = await _packages(call).file(namespace, digest)
     size = os.stat(path).st_size
-    return StreamedAnswer(_content(path, call.services.sending), GZIP, {"Content-Length": str(size)})
+    return StreamedAnswer(_content(path, call.services.sending), BYTES, {"Content-Length": str(size)})
 
 
 def _shown_by_worker(call: Call) -> Stored:
@@ -160,14 +160,14 @@ OPERATIONS = (
         "Send code",
         {200: _KEPT, 201: Answer("It is kept.", "Package")},
         _REFUSALS,
-        body=Body("PackageContent", (GZIP,)),
+        body=Body("PackageContent", (BYTES,)),
     ),
     Operation(
         "GET",
         "/packages/{namespace}/{name}",
         fetch_package,
         "The code of a run, for its workers",
-        {200: Answer("The package.", "PackageContent", GZIP)},
+        {200: Answer("The package.", "PackageContent", BYTES)},
         (401, 404),
         open=True,
     ),

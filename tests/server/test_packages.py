@@ -1,0 +1,191 @@
+"""Code is taken from whoever may write in a namespace, and given to the workers of its trainings alone."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from muster import package, run_proof
+from muster.core.keeping import TOKEN
+from muster.package import Entry
+from muster.ports import Record, Write
+from muster.store.packages import PackageFolder
+from tests.server.house import House, error_of, in_house
+from tests.test_package import TRICKS
+
+RUN_TOKEN = "a-token-of-the-run-0123456789"
+Headers = dict[str, str]
+
+
+def a_package(folder: Path, text: str = "print('hello')\n") -> tuple[str, bytes]:
+    (folder / "train.py").write_text(text)
+    packed = folder / "packed"
+    with open(packed, "wb") as out:
+        digest, _ = package.pack([Entry("train.py", str(folder / "train.py"), len(text))], out)
+    return digest, packed.read_bytes()
+
+
+def address(digest: str, namespace: str = "default") -> str:
+    return f"/v1/namespaces/{namespace}/packages/{digest}"
+
+
+def in_store(tmp_path: Path, test: Any, most: int = 1 << 20) -> None:
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    kept = PackageFolder(tmp_path / "packages", most)
+    in_house(tmp_path, test, packages=kept, incoming=incoming)
+    assert list(incoming.iterdir()) == [], "what was coming is gone"
+
+
+async def sent(house: House, folder: Path, client: httpx2.AsyncClient | None = None) -> str:
+    digest, content = a_package(folder)
+    answer = await (client or house.client).put(address(digest), content=content)
+    assert answer.status_code in (200, 201), answer.text
+    return digest
+
+
+async def with_worker(house: House, digest: str) -> tuple[str, Headers]:
+    """A training with that code, whose workers have a token; where one fetches it, and with what."""
+    made = await house.submit(package=digest, script="train.py", command=None)
+    record = Record(TOKEN, made["metadata"]["uid"], {"token": RUN_TOKEN})
+    await house.store.write(Write(records=(record,)))
+    proof = run_proof.of_package(RUN_TOKEN, digest)
+    return "/packages/default/demo", {"Authorization": f"{run_proof.SCHEME} {proof}"}
+
+
+def test_code_is_sent_once_and_fetched_by_a_worker(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        digest, content = a_package(tmp_path)
+        assert (await house.client.get(address(digest))).status_code == 404
+        first = await house.client.put(address(digest), content=content)
+        assert first.status_code == 201 and first.json()["size"] == len(content)
+        assert (await house.client.put(address(digest), content=content)).status_code == 200
+        assert (await house.client.get(address(digest))).json()["digest"] == digest
+        path, shows = await with_worker(house, digest)
+        fetched = await house.with_token(None).get(path, headers=shows)
+        assert fetched.status_code == 200 and fetched.content == content
+        assert int(fetched.headers["content-length"]) == len(content)
+
+    in_store(tmp_path, test)
+
+
+def test_a_training_whose_code_was_not_sent_is_refused(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        digest = f"sha256:{'0' * 64}"
+        body = {"metadata": {"name": "demo"}, "spec": {"script": "train.py", "package": digest}}
+        answer = await house.client.post("/v1/namespaces/default/trainings", json=body)
+        assert answer.status_code == 422 and "has not been sent" in error_of(answer)["message"]
+        await sent(house, tmp_path)
+        elsewhere = {**body, "spec": {"script": "train.py", "package": await sent(house, tmp_path)}}
+        answer = await house.client.post("/v1/namespaces/other/trainings", json=elsewhere)
+        assert answer.status_code == 422, "code of one namespace is not another's"
+
+    in_store(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("script", "/etc/passwd"), ("script", "../x.py"), ("workingDir", "/root"), ("workingDir", "a/..")],
+)
+def test_paths_of_a_training_with_code_are_within_it(tmp_path: Path, field: str, value: str) -> None:
+    async def test(house: House) -> None:
+        spec = {"script": "train.py", "package": await sent(house, tmp_path), field: value}
+        body = {"metadata": {"name": "demo"}, "spec": spec}
+        answer = await house.client.post("/v1/namespaces/default/trainings", json=body)
+        assert answer.status_code == 422
+        assert [one["field"] for one in error_of(answer)["details"]["fields"]] == [f"spec.{field}"]
+
+    in_store(tmp_path, test)
+
+
+@pytest.mark.parametrize("kind", TRICKS)
+def test_what_is_no_package_is_not_taken(tmp_path: Path, kind: str) -> None:
+    async def test(house: House) -> None:
+        digest = f"sha256:{hashlib.sha256(TRICKS[kind]).hexdigest()}"
+        answer = await house.client.put(address(digest), content=TRICKS[kind])
+        assert answer.status_code == 422 and "this package is refused" in error_of(answer)["message"]
+        assert (await house.client.get(address(digest))).status_code == 404
+
+    in_store(tmp_path, test)
+
+
+def test_bytes_that_are_others_than_their_name_says_are_not_taken(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        digest, content = a_package(tmp_path)
+        for wrong in (content[:-1], content[:50] + b"x" + content[51:], b""):
+            answer = await house.client.put(address(digest), content=wrong)
+            assert answer.status_code == 422 and "not what was sent" in error_of(answer)["message"]
+
+    in_store(tmp_path, test)
+
+
+def test_too_much_is_refused_before_it_has_come_and_when_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "MOST_PACKED", 100_000)
+
+    async def test(house: House) -> None:
+        digest = f"sha256:{'0' * 64}"
+        told = await house.client.put(address(digest), content=bytes(100_001))
+
+        async def unannounced() -> Any:
+            for _ in range(20):
+                yield bytes(10_000)
+
+        untold = await house.client.put(address(digest), content=unannounced())
+        assert [told.status_code, untold.status_code] == [413, 413]
+
+    in_store(tmp_path, test)
+
+
+def test_there_is_only_so_much_room(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        digest, content = a_package(tmp_path)
+        answer = await house.client.put(address(digest), content=content)
+        assert answer.status_code == 413 and "delete trainings" in error_of(answer)["hint"]
+
+    in_store(tmp_path, test, most=100)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_who_may_not_write_there_neither_sends_nor_asks(tmp_path: Path, method: str) -> None:
+    async def test(house: House) -> None:
+        digest, content = a_package(tmp_path)
+        await sent(house, tmp_path)
+        for client in (house.as_role("viewer"), house.as_role("editor", "other")):
+            answer = await client.request(method, address(digest), content=content if method == "PUT" else None)
+            assert answer.status_code == 403
+        assert (await house.with_token(None).request(method, address(digest))).status_code == 401
+
+    in_store(tmp_path, test)
+
+
+def test_nobody_but_a_worker_of_that_training_gets_its_code(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        digest = await sent(house, tmp_path)
+        path, shows = await with_worker(house, digest)
+        stranger = house.with_token(None)
+        proof = shows["Authorization"].partition(" ")[2]
+        for given in ("", RUN_TOKEN, f"Bearer {proof}", f"{run_proof.SCHEME} {RUN_TOKEN}", f"{run_proof.SCHEME} é"):
+            answer = await stranger.get(path, headers=[(b"Authorization", given.encode())] if given else [])
+            assert answer.status_code == 401, given
+        assert (await house.client.get(path)).status_code == 401, "nor with a token of the API"
+        assert (await stranger.get("/packages/default/other", headers=shows)).status_code == 401
+        another = run_proof.of_package(RUN_TOKEN, f"sha256:{'1' * 64}")
+        answer = await stranger.get(path, headers={"Authorization": f"{run_proof.SCHEME} {another}"})
+        assert answer.status_code == 401
+
+    in_store(tmp_path, test)
+
+
+@pytest.mark.parametrize("name", ["sha256:xyz", "..", "%2e%2e%2fserver.json", f"SHA256:{'0' * 64}"])
+def test_what_is_no_hash_leads_nowhere(tmp_path: Path, name: str) -> None:
+    async def test(house: House) -> None:
+        assert (await house.client.get(address(name))).status_code == 404
+        assert (await house.client.put(address(name), content=b"x")).status_code in (404, 405)
+
+    in_store(tmp_path, test)
