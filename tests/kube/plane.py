@@ -11,7 +11,7 @@ from typing import Any
 import muster
 from muster import DistributedTraining, WorldSize
 from muster.kube import crd, manifests
-from tests.fleet import PROBE, Fleet, Process, eventually, free_port
+from tests.fleet import PROBE, Fleet, Process, eventually
 from tests.kube.api import Json
 from tests.kube.cluster import ADMIN, Cluster
 from tests.kube.network import new_address
@@ -49,7 +49,15 @@ class KubePlane(Fleet):
         address = new_address()
         config = self.cluster.kubeconfig(user, url=url, namespace=self.own)
         words = ["--home", str(self.folder / f"home-{name}"), "--store", "kube", "--backend", "kube"]
-        words += ["--listen", f"{address}:{free_port()}", "--insecure", "--namespace", self.own, "--identity", name]
+        words += [
+            "--listen",
+            f"{address}:{self.proxy.ports['api']}",
+            "--insecure",
+            "--namespace",
+            self.own,
+            "--identity",
+            name,
+        ]
         words += ["--address", address, "--advertise", address if direct else self.proxy.host, "--image", "muster:test"]
         words += ["--coordinator-port", str(self.proxy.ports["coordinator"])]
         words += ["--mesh-port", str(self.proxy.ports["mesh"]), *options]

@@ -19,7 +19,7 @@ def words(spec: Spec, log_bytes: int | None = None) -> list[str]:
     own += [] if keep is None else ["--log-bytes", str(keep)]
     own += [] if spec.warm == "auto" else ["--warm", spec.warm]
     own += ["--preload", ",".join(spec.preload)] if spec.preload else []
-    own += [word for line in spec.requirements for word in ("--requirement", line)]
+    own += [f"--requirement={line}" for line in spec.requirements]
     if spec.command is not None:
         return [*own, "--no-python", "--", *spec.command, *spec.args]
     if spec.module is not None:

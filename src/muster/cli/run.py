@@ -145,7 +145,7 @@ def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
     from muster.sdk import shipping, submission
 
     given = {name: value for name, value in fields.items() if name != "ship"}
-    if fields.get("ship") or ("ship" not in fields and client.is_far()):
+    if fields.get("ship") or ("ship" not in fields and shipping.is_here(given) and client.is_far()):
         folder, _ = shipping.placed(given)
         parcel = shipping.collect(folder)
         for entry in parcel.entries:

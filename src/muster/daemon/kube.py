@@ -56,12 +56,11 @@ class KubeSite:
         """Where workers find whoever leads."""
         return self._options.advertise or f"{SERVICE}.{self._namespace}.svc"
 
-    @property
-    def _api_url(self) -> str:
+    def _api_url(self, port: int | None = None) -> str:
         """Where they find its API, which has their code."""
-        _, port = wire.parse_address(self._options.listen or f"{ANY}:{API_PORT}")
+        _, asked = wire.parse_address(self._options.listen or f"{ANY}:{API_PORT}")
         scheme = "https" if self._options.tls_cert is not None else "http"
-        return f"{scheme}://{wire.show_address(self._host, port or API_PORT)}"
+        return f"{scheme}://{wire.show_address(self._host, port or asked or API_PORT)}"
 
     async def open(self) -> KubeStore:
         """Stand by until this replica leads, then read everything."""
@@ -101,7 +100,7 @@ class KubeSite:
             mesh_endpoint=self._mesh_endpoint,
             image=self._options.image,
             user=worker_user(self._options.worker_user),
-            api_url=self._api_url,
+            api_url=self._api_url(),
         )
         await until_answered("the cluster", self._backend.start_watching)
         return self._backend
@@ -122,6 +121,7 @@ class KubeSite:
 
     async def serving(self, port: int) -> None:
         """Tell the Service where the API, the coordinator and the keys are now."""
+        self._backend.api_url = self._api_url(port)
         if self._options.address is None:
             return
         ports = {"api": port, "coordinator": self._options.coordinator_port, "mesh": self._options.mesh_port}

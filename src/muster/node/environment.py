@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from muster import files
@@ -44,21 +44,16 @@ def python(lines: Sequence[str], package: str, cache: Path) -> str:
     folder = files.private_folder(cache / "environments")
     place = folder / name_of(lines, package)
     _forget_unused(folder)
-    with _held(place):
+    lock = os.open(f"{place}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)  # comes when whoever makes it is done
+    if not (place / _WHOLE).exists():
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / _WHOLE).exists():
             _make(place, lines)
-        os.utime(place / _WHOLE)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    os.utime(place / _WHOLE)
+    os.set_inheritable(lock, True)  # held for as long as we live, also as another program
     return str(place / "bin" / "python")
-
-
-@contextlib.contextmanager
-def _held(place: Path) -> Iterator[None]:
-    """One makes it, and others wait. Who uses it holds it for as long as it lives, also as another program."""
-    lock = os.open(f"{place}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    yield
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    os.set_inheritable(lock, True)
 
 
 def _make(place: Path, lines: Sequence[str]) -> None:

@@ -118,7 +118,7 @@ class Client:
         """
         given: dict[str, Any] = {"script": script, "module": module, "command": command, **options}
         ship = given.pop("ship", None)
-        if ship or (ship is None and self.is_far()):
+        if ship or (ship is None and _is_here(given) and self.is_far()):
             packed, given = _packed(given)
             self.run(flows.send_package(given.get("namespace") or self.namespace, packed))
         return self.submit(submission.training_of(given, self.namespace), idempotency_key)
@@ -141,7 +141,7 @@ class Client:
     ) -> DistributedTraining:
         given: dict[str, Any] = {"script": script, "module": module, "command": command, **options}
         ship = given.pop("ship", None)
-        if ship or (ship is None and await self.is_far_async()):
+        if ship or (ship is None and _is_here(given) and await self.is_far_async()):
             import asyncio
 
             packed, given = await asyncio.to_thread(_packed, given)
@@ -227,6 +227,12 @@ class Client:
 
     def _handle(self, training: Training) -> DistributedTraining:
         return DistributedTraining(self, training)
+
+
+def _is_here(given: Mapping[str, Any]) -> bool:
+    from muster.sdk import shipping
+
+    return shipping.is_here(given)
 
 
 def _packed(given: Mapping[str, Any]) -> tuple[Packed, dict[str, Any]]:

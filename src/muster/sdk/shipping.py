@@ -248,6 +248,23 @@ def _refused(message: str, hint: str = "") -> InvalidRequest:
 # The program, seen from the package ----------------------------------------------------------------
 
 
+def is_here(given: Mapping[str, Any]) -> bool:
+    """Whether the program is in the folder that would travel. If not it is in the image, or wherever workers run."""
+    folder = Path(given.get("working_dir") or ".").absolute()
+    module, script = given.get("module"), given.get("script")
+    words = [script] if script is not None else list(given.get("command") or ())
+    if module == CALLER:
+        return True
+    if module is not None:
+        top = folder / str(module).partition(".")[0]
+        return top.is_dir() or top.with_suffix(".py").is_file()
+    for word in words:
+        path = Path(os.path.abspath(folder / os.fspath(word)))
+        if path.is_file() and path.is_relative_to(folder):
+            return True
+    return False
+
+
 def placed(given: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
     """The folder that travels, and the request as it is from within: paths are relative to it."""
     values = dict(given)

@@ -61,7 +61,7 @@ class KubeBackend:
         self.mesh_endpoint = mesh_endpoint
         self._image = image
         self._user = user
-        self._api_url = api_url
+        self.api_url = api_url
         self.changed = changed
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
@@ -108,7 +108,7 @@ class KubeBackend:
 
     def _render(self, training: Training, name: str) -> render.Json:
         where = {"coordinator": self._coordinator, "mesh_endpoint": self.mesh_endpoint}
-        return render.pod(training, name, **where, image=self._image, user=self._user, api_url=self._api_url)
+        return render.pod(training, name, **where, image=self._image, user=self._user, api_url=self.api_url)
 
     # Watching and adoption
 

@@ -1,0 +1,183 @@
+"""What travels is what git does not ignore, without secrets and without links that lead out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from muster import package
+from muster.errors import InvalidRequest
+from muster.sdk import shipping
+from muster.sdk.shipping import Parcel, collect, pack, placed, requirements_of
+
+
+def write(folder: Path, names: Mapping[str, str] | tuple[str, ...]) -> None:
+    texts = names if isinstance(names, Mapping) else dict.fromkeys(names, "x")
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def git(folder: Path, *words: str) -> None:
+    own = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, env=own)
+
+
+def names(parcel: Parcel) -> list[str]:
+    return [one.name for one in parcel.entries]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "project"
+    write(made, ("train.py", "pkg/__init__.py", "pkg/model.py", "data/big.bin", "__pycache__/x.pyc"))
+    return made
+
+
+def test_without_git_everything_travels_but_what_nobody_wants(folder: Path) -> None:
+    write(folder, ("venv/pyvenv.cfg", "venv/lib/x.py", ".venv/lib/x.py", ".git/config", "pkg/old.pyc"))
+    assert names(collect(folder)) == ["data/big.bin", "pkg/__init__.py", "pkg/model.py", "train.py"]
+
+
+def test_git_says_what_travels_also_what_is_not_added_yet_and_not_what_is_deleted(folder: Path) -> None:
+    git(folder, "init", "-q")
+    write(folder, {".gitignore": "data/\n*.log\n", "run.log": "x", "gone.py": "x"})
+    git(folder, "add", "train.py", "gone.py", "pkg")
+    (folder / "gone.py").unlink()
+    assert names(collect(folder)) == [".gitignore", "pkg/__init__.py", "pkg/model.py", "train.py"]
+    below = collect(folder / "pkg")
+    assert names(below) == ["__init__.py", "model.py"]
+
+
+def test_a_folder_that_git_ignores_as_a_whole_travels_as_if_there_were_no_git(folder: Path) -> None:
+    git(folder, "init", "-q")
+    write(folder, {".gitignore": "data/\n"})
+    assert names(collect(folder / "data")) == ["big.bin"]
+
+
+def test_what_musterignore_names_stays_also_if_git_knows_it(folder: Path) -> None:
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    write(folder, {".musterignore": "data/*\n!data/small.bin\n# a comment\n", "data/small.bin": "x"})
+    assert names(collect(folder)) == ["data/small.bin", "pkg/__init__.py", "pkg/model.py", "train.py"]
+
+
+def test_what_looks_like_a_secret_stays_and_is_told(folder: Path) -> None:
+    secrets = (".env", ".env.local", "keys/server.pem", "id_rsa", ".aws/credentials", "deep/.netrc", "tls.key")
+    write(folder, (*secrets, ".env.example", "keyboard.py"))
+    parcel = collect(folder)
+    assert set(secrets) == set(parcel.secrets)
+    assert {".env.example", "keyboard.py"} <= set(names(parcel))
+    (told,) = parcel.warnings()
+    assert "left behind" in told and "and 2 more (looks like a secret)" in told
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "pkg/../../outside"])
+def test_a_link_that_leads_out_is_refused_by_name(folder: Path, target: str) -> None:
+    (folder / "pkg" / "link").symlink_to(target)
+    (folder / "inside").symlink_to("pkg/model.py")
+    if target == "../outside":
+        (folder / "pkg" / "link").unlink()
+        (folder / "link").symlink_to(target)
+    with pytest.raises(InvalidRequest, match="link: is a link that leads out of the folder"):
+        collect(folder)
+
+
+def test_links_that_stay_inside_and_links_to_folders_travel_as_links(folder: Path) -> None:
+    (folder / "pkg" / "again").symlink_to("../train.py")
+    (folder / "alias").symlink_to("pkg")
+    links = {one.name: one.link for one in collect(folder).entries if one.link is not None}
+    assert links == {"pkg/again": "../train.py", "alias": "pkg"}
+
+
+def test_what_is_no_file_stays_and_is_told(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    parcel = collect(folder)
+    assert parcel.odd == ("pipe",) and "pipe" not in names(parcel)
+
+
+def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
+    with open(os.fsencode(folder) + b"/\xff.py", "w"):
+        pass
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        collect(folder)
+
+
+def test_unchanged_code_is_not_packed_again_and_changed_code_is(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = pack(collect(folder), tmp_path / "cache")
+    assert package.check(first.path, first.digest) == 4
+    with monkeypatch.context() as patched:
+        patched.setattr(package, "pack", None)
+        assert pack(collect(folder), tmp_path / "cache") == first
+    (folder / "train.py").write_text("y")
+    os.utime(folder / "train.py", (0, 0))
+    second = pack(collect(folder), tmp_path / "cache")
+    assert second.digest != first.digest
+    second.path.unlink()
+    assert pack(collect(folder), tmp_path / "cache") == second, "a cache that lost something is made good"
+
+
+def test_only_so_many_packages_are_remembered(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "MOST_REMEMBERED", 3)
+    for number in range(6):
+        (folder / "train.py").write_text(str(number))
+        last = pack(collect(folder), tmp_path / "cache")
+    assert last.path.exists()
+    assert len(list((tmp_path / "cache" / "packages").iterdir())) == 6
+
+
+def test_too_much_says_what_is_large(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "data" / "big.bin").write_bytes(os.urandom(100_000))
+    monkeypatch.setenv(shipping.MOST_VARIABLE, "50000")
+    with pytest.raises(InvalidRequest, match=r"more than 48\.8 KiB when packed") as refused:
+        pack(collect(folder), tmp_path / "cache")
+    assert "data/big.bin (97.7 KiB)" in refused.value.hint and ".musterignore" in refused.value.hint
+
+
+def test_a_script_is_named_from_the_folder_that_travels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    where, values = placed({"script": folder / "pkg" / "model.py"})
+    assert (where, values["script"]) == (folder, "pkg/model.py")
+    monkeypatch.chdir(folder / "data")
+    where, values = placed({"script": "train.py", "working_dir": ".."})
+    assert (where.resolve(), values["script"]) == (folder, "train.py")
+    with pytest.raises(InvalidRequest, match="is not in"):
+        placed({"script": folder / "train.py"})
+
+
+@pytest.mark.parametrize(
+    ("given", "here"),
+    [
+        ({"script": "train.py"}, True),
+        ({"script": "/app/train.py"}, False),
+        ({"script": "none.py"}, False),
+        ({"script": "model.py", "working_dir": "pkg"}, True),
+        ({"script": "train.py", "working_dir": "/app"}, False),
+        ({"module": "pkg.model"}, True),
+        ({"module": "train"}, True),
+        ({"module": "elsewhere.train"}, False),
+        ({"command": ["python", "train.py", "--fast"]}, True),
+        ({"command": ["nvidia-smi", "-L"]}, False),
+        ({"command": ["python", "../outside.py"]}, False),
+    ],
+)
+def test_a_program_that_is_not_in_the_folder_is_in_the_image(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: Mapping[str, object], here: bool
+) -> None:
+    (folder.parent / "outside.py").touch()
+    monkeypatch.chdir(folder)
+    assert shipping.is_here(given) == here
+
+
+def test_a_requirements_file_is_its_lines(tmp_path: Path) -> None:
+    write(tmp_path, {"r.txt": "# us\n\nnumpy==2.0 \\\n  --hash=sha256:ab  # why\n-r other.txt\n  ./local[x]\n"})
+    assert requirements_of(tmp_path / "r.txt") == ["numpy==2.0    --hash=sha256:ab", "-r other.txt", "./local[x]"]
+    assert requirements_of(["a", "b"]) == ["a", "b"]
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        requirements_of(str(tmp_path / "none.txt"))
