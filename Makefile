@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs test test-kube test-netns test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-frameworks clean
+.PHONY: all venv lock demo check docs test test-kube test-netns test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-frameworks clean
 
 all: check test
 
@@ -130,6 +130,11 @@ bench-mesh: venv $(VENV)/.debian
 bench-kube: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m bench.kube $(ARGS)
+
+# Code on its way to workers.
+bench-code: venv
+	$(BIN)/python -m tests.kube.binaries
+	$(BIN)/python -m bench.code $(ARGS)
 
 # Somebody tries to stop it: a reader of 15 GB, a thousand silent connections, 200 kills. Ten minutes.
 bench-security: venv

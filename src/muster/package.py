@@ -81,7 +81,7 @@ def pack(entries: Iterable[Entry], out: _Writes, most: int = MOST_PACKED) -> tup
     """Write a package of those; its name and its size. OSError where a file cannot be read, or changed meanwhile."""
     packed = _Packed(out, most)
     with tarfile.open(
-        fileobj=cast(BinaryIO, packed), mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8"
+        fileobj=cast(BinaryIO, packed), mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8", bufsize=CHUNK
     ) as archive:
         for entry in sorted(entries, key=lambda one: one.name):
             _add(archive, entry)
@@ -174,7 +174,11 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]
     total = 0
     try:
         with tarfile.open(
-            fileobj=cast(BinaryIO, plain), mode="r|", encoding="utf-8", errors="strict", tarinfo=_Member
+            fileobj=cast(BinaryIO, plain),
+            mode="r|",
+            encoding="utf-8",
+            errors="strict",
+            tarinfo=_Member,
         ) as archive:
             for member in archive:
                 _check_member(member, names)
@@ -247,15 +251,17 @@ class _Plain:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._unpress = zlib.decompressobj(_GZIP)
-        self._ready = bytearray()
+        self._ready = b""
+        self._at = 0
         self._left = MOST_UNPACKED + MOST_FILES * 2048 + CHUNK  # with the frames of the files
 
     def read(self, size: int) -> bytes:
-        while len(self._ready) < size and self._more():
-            pass
-        taken = bytes(self._ready[:size])
-        del self._ready[:size]
-        return taken
+        parts = []
+        while size and (self._at < len(self._ready) or self._more()):
+            parts.append(self._ready[self._at : self._at + size])
+            self._at += len(parts[-1])
+            size -= len(parts[-1])
+        return b"".join(parts)
 
     def finish(self) -> None:
         """Nothing comes after its end but the rest of a tar's last record."""
@@ -277,5 +283,5 @@ class _Plain:
         self._left -= len(plain)
         if self._left < 0:
             raise BadPackage(f"it has more than {shown(MOST_UNPACKED)} when unpacked")
-        self._ready += plain
+        self._ready, self._at = plain, 0
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -132,11 +133,22 @@ def run(
     if dry_run:
         _show_plan(client, fields)
         return
+    _tell_of_code()
     handle = client.train(**fields)
     if detach:
         print(shown(handle.name))
         return
     _follow(client, handle, namespace, remove=remove)
+
+
+def _tell_of_code() -> None:
+    """What goes along is said on stderr, and what stays behind."""
+    told = logging.StreamHandler()
+    told.setFormatter(logging.Formatter("muster: %(message)s"))
+    log = logging.getLogger("muster.sdk")
+    log.addHandler(told)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:

@@ -237,6 +237,7 @@ def _is_here(given: Mapping[str, Any]) -> bool:
 
 def _packed(given: Mapping[str, Any]) -> tuple[Packed, dict[str, Any]]:
     """The code that goes along, and the request that names it."""
+    from muster import package
     from muster.sdk import shipping
 
     folder, placed = shipping.placed(given)
@@ -244,6 +245,7 @@ def _packed(given: Mapping[str, Any]) -> tuple[Packed, dict[str, Any]]:
     for warning in parcel.warnings():
         log.warning("%s", warning)
     packed = shipping.pack(parcel, files.home() / "cache")
+    log.info("with the code of %s: %d files, %s packed", folder, len(parcel.entries), package.shown(packed.size))
     return packed, placed | {"package": packed.digest}
 
 

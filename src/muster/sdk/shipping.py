@@ -11,10 +11,11 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,17 @@ MOST_VARIABLE = "MUSTER_PACKAGE_BYTES"
 MOST_REMEMBERED = 50
 _GIT_S = 30.0
 _LARGEST_SHOWN = 3
-_NEVER = (".git/", ".hg/", ".svn/", "__pycache__/", ".venv/", "*.pyc", IGNORE)
+_NOBODYS = re.compile(r"(^|/)(\.git|\.hg|\.svn|__pycache__|\.venv)/|\.pyc$|(^|/)\.musterignore$")
 SECRETS = (
     *(".env", ".env.*", "!.env.example", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "id_rsa*", "id_dsa*"),
     *("id_ecdsa*", "id_ed25519*", ".netrc", ".pgpass", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd"),
     *(".ssh/", ".aws/", ".kube/", ".docker/config.json", ".azure/", ".gnupg/", "credentials.json", "*.kdbx"),
     *("service-account*.json", "secrets.y*ml", "*.ovpn", "kubeconfig", ".huggingface/token", ".muster/"),
+)
+# Matching patterns takes a while for many files: these words are in all of them.
+_MAY_BE_SECRET = re.compile(
+    r"\.env|\.pem|\.key|\.p12|\.pfx|\.jks|id_|rc$|\.pgpass|credentials|\.htpasswd|\.ssh|\.aws|\.kube|config\.json|\.azure"
+    r"|\.gnupg|\.kdbx|service-account|secrets\.|\.ovpn|kubeconfig|token|\.muster|netrc"
 )
 
 
@@ -45,6 +51,7 @@ class Parcel:
 
     folder: Path
     entries: tuple[Entry, ...]
+    stamp: str  # of names, rights, sizes and times: what changes a file changes one of them
     secrets: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()  # neither files nor links
 
@@ -77,49 +84,57 @@ class Packed:
 def collect(folder: Path) -> Parcel:
     """Raises InvalidRequest if something in the folder cannot travel."""
     folder = folder.resolve()
-    ignored, secret = _patterns(_own_patterns(folder)), _patterns(SECRETS)
+    ignored, secret = _ignored(folder), _patterns(SECRETS)
     entries: list[Entry] = []
     secrets: list[str] = []
     odd: list[str] = []
     problems: list[Problem] = []
-    for name in _names(folder):
-        if ignored(name):
+    stamp = hashlib.sha256(str(folder).encode())
+    for name, about in sorted(_found(folder)):
+        if _NOBODYS.search(name) or ignored(name):
             continue
-        if secret(name):
+        if _MAY_BE_SECRET.search(name) and secret(name):
             secrets.append(name)
             continue
-        entry = _entry(folder, name, problems)
-        if isinstance(entry, Entry):
-            entries.append(entry)
-        elif entry == "odd":
+        entry = _entry(folder, name, about, problems)
+        if entry is None:
             odd.append(name)
+            continue
+        entries.append(entry)
+        told = (name, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, entry.link)
+        stamp.update(repr(told).encode(errors="surrogateescape"))
     if problems:
         listed = "; ".join(f"{one.field}: {one.message}" for one in problems[:5])
         raise InvalidRequest(f"the code of {folder} cannot be sent: {listed}", problems=tuple(problems))
-    return Parcel(folder, tuple(sorted(entries, key=lambda one: one.name)), tuple(secrets), tuple(odd))
+    return Parcel(folder, tuple(entries), stamp.hexdigest(), tuple(secrets), tuple(odd))
 
 
-def _own_patterns(folder: Path) -> list[str]:
-    with contextlib.suppress(FileNotFoundError):
-        return [*_NEVER, *(folder / IGNORE).read_text().splitlines()]
-    return [*_NEVER]
+def _ignored(folder: Path) -> Callable[[str], bool]:
+    try:
+        return _patterns((folder / IGNORE).read_text().splitlines())
+    except FileNotFoundError:
+        return lambda name: False
 
 
-def _patterns(lines: Iterable[str]) -> Any:
+def _patterns(lines: Iterable[str]) -> Callable[[str], bool]:
     import pathspec
 
-    return pathspec.GitIgnoreSpec.from_lines(lines).match_file
+    match: Callable[[str], bool] = pathspec.GitIgnoreSpec.from_lines(lines).match_file
+    return match
 
 
-def _names(folder: Path) -> Iterator[str]:
-    """Of all files and links below, as git sees them."""
-    found = _known_to_git(folder)
-    for name in _walked(folder, "") if found is None else found:
-        path = folder / name
-        if found is not None and not path.is_symlink() and path.is_dir():
-            yield from _walked(folder, name)  # a repository within the repository
+def _found(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """All files and links below, as git sees them."""
+    known = _known_to_git(folder)
+    for name in _walked(folder, "") if known is None else known:
+        try:
+            about = os.lstat(f"{folder}/{name}")
+        except OSError:
+            continue  # gone, though git has not heard of it
+        if stat.S_ISDIR(about.st_mode):  # a repository within the repository
+            yield from ((below, os.lstat(f"{folder}/{below}")) for below in _walked(folder, name))
         else:
-            yield name
+            yield name, about
 
 
 def _known_to_git(folder: Path) -> list[str] | None:
@@ -129,13 +144,11 @@ def _known_to_git(folder: Path) -> list[str] | None:
         asked = subprocess.run(listing, capture_output=True, timeout=_GIT_S, check=True, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return None
-    names = [os.fsdecode(name).rstrip("/") for name in asked.stdout.split(b"\0") if name]
-    there = [name for name in dict.fromkeys(names) if os.path.lexists(folder / name)]
-    return there or None
+    names = dict.fromkeys(os.fsdecode(name).rstrip("/") for name in asked.stdout.split(b"\0") if name)
+    return list(names) or None
 
 
 def _walked(folder: Path, below: str) -> Iterator[str]:
-    never = _patterns(_NEVER)
     for where, folders, names in os.walk(folder / below):
         base = os.path.relpath(where, folder)
         prefix = "" if base == "." else f"{base}/"
@@ -144,30 +157,25 @@ def _walked(folder: Path, below: str) -> Iterator[str]:
             name
             for name in folders
             if name not in links
-            and not never(f"{prefix}{name}/")
+            and not _NOBODYS.search(f"{prefix}{name}/")
             and not os.path.exists(os.path.join(where, name, "pyvenv.cfg"))
         )
-        yield from (f"{prefix}{name}" for name in sorted([*names, *links]))
+        yield from (f"{prefix}{name}" for name in (*names, *links))
 
 
-def _entry(folder: Path, name: str, problems: list[Problem]) -> Entry | str | None:
-    path = folder / name
-    try:
-        name.encode()
-        about = os.lstat(path)
-    except UnicodeEncodeError:
-        problems.append(Problem(repr(name)[:120], "its name is not UTF-8"))
-        return None
-    except FileNotFoundError:
-        return None  # gone meanwhile
+def _entry(folder: Path, name: str, about: os.stat_result, problems: list[Problem]) -> Entry | None:
+    """None if it is neither a file nor a link."""
+    path = f"{folder}/{name}"
+    if not name.isprintable() or "\udc80" <= max(name) <= "\udcff":
+        problems.append(Problem(repr(name)[:120], "its name is not UTF-8, or has control characters"))
     if stat.S_ISLNK(about.st_mode):
         target = os.readlink(path)
         if not package.stays_inside(name, target):
             problems.append(Problem(name[:120], f"is a link that leads out of the folder, to {target[:120]!r}"))
-        return Entry(name, str(path), link=target)
+        return Entry(name, path, link=target)
     if not stat.S_ISREG(about.st_mode):
-        return "odd"
-    return Entry(name, str(path), about.st_size, bool(about.st_mode & 0o100))
+        return None
+    return Entry(name, path, about.st_size, bool(about.st_mode & 0o100))
 
 
 # Packing -----------------------------------------------------------------------------------------
@@ -176,7 +184,7 @@ def _entry(folder: Path, name: str, problems: list[Problem]) -> Entry | str | No
 def pack(parcel: Parcel, cache: Path) -> Packed:
     """From the cache if nothing has changed. Raises InvalidRequest if it is too much."""
     folder = files.private_folder(cache / "packages")
-    known = folder / f"{_fingerprint(parcel)}.json"
+    known = folder / f"{parcel.stamp}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(files.read_private(known))
         path = folder / str(told["digest"]).removeprefix("sha256:")
@@ -204,16 +212,6 @@ def _pack_anew(parcel: Parcel, folder: Path, known: Path) -> Packed:
     files.write_private(known, json.dumps({"digest": digest, "size": size}))
     _forget(folder)
     return Packed(digest, path, size)
-
-
-def _fingerprint(parcel: Parcel) -> str:
-    """Of names, rights, sizes and times; what changes a file changes one of them."""
-    told = hashlib.sha256(str(parcel.folder).encode())
-    for one in parcel.entries:
-        about = os.lstat(one.path)
-        told.update(f"{one.name}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}\0".encode())
-        told.update(f"{about.st_ctime_ns}\0{one.link or ''}\n".encode())
-    return told.hexdigest()
 
 
 def _forget(folder: Path) -> None:
