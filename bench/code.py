@@ -100,7 +100,7 @@ def _sent(plane: Plane, project: Path) -> tuple[float, Packed]:
 def fetch(given: argparse.Namespace) -> Iterator[Figure]:
     """Many processes fetch, check and unpack it at once, while somebody asks whether the control plane is well."""
     with _folder() as folder, _plane(folder) as plane:
-        _, packed = _sent(plane, _project(folder, 500, 2 * BYTES))
+        _, packed = _sent(plane, _project(folder, 500, BYTES))
         training = plane.client.train(command=["sleep", "1000"], name="sent", package=packed.digest)
         training.wait_until_min_world(timeout=60)
         token = _token(next(iter(plane.worker_pids().values())))
@@ -120,7 +120,8 @@ def fetch(given: argparse.Namespace) -> Iterator[Figure]:
             whole = time.perf_counter() - began
         assert codes == [0] * given.workers, codes
         training.delete()
-    note = f"{given.workers} processes of one machine, {package.shown(packed.size)} each, checked and unpacked"
+    sizes = f"{BYTES >> 20} MiB, {package.shown(packed.size)} packed"
+    note = f"{given.workers} processes of one machine, {sizes}, checked and unpacked"
     yield below(f"{given.workers} workers have their code", whole, 10.0, "s", note=note)
     yield below(
         "/healthz meanwhile, p99", p99(took) * 1000, 50, "ms", note=f"p50 {p50(took) * 1000:.1f} ms", samples=len(took)

@@ -31,7 +31,7 @@ from muster.types.training import PACKAGE
 BYTES = "application/octet-stream"
 SLOWEST = 64 << 10  # bytes in a second
 LEAST_S = 60.0
-CHUNK = 256 << 10
+CHUNK = 1 << 20
 
 _DIGEST = re.compile(PACKAGE)
 
