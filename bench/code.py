@@ -34,10 +34,10 @@ FILES, BYTES = 10_000, 50 << 20
 FETCH = """
 import sys
 from pathlib import Path
-from muster.node import fetching
+from muster.node import cli, fetching
 digest, url, token, folder = sys.argv[1:]
 sys.stdin.readline()
-fetching.code(digest, url, token, Path(folder))
+cli._behind_others(lambda: fetching.code(digest, url, token, Path(folder)))
 """
 
 

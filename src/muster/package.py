@@ -27,6 +27,7 @@ _GZIP = 31  # for zlib: with the frame of gzip, and without a time
 _MODES = (0o644, 0o755)
 _LONGEST_HEADER = 16 << 10
 _RECORD = tarfile.RECORDSIZE
+_READ = 20 * _RECORD
 
 
 class BadPackage(ValueError):
@@ -179,6 +180,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]
             encoding="utf-8",
             errors="strict",
             tarinfo=_Member,
+            bufsize=_READ,
         ) as archive:
             for member in archive:
                 _check_member(member, names)
@@ -188,7 +190,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, Iterator[bytes]]
                 yield member, _content(archive, member)
     except (tarfile.TarError, UnicodeError, EOFError) as error:
         raise BadPackage(f"it cannot be read: {error}") from None
-    plain.finish()
+    plain.finish(archive.offset)
     if not names:
         raise BadPackage("there is nothing in it")
 
@@ -253,6 +255,8 @@ class _Plain:
         self._unpress = zlib.decompressobj(_GZIP)
         self._ready = b""
         self._at = 0
+        self._given = 0
+        self._last = b""  # of what was given
         self._left = MOST_UNPACKED + MOST_FILES * 2048 + CHUNK  # with the frames of the files
 
     def read(self, size: int) -> bytes:
@@ -261,11 +265,15 @@ class _Plain:
             parts.append(self._ready[self._at : self._at + size])
             self._at += len(parts[-1])
             size -= len(parts[-1])
-        return b"".join(parts)
+        if read := b"".join(parts):
+            self._last = (self._last + read)[-2 * _READ :] if len(read) < _READ else read
+            self._given += len(read)
+        return read
 
-    def finish(self) -> None:
-        """Nothing comes after its end but the rest of a tar's last record."""
-        if self.read(_RECORD).strip(b"\0") or self.read(1):
+    def finish(self, end: int) -> None:
+        """Nothing comes after the end of the archive, which was found there, but the rest of a tar's last record."""
+        rest = self._last[max(0, end - (self._given - len(self._last))) :] + self.read(_RECORD)
+        if rest.strip(b"\0") or len(rest) > 2 * _RECORD or self.read(1):
             raise BadPackage("something comes after its end")
 
     def _more(self) -> bool:

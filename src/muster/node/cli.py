@@ -15,9 +15,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from muster import __version__, files, run_token, trimming
 from muster.core.member.state import EXIT_COORDINATOR_LOST, EXIT_FAILED
@@ -32,6 +33,8 @@ from muster.world.membership import MemberIdentity
 IDLE_S = 30.0
 PRIVATE_IDLE_S = 2.0
 EXIT_USAGE = 2
+PREPARING_NICE = 10
+T = TypeVar("T")
 
 _EXAMPLES = """\
 examples:
@@ -242,11 +245,12 @@ def _prepare(given: argparse.Namespace, words: list[str]) -> None:
     try:
         if given.package:
             folder = Path(given.folder).absolute() if given.folder else None
-            code = fetching.code(given.package, given.package_from or "", run_token.given(), folder)
+            source, token = given.package_from or "", run_token.given()
+            code = _behind_others(lambda: fetching.code(given.package, source, token, folder))
             fetching.enter(fetching.within(code, given.working_dir) if given.working_dir else code)
         if given.requirement:
             cache = Path(given.cache_dir or "~/.cache/muster").expanduser().absolute()
-            python = environment.python(given.requirement, given.package or "", cache)
+            python = _behind_others(lambda: environment.python(given.requirement, given.package or "", cache))
             os.execv(python, [python, "-m", "muster.node.cli", "--prepared", *words])
     except (package.BadPackage, environment.CannotMake, ValueError) as error:
         print(f"muster-node: {error}", file=sys.stderr)
@@ -254,6 +258,18 @@ def _prepare(given: argparse.Namespace, words: list[str]) -> None:
     except (fetching.CannotFetch, OSError) as error:
         print(f"muster-node: {error}", file=sys.stderr)
         sys.exit(EXIT_FAILED)
+
+
+def _behind_others(work: Callable[[], T]) -> T:
+    """On a thread of low priority, which ends with it: many workers may start here at once, beside those that train."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def quietly() -> T:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREPARING_NICE)
+        return work()
+
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(quietly).result()
 
 
 def _held(env: MutableMapping[str, str]) -> tuple[int, ...]:
