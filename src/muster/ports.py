@@ -23,7 +23,7 @@ from muster.core.world.run import Run
 from muster.types.event import Event
 from muster.types.training import Key, Training, Uid
 from muster.types.worker import Capacity, Worker
-from muster.types.world import OutcomeState, RunOutcome, Settings
+from muster.types.world import OutcomeState, RunOutcome, Settings, Spot
 
 log = logging.getLogger("muster")
 T = TypeVar("T")
@@ -275,6 +275,9 @@ class Worlds(Protocol):
 
     def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         """These workers are dead, and so are their ranks: a run that waits for them need not."""
+
+    def place(self, uid: Uid, spots: Mapping[str, Spot]) -> None:
+        """Where those workers are, by their names: for workers that do not know it themselves."""
 
     def confirm(self, uid: Uid, outcome: RunOutcome) -> None:
         """The outcome is stored: tell the members."""

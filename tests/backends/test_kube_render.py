@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.backends.kube import render
+from muster.backends.kube import priorities, render
+from muster.types.storage import Storage
 from muster.types.training import Mesh, Resources, Status, Training
 from tests.training_builders import a_training
 
@@ -32,6 +33,10 @@ def env(pod: Json) -> dict[str, Json]:
     return {
         entry["name"]: {key: value for key, value in entry.items() if key != "name"} for entry in container(pod)["env"]
     }
+
+
+def mounted(pod: Json) -> list[str]:
+    return [one["mountPath"] for one in container(pod)["volumeMounts"]]
 
 
 def test_a_plain_worker_as_a_whole() -> None:
@@ -68,7 +73,10 @@ def test_a_plain_worker_as_a_whole() -> None:
                 "fsGroup": 65532,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "volumes": [{"name": "home", "emptyDir": {}}],
+            "volumes": [
+                {"name": "muster-home", "emptyDir": {}},
+                {"name": "muster-shm", "emptyDir": {"medium": "Memory"}},
+            ],
             "containers": [
                 {
                     "name": "worker",
@@ -92,7 +100,10 @@ def test_a_plain_worker_as_a_whole() -> None:
                     ],
                     "resources": {},
                     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "volumeMounts": [{"name": "home", "mountPath": "/home/worker"}],
+                    "volumeMounts": [
+                        {"name": "muster-home", "mountPath": "/home/worker"},
+                        {"name": "muster-shm", "mountPath": "/dev/shm"},
+                    ],
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                 }
             ],
@@ -126,7 +137,7 @@ def test_who_runs_a_worker_is_chosen_and_keeps_the_home_that_its_image_gives_it(
     ours, own, root = (render.pod(a_training(), user=user, **known) for user in (1000, None, 0))
     assert ours["spec"]["securityContext"]["runAsUser"] == 1000 and env(ours)["HOME"] == {"value": "/home/worker"}
     assert own["spec"]["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert "HOME" not in env(own) and not own["spec"]["volumes"] and "volumeMounts" not in container(own)
+    assert "HOME" not in env(own) and mounted(own) == ["/dev/shm"]
     assert root["spec"]["securityContext"]["runAsUser"] == 0 and not root["spec"]["securityContext"]["runAsNonRoot"]
     assert container(root)["securityContext"] == {"allowPrivilegeEscalation": False} and "HOME" not in env(root)
     assert env(a_pod(a_training(env={"HOME": "/mine"})))["HOME"] == {"value": "/mine"}, "their own word counts"
@@ -176,3 +187,101 @@ def test_what_users_write_is_not_expanded(words: list[str]) -> None:
     assert command[command.index("--") + 1 :] == ["train.py", *words]
     assert command[command.index("--local-addr") + 1] == "10.0.0.1"
     assert [expanded(env(pod)[f"E{at}"]["value"], values) for at in range(len(words))] == words
+
+
+# Memory, storage, and the class of priority
+
+
+@pytest.mark.parametrize(
+    ("spec", "template", "limit"),
+    [
+        ({}, {}, None),
+        ({"memory": "8Gi"}, {}, str(4 * 2**30)),
+        ({"memory": "1.5Gi"}, {}, str(3 * 2**28)),
+        ({"memory": "7"}, {}, "3"),
+        ({}, {"limits": {"memory": "2k"}}, "1000"),
+        ({"memory": "8Gi"}, {"limits": {"memory": "4Gi"}}, str(2 * 2**30)),
+        ({"memory": "8Gi"}, {"limits": {"memory": None}}, None),
+    ],
+)
+def test_shared_memory_is_half_of_what_the_worker_may_have(spec: Json, template: Json, limit: str | None) -> None:
+    given = {"spec": {"containers": [{"name": "worker", "resources": template}]}}
+    pod = a_pod(a_training(resources=Resources(**spec), template=given))
+    asked = {"medium": "Memory"} | ({} if limit is None else {"sizeLimit": limit})
+    assert {"name": "muster-shm", "emptyDir": asked} in pod["spec"]["volumes"]
+
+
+def test_who_mounts_shared_memory_has_no_other() -> None:
+    mount = {"name": "own", "mountPath": "/dev/shm/"}
+    given = {
+        "spec": {
+            "volumes": [{"name": "own", "emptyDir": {}}],
+            "containers": [{"name": "worker", "volumeMounts": [mount]}],
+        }
+    }
+    pod = a_pod(a_training(template=given))
+    assert mounted(pod) == ["/home/worker", "/dev/shm/"]
+    assert [one["name"] for one in pod["spec"]["volumes"]] == ["muster-home", "own"]
+
+
+def test_storage_is_a_claim_that_is_there_or_one_that_is_made() -> None:
+    training = a_training(
+        "demo",
+        namespace="team",
+        uid="u1",
+        storage=(
+            Storage("ckpt", "/ckpt", size="1Ti", class_="fast"),
+            Storage("scratch", "/scratch", size="10Gi", access="ReadWriteOnce", keep=False),
+            Storage("data", "/data", claim="datasets"),
+        ),
+    )
+    pod = a_pod(training)
+    assert {one["name"]: one["persistentVolumeClaim"]["claimName"] for one in pod["spec"]["volumes"][1:-1]} == {
+        "muster-storage-ckpt": "demo-ckpt",
+        "muster-storage-scratch": "demo-scratch",
+        "muster-storage-data": "datasets",
+    }
+    assert mounted(pod) == ["/home/worker", "/ckpt", "/scratch", "/data", "/dev/shm"]
+    assert env(pod)["MUSTER_STORAGE_CKPT"] == {"value": "/ckpt"}
+    kept, removed = render.claims(training)
+    assert kept == {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": "demo-ckpt",
+            "namespace": "team",
+            "labels": {"app.kubernetes.io/managed-by": "muster", "muster.dev/training": "demo"},
+        },
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Ti"}},
+            "storageClassName": "fast",
+        },
+    }
+    assert removed["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    assert removed["spec"] == {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
+
+
+def test_a_class_of_priority_is_named_only_where_there_is_one() -> None:
+    assert "priorityClassName" not in a_pod(a_training(priority=5))["spec"]
+    assert a_pod(a_training(priority=5), priority_class="high")["spec"]["priorityClassName"] == "high"
+
+
+@pytest.mark.parametrize(
+    ("labels", "priority", "name"),
+    [
+        ({}, 5, ""),
+        ({"low": "-10", "mid": "1", "high": "100"}, 5, "mid"),
+        ({"low": "-10", "mid": "1", "high": "100"}, 1, "mid"),
+        ({"low": "-10", "mid": "1", "high": "100"}, 1000, "high"),
+        ({"low": "-10", "mid": "1", "high": "100"}, -3, "low"),
+        ({"low": "-10", "mid": "1", "high": "100"}, -11, ""),
+        ({"b": "1", "a": "1"}, 1, "a"),
+        ({"odd": "very", "mid": "1"}, 5, "mid"),
+    ],
+)
+def test_the_class_of_a_priority_is_the_highest_that_is_not_above_it(
+    labels: dict[str, str], priority: int, name: str
+) -> None:
+    known = [{"metadata": {"name": one, "labels": {priorities.LABEL: at}}} for one, at in labels.items()]
+    assert priorities.chosen([*known, {"metadata": {"name": "foreign"}}], priority) == name

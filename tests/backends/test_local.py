@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.backends.local import gpus, logs, processes, render
+from muster.backends.local import gpus, logs, processes, render, storage
 from muster.ports import LogQuery
+from muster.types.storage import Storage
 from muster.types.training import Mesh, Training
 from tests.fleet import eventually
 from tests.training_builders import a_training
@@ -158,3 +159,28 @@ def test_a_tail_is_the_end_of_what_there_is(parts: list[str], count: int) -> Non
         whole = text.removesuffix("\n").split("\n") if text else []
         expected = whole[-count:] if count else []
         assert read(Path(folder), LogQuery(rank=0, tail=count)) == expected
+
+
+def test_a_worker_is_told_its_domain_where_that_counts() -> None:
+    assert "--domain" not in an_order(a_training(), domain="rack-1").argv
+    for spec in ({"segment": 1}, {"topology_key": "rack"}):
+        argv = an_order(a_training(**spec), domain="rack-1").argv
+        assert argv[argv.index("--domain") + 1] == "rack-1"
+
+
+def test_storage_is_a_folder_that_stays_unless_it_is_not_to_be_kept(tmp_path: Path) -> None:
+    asked = (
+        Storage("ckpt", "/ckpt", size="1Gi"),
+        Storage("tmp-files", "/tmp-files", size="1Gi", keep=False),
+        Storage("data", "/data", claim="datasets"),
+    )
+    training = a_training("demo", namespace="team", storage=asked)
+    found = storage.folders(tmp_path, training)
+    storage.provide(tmp_path, training)
+    storage.provide(tmp_path, training)
+    assert all(folder.is_dir() for folder in found.values())
+    assert found["MUSTER_STORAGE_DATA"] == tmp_path / "storage/team/claims/datasets"
+    assert an_order(training, storage=found).env["MUSTER_STORAGE_CKPT"] == str(found["MUSTER_STORAGE_CKPT"])
+    (found["MUSTER_STORAGE_TMP_FILES"] / "left").touch()
+    storage.remove(tmp_path, training.key, asked)
+    assert [name for name, folder in found.items() if folder.exists()] == ["MUSTER_STORAGE_CKPT", "MUSTER_STORAGE_DATA"]

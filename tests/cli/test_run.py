@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from muster.cli import run
 from muster.cli.exits import Misused
+from muster.types.storage import Storage
 from muster.types.training import Mesh, Outcome, RankExit, RankStatus, Resources, Spec, Training, WorldSize, WorldStatus
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
@@ -66,6 +67,21 @@ def test_what_is_imported_ahead_can_be_chosen(
 def test_the_mesh_is_asked_for_with_its_options(muster: Muster, control: StandIn) -> None:
     muster("run", "train.py", "-d", "--mesh", "--mesh-timeout", "2m", "--probe-address", "10.8.0.0/16")
     assert the_spec(control).mesh == Mesh(True, 120.0, "10.8.0.0/16")
+
+
+def test_what_pods_are_to_have_is_asked_for(muster: Muster, control: StandIn, tmp_path: Path) -> None:
+    pod = tmp_path / "pod.yaml"
+    pod.write_text("kind: Pod\nspec:\n  nodeSelector: {gpu: h200}\n")
+    words = ["--segment", "2", "--workers", "2", "--topology-key", "example.com/rack", "--suspend"]
+    words += ["--storage", "ckpt=/ckpt:size=500Gi,class=nfs,keep=false", "--storage", "data=/data:claim=datasets"]
+    muster("run", "train.py", "-d", *words, "--template", str(pod))
+    spec = the_spec(control)
+    assert (spec.segment, spec.topology_key, spec.suspend) == (2, "example.com/rack", True)
+    assert spec.template == {"spec": {"nodeSelector": {"gpu": "h200"}}}
+    assert spec.storage == (
+        Storage("ckpt", "/ckpt", size="500Gi", class_="nfs", keep=False),
+        Storage("data", "/data", claim="datasets"),
+    )
 
 
 def test_without_a_mesh_its_options_are_of_no_use(muster: Muster) -> None:
@@ -129,6 +145,12 @@ def test_variables_are_given_or_passed_on_and_secrets_marked(
         (["train.py", "--workers", "3:2:4"], "does not hold for 3, 2, 4", ""),
         (["train.py", "--env", "UNSET_HERE"], "'UNSET_HERE' is not set here", "--env UNSET_HERE=VALUE"),
         (["train.py", "-l", "team"], "'team' is not K=V", ""),
+        (["train.py", "--storage", "/ckpt"], "'/ckpt' does not say what it is", "--storage NAME=MOUNT:size=500Gi"),
+        (["train.py", "--storage", "a=/b:huge=1"], "'huge=1' is not one of claim=…", ""),
+        (["train.py", "--storage", "a=/b:size=1Gi,keep=no"], "keep=no is neither true nor false", ""),
+        (["train.py", "--storage", "a=b:size=1Gi"], "spec.storage[a].mount: 'b' is not an absolute path", ""),
+        (["train.py", "--template", "there-is-none"], "there-is-none cannot be read", ""),
+        (["train.py", "--template", "train.py"], "does not hold one partial Pod", ""),
         (["train.py", "-d", "--rm"], "-d leaves", "muster delete"),
         (["train.py", "--lr", "3"], "No such option", "go behind --"),
         (["train.py", "--memory", "lots"], "is not an amount of memory", ""),

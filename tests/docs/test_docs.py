@@ -200,7 +200,7 @@ def test_the_defaults_of_a_spec_are_those_in_its_table() -> None:
     }
     assert numbers
     assert {name: rows[camel(name)].strip() for name in numbers} == {
-        name: f"{value:g}" for name, value in numbers.items()
+        name: str(value).lower() if isinstance(value, bool) else f"{value:g}" for name, value in numbers.items()
     }
 
 

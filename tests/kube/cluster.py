@@ -33,7 +33,7 @@ NOBODY = "nobody"  # known to the cluster, may do nothing
 
 _CONTROLLERS = (
     "garbagecollector,namespace,nodelifecycle,podgc,endpoint,endpointslice,endpointslicemirroring,serviceaccount,"
-    "deployment,replicaset,job,clusterrole-aggregation"
+    "deployment,replicaset,job,clusterrole-aggregation,pvc-protection"
 )
 
 

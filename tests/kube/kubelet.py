@@ -426,7 +426,7 @@ def _ended(end: End, started: str, last_words: str) -> Json:
 
 def _last_words(held: _Held) -> str:
     """The end of the log, where a Pod asks for that in place of a message."""
-    (container,) = held.pod["spec"]["containers"]
+    container = held.pod["spec"]["containers"][0]  # what runs beside it is not run here
     if container.get("terminationMessagePolicy") != "FallbackToLogsOnError":
         return ""
     return b"".join(line for _, line in held.log.lines[-80:])[-2048:].decode(errors="replace")

@@ -250,3 +250,12 @@ def test_a_server_that_is_not_there_and_one_that_refuses_are_told_apart(cluster:
     with pytest.raises(errors.Unavailable, match="cannot be reached") as raised:
         asyncio.run(asked(NOBODY))
     assert not isinstance(raised.value, InDoubt)
+
+
+@pytest.mark.parametrize("levels", [3, 90, 5_000, 10_000])
+def test_nobody_is_kept_from_reading_by_what_is_nested_too_deeply(levels: int) -> None:
+    deep = b'{"a":[' * (levels // 2) + b'"]}\\""' + b"]}" * (levels // 2)
+    content = b'{"type":"ADDED","deep":' + deep + b',"after":[1,{"x":"{[\\\\"}]}'
+    read = client.decoded(content)
+    assert (read["type"], read["after"]) == ("ADDED", [1, {"x": "{[\\"}])
+    assert isinstance(read["deep"], dict)

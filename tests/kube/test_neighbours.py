@@ -7,6 +7,7 @@ import contextlib
 import json
 
 from muster.backends.kube import render
+from muster.types import pod_template
 from tests.fleet import eventually
 from tests.kube.api import MERGE, Json, Refused
 from tests.kube.cluster import Cluster
@@ -130,7 +131,7 @@ def an_impostor(namespace: str, victim: Json) -> Json:
     about = victim["metadata"]
     labels = {"labels": about["labels"], "ownerReferences": about["ownerReferences"]}
     metadata = {"name": about["name"], "namespace": namespace, **labels, "finalizers": [render.FINALIZER]}
-    sleeps = {"name": render.CONTAINER, "image": "x", "command": ["sleep", "600"]}
+    sleeps = {"name": pod_template.CONTAINER, "image": "x", "command": ["sleep", "600"]}
     spec = {"containers": [sleeps], "nodeName": "nowhere", "restartPolicy": "Never"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 

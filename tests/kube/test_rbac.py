@@ -230,13 +230,13 @@ def refuses_the_caller(order: Callable[[KubePlane, str], None]) -> Callable[[Sta
     return act
 
 
-def fails_to_reconcile(said: str = "") -> Callable[[Stage, Right], None]:
+def fails_to_reconcile(said: str = "", **spec: Any) -> Callable[[Stage, Right], None]:
     """The training's own events tell, and it is carried out as soon as it may."""
 
     def act(stage: Stage, right: Right) -> None:
         stage.begin()
         with stage.without(right):
-            name = stage.apply()
+            name = stage.apply(**spec)
             stage.plane.replicas["one"].expect(said or right.said, 20)
             told_of(stage, name, said or right.said)
         stage.plane.phase("ready", name)
@@ -322,6 +322,29 @@ def cannot_renew_what_workers_share(stage: Stage, right: Right) -> None:
     eventually(lambda: len(stage.plane.running(name)) == 2, "it has two")
 
 
+def cannot_see_whose_a_claim_is(stage: Stage, right: Right) -> None:
+    stage.begin()
+    storage = [{"name": "ckpt", "mount": "/ckpt", "size": "1Gi"}]
+    name = stage.apply(storage=storage)
+    stage.plane.phase("ready", name)
+    stage.plane.client.get(name).delete()
+    stage.plane.gone(name)
+    with stage.without(right):
+        stage.plane.kubectl("apply", "-f", "-", input=stage.plane.manifest(name, world=(1, 1, 3), storage=storage))
+        stage.expect(right)
+        told_of(stage, name, right.said)
+    stage.plane.phase("ready", name)
+
+
+def cannot_tell_where_a_worker_is(stage: Stage, right: Right) -> None:
+    """It is waited for: nobody trains in a segment of which nothing is known."""
+    stage.begin()
+    with stage.without(right):
+        name = stage.apply(topologyKey="kubernetes.io/hostname", segment=1)
+        stage.plane.replicas["one"].expect(rf"node node-1: trying again: .*{right.said}", 20)
+    stage.plane.phase("ready", name)
+
+
 def cannot_tidy(stage: Stage, right: Right) -> None:
     """The journal grows, and says why."""
     stage.stop()
@@ -383,6 +406,10 @@ ACTS: dict[str, Callable[[Stage, Right], None]] = {
     "services-patch": cannot_renew_what_workers_share,
     "secrets-create": cannot_be_written_down,
     "secrets-update": cannot_renew_what_workers_share,
+    "persistentvolumeclaims-create": fails_to_reconcile(storage=[{"name": "ckpt", "mount": "/ckpt", "size": "1Gi"}]),
+    "persistentvolumeclaims-get": cannot_see_whose_a_claim_is,
+    "nodes-get": cannot_tell_where_a_worker_is,
+    "priorityclasses-list": fails_to_reconcile(priority=5),
     "events-create": cannot_be_told_by_kubectl,
     "home-leases-create": stands_by,
     "home-leases-get": stands_by,

@@ -16,7 +16,7 @@ from muster.ports import Clock, LogQuery, RunView
 from muster.types.state import Holding
 from muster.types.training import Training, Uid
 from muster.types.worker import Capacity, Worker
-from muster.types.world import Member, MemberId, OutcomeState, Reach, RunOutcome, Settings
+from muster.types.world import Member, MemberId, OutcomeState, Reach, RunOutcome, Settings, Spot
 
 MOST_DECISIONS = 100
 
@@ -112,6 +112,10 @@ class SimulatedWorlds:
 
     def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         """Its members never have to be waited for."""
+
+    def place(self, uid: Uid, spots: Mapping[str, Spot]) -> None:
+        if (view := self._runs.get(uid)) is not None:
+            self._settle(uid, replace(view, run=transitions.placed(view.run, spots)))
 
     def confirm(self, uid: Uid, outcome: RunOutcome) -> None:
         if (view := self._runs.get(uid)) is not None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
+from muster.types.storage import Storage
 from muster.types.training import (
     Cancel,
     Condition,
@@ -42,6 +43,16 @@ def some(values: st.SearchStrategy[RankExit]) -> st.SearchStrategy[tuple[RankExi
 
 text_lists = st.lists(texts, max_size=3).map(tuple)
 sizes = st.tuples(*[st.integers(1, 50)] * 3).map(lambda three: WorldSize(*sorted(three)))
+storages = st.builds(
+    Storage,
+    name=names,
+    mount=st.just("/data"),
+    claim=st.none() | names,
+    size=st.none() | st.sampled_from(["1Gi", "2Ti"]),
+    class_=st.none() | names,
+    access=st.sampled_from(["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]),
+    keep=st.booleans(),
+)
 specs = st.builds(
     Spec,
     command=st.none() | text_lists,
@@ -72,6 +83,11 @@ specs = st.builds(
     backend=names,
     image=st.none() | texts,
     mesh=st.builds(Mesh, st.booleans(), seconds, st.none() | texts),
+    segment=st.none() | st.integers(1, 9),
+    topology_key=st.none() | st.just("topology.kubernetes.io/rack"),
+    template=st.none() | st.just({"spec": {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}]}}),
+    storage=st.lists(storages, max_size=2).map(tuple),
+    suspend=st.booleans(),
 )
 exits = st.builds(
     RankExit,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from muster.types.codec import Invalid
+from muster.types.storage import Storage
 from muster.types.training import LAST_APPLIED, MASK, Key, Resources, Training, check, problems_of
 from tests.training_builders import a_rank_exit, a_training
 
@@ -30,12 +31,16 @@ from tests.training_builders import a_rank_exit, a_training
         ({"resources": Resources(memory="1.5")}, "spec.resources.memory"),
         ({"image": "not an image"}, "spec.image"),
         ({"secret_env": ("TOKEN",)}, "spec.secretEnv"),
+        ({"world": (2, 2, 4), "segment": 4}, "spec.worldSize.min spec.worldSize.target"),
+        ({"world": (2, 3, 4), "segment": 2}, "spec.worldSize.target"),
+        ({"template": {"kind": "Pod"}}, "spec.template.kind"),
+        ({"storage": (Storage("a", "data", claim="x"),)}, "spec.storage[a].mount"),
         ({"labels": {"-": "x"}}, "metadata.labels.-"),
         ({"labels": {"a": "not a value!"}}, "metadata.labels.a"),
     ],
 )
 def test_what_cannot_be_is_named_by_its_field(asked: dict[str, Any], field: str) -> None:
-    assert [problem.field for problem in problems_of(a_training(**asked))] == [field]
+    assert [problem.field for problem in problems_of(a_training(**asked))] == field.split()
 
 
 def test_several_problems_are_told_together() -> None:
@@ -51,6 +56,8 @@ def test_several_problems_are_told_together() -> None:
         {"command": ("python", "")},
         {"module": "a.b"},
         {"world": (1, 1, 1)},
+        {"world": (2, 4, 5), "segment": 2, "topology_key": "topology.kubernetes.io/rack"},
+        {"template": {}, "storage": (Storage("ckpt", "/ckpt", size="1Gi"), Storage("data", "/data", claim="there"))},
         {"labels": {"example.com/team": "", "a.b_c-d": "X.y"}},
         {"env": {"A": "", "_B9": "é"}, "secret_env": ("A",)},
         {"env": {"A": "x" * 131_069}, "args": ("x" * 131_072,) * 6, "resources": Resources(memory="1Mi")},

@@ -27,7 +27,7 @@ def apply(
     token: session.Token = None,
 ) -> None:
     """Create the trainings that files describe, or change those that exist to match."""
-    manifests = [manifest for path in file for manifest in manifests_of(_read(path), path)]
+    manifests = [manifest for path in file for manifest in manifests_of(read_file(path), path)]
     client = session.open_client(url, token, namespace)
     applied = [client.apply(manifest).training for manifest in manifests]
     for training in applied:
@@ -38,7 +38,7 @@ def apply(
 
 def manifests_of(text: str, where: str) -> Iterator[Mapping[str, Any]]:
     """The objects in a file: one, a list of them, or several YAML documents."""
-    for document in _documents(text, where):
+    for document in documents(text, where):
         many = document.get("items") if isinstance(document, Mapping) and "items" in document else document
         for one in many if isinstance(many, list) else [many]:
             if not isinstance(one, Mapping):
@@ -51,14 +51,14 @@ def manifests_of(text: str, where: str) -> Iterator[Mapping[str, Any]]:
 _HINT = "muster get NAME -o yaml shows what one looks like"
 
 
-def _read(path: str) -> str:
+def read_file(path: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise exits.Misused(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _documents(text: str, where: str) -> list[Any]:
+def documents(text: str, where: str, *, hint: str = _HINT) -> list[Any]:
     if text.lstrip().startswith(("{", "[")):
         try:
             return [json.loads(text)]
@@ -67,14 +67,14 @@ def _documents(text: str, where: str) -> list[Any]:
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:
-        hint = "pip install pyyaml, or write the file as JSON"
-        raise exits.Misused(f"{where} is not JSON, and reading YAML needs PyYAML", hint=hint) from None
+        needed = "pip install pyyaml, or write the file as JSON"
+        raise exits.Misused(f"{where} is not JSON, and reading YAML needs PyYAML", hint=needed) from None
     try:
         found = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
-        raise exits.Misused(f"{where} is neither JSON nor YAML: {error}", hint=_HINT) from error
+        raise exits.Misused(f"{where} is neither JSON nor YAML: {error}", hint=hint) from error
     if not found:
-        raise exits.Misused(f"{where} is empty", hint=_HINT)
+        raise exits.Misused(f"{where} is empty", hint=hint)
     return [json.loads(json.dumps(document, default=_show)) for document in found]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from muster import files
-from muster.cli import durations, exits, follow, output, session
+from muster.cli import durations, exits, follow, output, pod_words, session
 from muster.cli.safe_text import shown
 from muster.types.training import WorldSize
 
@@ -90,6 +90,19 @@ def run(
         None, metavar="FILE", help="Make an environment with these packages on each worker."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="List what would be sent, or show the plan; run nothing."),
+    segment: int | None = typer.Option(
+        None, min=1, metavar="N", help="Only whole groups of N workers from one domain train."
+    ),
+    topology_key: str | None = typer.Option(
+        None, metavar="LABEL", help="The label of nodes that names a worker's domain, on Kubernetes."
+    ),
+    storage: list[str] = typer.Option(
+        [],
+        metavar="NAME=MOUNT:size=S|claim=C",
+        help="A volume for checkpoints; also class=, access=, keep=false behind commas.",
+    ),
+    template: str | None = typer.Option(None, metavar="FILE", help="A partial Pod for its workers, on Kubernetes."),
+    suspend: bool = typer.Option(False, "--suspend", help="Submit it, and start no worker before it is resumed."),
     remove: bool = typer.Option(False, "--rm", help="Delete it once it has ended."),
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
@@ -123,6 +136,11 @@ def run(
         **({"warm": warm} if warm != "auto" else {}),
         **({"preload": named} if (named := _modules(preload)) else {}),
         "mesh": _mesh(mesh, timeout_seconds=mesh_timeout, probe_address=probe_address),
+        **_given(segment=segment),
+        **({"topology_key": topology_key} if topology_key is not None else {}),
+        **({"storage": [pod_words.storage_of(one) for one in storage]} if storage else {}),
+        **({"template": pod_words.template_of(template)} if template is not None else {}),
+        **({"suspend": True} if suspend else {}),
         "labels": _pairs(label, "--label"),
         "name": name,
         **({"requirements": requirements} if requirements is not None else {}),

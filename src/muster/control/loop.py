@@ -247,6 +247,8 @@ class Loop:
                     self._worlds.confirm(training.uid, reconcile.world_outcome(outcome))
                 case reconcile.MarkDead(names=names):
                     self._worlds.mark_dead(training.uid, names)
+                case reconcile.Place(spots=spots):
+                    self._worlds.place(training.uid, spots)
                 case reconcile.LetGo():
                     self._worlds.let_go(training.uid)
                 case reconcile.CloseRun():

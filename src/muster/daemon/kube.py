@@ -101,6 +101,7 @@ class KubeSite:
             image=self._options.image,
             user=worker_user(self._options.worker_user),
             api_url=self._api_url(),
+            home=self._namespace,
         )
         await until_answered("the cluster", self._backend.start_watching)
         return self._backend
@@ -121,7 +122,7 @@ class KubeSite:
 
     async def serving(self, port: int) -> None:
         """Tell the Service where the API, the coordinator and the keys are now."""
-        self._backend.api_url = self._api_url(port)
+        self._backend.orders.api_url = self._api_url(port)
         if self._options.address is None:
             return
         ports = {"api": port, "coordinator": self._options.coordinator_port, "mesh": self._options.mesh_port}

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
@@ -37,6 +38,8 @@ WATCH_S = 290  # after which the server ends a watch by itself
 SILENCE_S = 90.0  # bookmarks come every minute: a watch that says nothing for longer is dead
 RETRY = Backoff(0.1, 5.0)
 AGAIN_S = (0.05, 0.2, 1.0)
+DEEPEST = 100  # levels of JSON that are kept of an answer with so many that it cannot be read
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
@@ -88,8 +91,7 @@ class KubeApi:
                 answer = await self._http.request(method, path, content=content, params=params, headers=headers)
         if answer.status_code >= 300:
             raise refusal(answer.status_code, answer.content)
-        found: Json = msgspec.json.decode(answer.content)
-        return found
+        return decoded(answer.content)
 
     async def list(self, path: str, params: Mapping[str, str] | None = None) -> tuple[Sequence[Json], str]:
         """All objects of a collection, and the version at which it was like that."""
@@ -119,7 +121,7 @@ class KubeApi:
         asked = {"watch": "true", "resourceVersion": since, "allowWatchBookmarks": "true"}
         asked |= {"timeoutSeconds": str(WATCH_S), **(params or {})}
         async for line in _lines(self.stream(path, asked, silence_s=SILENCE_S)):
-            event = msgspec.json.decode(line)
+            event = decoded(line)
             if event["type"] == "ERROR":
                 status = event["object"]
                 raise refusal(int(status.get("code") or 500), msgspec.json.encode(status))
@@ -146,6 +148,33 @@ def _encoded(body: object) -> bytes:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:  # text that no encoding can hold: it is replaced, or it could never be read back
         return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def decoded(content: bytes) -> Json:
+    """What the server says. Somebody may have written what is nested more deeply than can be read: null is there then.
+
+    The server takes ten thousand levels where a field may be anything, and whoever watches must not stumble over it.
+    """
+    try:
+        found: Json = msgspec.json.decode(content)
+    except RecursionError:
+        found = msgspec.json.decode(_cut(content))
+    return found
+
+
+def _cut(content: bytes) -> bytes:
+    """JSON without what is deeper than `DEEPEST`."""
+    kept, depth, at = [], 0, 0
+    for token in _TOKEN.finditer(content):
+        if token[0] in (b"{", b"["):
+            depth += 1
+            if depth == DEEPEST + 1:
+                kept += [content[at : token.start()], b"null"]
+        elif token[0] in (b"}", b"]"):
+            depth -= 1
+            if depth == DEEPEST:
+                at = token.end()
+    return b"".join([*kept, content[at:]])
 
 
 # Errors ------------------------------------------------------------------------------------------

@@ -72,6 +72,24 @@ ABOUT: dict[str, str] = {
     "spec.mesh.required": "Hold ranks until all workers reach each other.",
     "spec.mesh.timeoutSeconds": "Hold them at most that long; then they run, and the condition DegradedMesh tells.",
     "spec.mesh.probeAddress": "The address or network that workers probe each other over.",
+    "spec.segment": "Only whole groups of so many workers from one domain train; min and target are multiples of it. "
+    "Cannot change later.",
+    "spec.topologyKey": "The node label whose value is a worker's domain: a rack, a switch. Without it every node is a "
+    "domain of its own. Cannot change later.",
+    "spec.template": "A partial Pod (metadata.labels, metadata.annotations, spec), merged onto that of each worker as "
+    "kubectl patch would. What muster needs cannot be overwritten: the condition Valid names the field. Cannot change "
+    "later.",
+    "spec.storage": "Volumes that outlive workers, for checkpoints. Cannot change later.",
+    "spec.storage.name": "Its name; ranks find its path in the variable MUSTER_STORAGE_NAME.",
+    "spec.storage.mount": "Where workers find it.",
+    "spec.storage.claim": "A PersistentVolumeClaim that is there already.",
+    "spec.storage.size": "Make a claim of that size, called like the training and this, or use the one of a training "
+    "of the same name.",
+    "spec.storage.class": "The StorageClass of the claim that is made; by default the cluster's own.",
+    "spec.storage.access": "The access mode of the claim that is made.",
+    "spec.storage.keep": "Whether the claim that is made stays when the training is deleted.",
+    "spec.suspend": "No worker runs while this is true; those that do are told to save, and leave. Kueue and others "
+    "that admit trainings turn it.",
     "status": "What is; written by the control plane alone, in one step per change.",
     "status.observedGeneration": "The generation that the rest of the status is about.",
     "status.phase": "pending, ready once min workers have run ranks, then succeeded, failed or cancelled, which stays.",
@@ -244,6 +262,8 @@ def _described(schema: Mapping[str, Any], path: str, default: Any) -> dict[str, 
         return shown | ({"default": {}} if inner and "." in path else {})
     for many in schema.keys() & {"items", "additionalProperties"}:
         shown[many] = _within(schema[many], path)
+    if shown["type"] == "object" and "additionalProperties" not in schema:
+        shown["x-kubernetes-preserve-unknown-fields"] = True  # what is in it is looked at by the controller
     if default is not None and not isinstance(default, Mapping | list):
         shown["default"] = int(default) if isinstance(default, float) and default.is_integer() else default
     return shown

@@ -51,6 +51,19 @@ EVERYWHERE: tuple[Permission, ...] = (
     _may("", "pods/log", "get", "`muster logs`"),
     _may("", "services", "create patch", "one headless Service per training, for addresses"),
     _may("", "secrets", "create update", "one Secret per training: its run token and `secretEnv`; never read"),
+    _may(
+        "",
+        "persistentvolumeclaims",
+        "create get",
+        "`storage` with a size: make the claim; see whose one is that is there already",
+    ),
+    _may("", "nodes", "get", "`topologyKey`: the label of the node that a worker runs on"),
+    _may(
+        "scheduling.k8s.io",
+        "priorityclasses",
+        "list",
+        "`priority`: the class that is labelled with it, for the scheduler",
+    ),
     _may("", "events", "create", "what `kubectl describe` shows"),
 )
 

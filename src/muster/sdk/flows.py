@@ -218,6 +218,14 @@ def explain(key: Key) -> Flow[Explanation]:
 # Writing -----------------------------------------------------------------------------------------
 
 
+_NEW = (
+    "package",
+    "requirements",
+    "storage",
+    "suspend",
+)  # what says nothing is not sent: a control plane that is older may not know of it
+
+
 def create(training: Training, idempotency_key: str) -> Flow[Training]:
     headers = {"Idempotency-Key": idempotency_key}
     path = all_of(training.metadata.namespace)
@@ -237,9 +245,7 @@ def _request(training: Training) -> dict[str, Any]:
     # The server fills these in; sending empty ones would claim to know them.
     wire = training.to_wire()
     wire.pop("status", None)
-    for name in ("package", "requirements"):
-        if not wire["spec"].get(name):
-            wire["spec"].pop(name, None)  # an older control plane does not know it
+    wire["spec"] = {name: value for name, value in wire["spec"].items() if value or name not in _NEW}
     kept = ("name", "namespace", "labels", "annotations")
     wire["metadata"] = {name: wire["metadata"][name] for name in kept if name in wire["metadata"]}
     return wire

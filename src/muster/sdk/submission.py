@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 from muster.errors import InvalidRequest
 from muster.types import codec
 from muster.types.codec import Invalid, Problem
+from muster.types.storage import Storage
 from muster.types.training import DEFAULT_NAMESPACE, Mesh, Resources, Training, WorldSize, problems_of
 
 LONGEST_NAME = 52
@@ -58,6 +59,11 @@ class SubmitOptions(TypedDict, total=False):
     package: str | None
     requirements: Sequence[str] | str | os.PathLike[str]
     ship: bool | None
+    segment: int | None
+    topology_key: str | None
+    template: Mapping[str, Any] | None
+    storage: Sequence[Storage | Mapping[str, Any]]
+    suspend: bool
 
 
 def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) -> Training:
@@ -114,6 +120,8 @@ def _plain(name: str, value: Any, problems: list[Problem]) -> Any:
         return codec.to_wire(value)
     if name in ("resources", "mesh") and isinstance(value, Mapping):
         return {codec.camel(str(key)): item for key, item in value.items()}
+    if name == "storage" and isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain("", one, problems) for one in value]
     if name in _LISTS:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             problems.append(Problem(f"spec.{codec.camel(name)}", f"must be a list of texts, not {value!r}"))

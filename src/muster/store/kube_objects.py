@@ -13,7 +13,8 @@ from muster.core.training.edits import first_status
 from muster.kube.client import Json
 from muster.ports import Version, Write
 from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX
-from muster.types.codec import Invalid, to_wire
+from muster.types import pod_template
+from muster.types.codec import Invalid, Problem, to_wire
 from muster.types.event import Event
 from muster.types.training import API_VERSION, KIND, REQUEST, UNREADABLE, Key, Spec, Status, Training
 
@@ -44,6 +45,8 @@ def training_of(item: Json) -> Training:
         about["annotations"] = {name: value for name, value in about["annotations"].items() if name != OUTBOX}
     if item.get("status"):
         wire["status"] = item["status"]
+    if pod_template.is_too_deep(wire["spec"].get("template")):
+        raise Invalid([Problem("spec.template", pod_template.TOO_DEEP)])
     training = Training.from_wire(wire)
     return training if "status" in wire else replace(training, status=first_status(training.spec))
 

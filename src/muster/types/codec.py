@@ -416,7 +416,8 @@ def _schema(kind: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
     if origin is typing.Literal:
         return {"type": "string", "enum": list(typing.get_args(kind))}
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": _schema(typing.get_args(kind)[1], {})}
+        inside = typing.get_args(kind)[1]
+        return {"type": "object"} | ({} if inside is Any else {"additionalProperties": _schema(inside, {})})
     if kind is datetime:
         return {"type": "string", "format": "date-time"}
     names = {str: "string", int: "integer", float: "number", bool: "boolean"}

@@ -5,15 +5,17 @@ Records only, each with the limits that its fields must keep. `core.training.lif
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, NewType
 
-from muster.types import address
+from muster.types import address, pod_template, storage
 from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
 from muster.types.state import KeptState
+from muster.types.storage import Storage
 from muster.types.world import LEASE_S, LEAST_LEASE_S, MOST_LEASE_S
 
 Uid = NewType("Uid", str)
@@ -36,6 +38,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # annotation:
 UNREADABLE = "muster.dev/unreadable"  # annotation, in our eyes only: what is wrong with a spec that was not understood
 MASK = "***"  # shown instead of a secret; sent back in a patch, it means "as it was"
 MOST_WORKERS = 10_000
+MOST_VOLUMES = 16
 LEAST_MEMORY = 1 << 20
 LEAST_LOG = 1 << 16
 LONGEST_VARIABLE = 131_071  # bytes of NAME=value that Linux hands to a program
@@ -154,6 +157,13 @@ class Spec:
     package: str | None = limited(None, pattern=PACKAGE, about="is not the hash of a package, sha256:…")
     requirements: tuple[str, ...] = limited((), max_items=10_000, max_length=131_072)
     mesh: Mesh = field(default_factory=Mesh)
+    segment: int | None = limited(None, ge=1, le=MOST_WORKERS)
+    topology_key: str | None = limited(
+        None, pattern=_LABEL_KEY.pattern, max_length=316, about="is not the name of a node's label"
+    )
+    template: Mapping[str, Any] | None = None
+    storage: tuple[Storage, ...] = limited((), max_items=MOST_VOLUMES)
+    suspend: bool = False
 
 
 TAKEN_BACK = "TakenBack"  # the reason of `Resizing` and `TargetReached` when the size asked for does not work
@@ -361,7 +371,8 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         found.append(
             Problem("spec.worldSize", f"min ≤ target ≤ max does not hold for {size.min}, {size.target}, {size.max}")
         )
-    found += _size_problems(spec) + _preload_problems(spec) + _package_problems(spec)
+    found += _segment_problems(spec) + _size_problems(spec) + _preload_problems(spec)
+    found += _package_problems(spec) + _pod_problems(spec)
     for name, value in spec.env.items():
         if not _ENV_KEY.fullmatch(name):
             found.append(Problem(f"spec.env.{name[:80]}", "is not a name for a variable"))
@@ -375,6 +386,24 @@ def _spec_problems(spec: Spec) -> list[Problem]:
         if name not in spec.env
     ]
     return found
+
+
+def _segment_problems(spec: Spec) -> list[Problem]:
+    size, each = spec.world_size, spec.segment
+    return [
+        Problem(f"spec.worldSize.{name}", f"{value} is not a multiple of segment, which is {each}")
+        for name, value in (("min", size.min), ("target", size.target))
+        if each is not None and value % each
+    ]
+
+
+def _pod_problems(spec: Spec) -> list[Problem]:
+    found = storage.problems(spec.storage)
+    if spec.template is None:
+        return found
+    mounts = {posixpath.normpath(one.mount): f"is the mount of spec.storage[{one.name}]" for one in spec.storage}
+    mounts[pod_template.HOME] = pod_template.OWN
+    return found + pod_template.problems(spec.template, env=spec.env, mounts=mounts)
 
 
 def _preload_problems(spec: Spec) -> list[Problem]:

@@ -31,6 +31,7 @@ class Worker:
     reason: str = ""  # in the platform's word why it ended (OOMKilled, Evicted, NodeLost, Preempted, Error)
     cleared: bool = False  # with its end, its platform says that nothing which it started runs any more
     waiting: str = ""  # why it does not run yet, though it was ordered
+    domain: str | None = None  # where it is, as its platform knows; "": nowhere in particular; None: not known (yet)
     mesh_name: str = ""  # its NODE_NAME, under which its ranks wait for their mesh, where that is not its own name
 
     @property

@@ -184,6 +184,14 @@ class Member:
     takes_notice: bool = False  # its ranks can be told that they should save
 
 
+@record()
+class Spot:
+    """Where a worker is, as whoever started it knows: its domain, and its place in the order of all."""
+
+    domain: str | None = None
+    infra_rank: int | None = None
+
+
 @as_list
 @record()
 class Elector:

@@ -6,12 +6,12 @@ here is done there before the order returns; what is looked at is what the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.background import LoopThread
 from muster.ports import RunView
 from muster.types.training import Uid
-from muster.types.world import OutcomeState, RunId, RunOutcome, Settings
+from muster.types.world import OutcomeState, RunId, RunOutcome, Settings, Spot
 from muster.world.protocol import RunProtocol
 from muster.world.service import Coordinator
 
@@ -39,6 +39,9 @@ class DirectedWorlds:
 
     def mark_dead(self, uid: Uid, names: Sequence[str]) -> None:
         self._order(uid, lambda protocol: protocol.orders.mark_dead(names))
+
+    def place(self, uid: Uid, spots: Mapping[str, Spot]) -> None:
+        self._order(uid, lambda protocol: protocol.orders.place(spots))
 
     def confirm(self, uid: Uid, outcome: RunOutcome) -> None:
         self._order(uid, lambda protocol: protocol.orders.confirm(outcome))

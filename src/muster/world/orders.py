@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from muster.core.world import transitions, views
 from muster.core.world.transitions import Refusal
 from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, RunRecord
 from muster.types.run_event import Kind
-from muster.types.world import Electorate, RunOutcome, Settings
+from muster.types.world import Electorate, RunOutcome, Settings, Spot
 from muster.world import wire
 from muster.world.conversation import Conversation
 from muster.world.frames_out import Peer
@@ -101,6 +101,11 @@ class Orders:
             if seat.name in names and run.round is not None:
                 run = transitions.gone(run, seat.member_id, run.round.number)
         self._at.run = run
+
+    def place(self, spots: Mapping[str, Spot]) -> None:
+        """Where members are that do not know it themselves."""
+        assert self._at.run is not None
+        self._at.run = transitions.placed(self._at.run, spots)
 
     def confirm(self, outcome: RunOutcome) -> None:
         """The outcome is recorded, perhaps as another one than was proposed here: tell everyone."""

@@ -219,6 +219,13 @@ def test_scaling_is_granted_within_the_bounds_only(target: int) -> None:
     assert (edit.event is None) == (target == 2)
 
 
+def test_a_segmented_training_is_scaled_by_whole_segments() -> None:
+    training = a_training(worldSize={"min": 2, "target": 2, "max": 6}, segment=2)
+    assert edits.scaled(training, 4, actor="bob").training.spec.world_size.target == 4
+    with pytest.raises(InvalidRequest, match="3 is not a multiple of segment, which is 2"):
+        edits.scaled(training, 3, actor="bob")
+
+
 def test_cancel_and_delete_are_orders_that_are_given_once() -> None:
     first = edits.cancelled(a_training(), 5.0, now=NOW, actor="bob")
     assert first.training.generation == 2 and first.event is not None and first.event.actor == "bob"

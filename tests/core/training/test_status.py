@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from muster.core.training import explain, lifecycle
 from muster.core.training import status as statuses
 from muster.core.training.admission import Grant
-from muster.core.training.reconcile import EndRun, OpenRun, Plan, StartWorker, StopWorker, reconcile, settings_of
+from muster.core.training.reconcile import EndRun, OpenRun, Place, Plan, StartWorker, StopWorker, reconcile, settings_of
 from muster.core.training.status import Observed
 from muster.core.world.run import Run
 from muster.core.world.safe_state import Kept
@@ -32,6 +32,7 @@ from muster.types.training import (
     problems_of,
 )
 from muster.types.worker import Worker
+from muster.types.world import Spot
 from tests.core.builders import a_run, an_id
 from tests.training_builders import BIRTH, a_status, a_training
 
@@ -125,6 +126,34 @@ def test_of_too_many_workers_those_go_first_that_do_not_run_yet() -> None:
 
 
 # Where it runs -------------------------------------------------------------------------------------
+
+
+def test_the_coordinator_is_told_where_workers_are_rack_by_rack() -> None:
+    def at(name: str, domain: str | None, node: str) -> Worker:
+        return replace(a_worker(name), domain=domain, node=node)
+
+    workers = (
+        at("demo-0", "r10", "n1"),
+        at("demo-1", "r2", "n9"),
+        at("demo-2", "", "n3"),
+        at("demo-3", None, ""),
+        at("demo-4", "r2", "n10"),
+        replace(at("demo-5", "r2", "n8"), ended_at=NOW),
+    )
+    training = a_training(world=(2, 4, 6), topology_key="rack", segment=2)
+    run = a_run(waiting="demo-0 demo-1", min=2, max=6)
+    told = [one for one in reconcile(training, seen(*workers, run=run), NOW).actions if isinstance(one, Place)]
+    spots = {"demo-1": Spot("r2", 0), "demo-4": Spot("r2", 1), "demo-0": Spot("r10", 2), "demo-2": Spot(None, 3)}
+    assert told == [Place(spots)]
+    again = reconcile(training, seen(*workers, run=replace(run, spots=spots)), NOW).actions
+    assert not [one for one in again if isinstance(one, Place)]
+
+
+def test_who_knows_its_place_itself_is_told_nothing() -> None:
+    plan = reconcile(a_training(segment=1), seen(a_worker("demo-0"), run=a_run(waiting="demo-0")), NOW)
+    assert not [one for one in plan.actions if isinstance(one, Place)]
+    (opened,) = [one for one in plan.actions if isinstance(one, OpenRun)]
+    assert opened.settings.segment == 1
 
 
 def test_a_field_is_ignored_only_where_it_has_no_effect() -> None:

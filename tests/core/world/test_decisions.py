@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from muster.core.world import run as runs
+from muster.core.world import transitions
 from muster.core.world.closing import RoundCost, judge, over
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.run import (
@@ -30,6 +31,7 @@ from muster.types.world import (
     Role,
     Round,
     RunOutcome,
+    Spot,
 )
 from tests.core.builders import (
     NOW,
@@ -97,6 +99,18 @@ def test_parked_members_are_named_where_they_are_missed() -> None:
 
 
 # A round that is out
+
+
+def test_with_segments_only_those_train_of_whom_is_known_where_they_are() -> None:
+    given = a_run(waiting="a b c", min=2, max=2, segment=2)
+    nowhere = decide(given, NOW)
+    assert isinstance(nowhere.action, Stay) and "in no domain that is known: a, b, c" in nowhere.reason
+    given = transitions.placed(given, {"a": Spot("r1", 0), "b": Spot("r2", 1)})
+    assert isinstance(decide(given, NOW).action, Stay), "one of each is no segment"
+    given = transitions.placed(given, {"a": Spot("r1", 0), "b": Spot("r2", 2), "c": Spot("r1", 1)})
+    formed = decide(given, NOW).action
+    assert isinstance(formed, Release)
+    assert [(seat.name, seat.domain) for seat in formed.round.seats] == [("a", "r1"), ("c", "r1")]
 
 
 def test_a_round_goes_on_while_nothing_happens() -> None:

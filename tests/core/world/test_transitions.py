@@ -15,7 +15,7 @@ from muster.core.world.closing import still_there
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.run import Decision, Release, Run, Stay
 from muster.core.world.transitions import Held, Refusal
-from muster.types.world import Cause, OutcomeState, Progress, RanksState, Role, Round, RunOutcome, Settings
+from muster.types.world import Cause, OutcomeState, Progress, RanksState, Role, Round, RunOutcome, Settings, Spot
 from tests.core.builders import NOW, a_member, a_round, a_run, an_exit, an_id, recalled, settle, with_members
 
 
@@ -61,6 +61,29 @@ def test_a_duplicate_infra_rank_names_both() -> None:
 def test_a_segmented_run_refuses_members_without_a_domain() -> None:
     answer = transitions.join(transitions.open_run(Settings(min=2, max=4, segment=2)), a_member("a"), NOW)
     assert isinstance(answer, Refusal) and answer.code == "no_domain"
+
+
+def test_who_is_started_by_a_control_plane_learns_its_domain_from_it_before_or_after_it_comes() -> None:
+    given = replace(transitions.open_run(Settings(min=2, max=4, segment=2)), holds_farewell=True)
+    given = entered(transitions.join(given, a_member("a"), NOW))
+    assert given.members[an_id("a")].domain is None
+    given = transitions.placed(given, {"a": Spot("rack", 0), "b": Spot("rack", 1)})
+    given = entered(transitions.join(given, a_member("b"), NOW))
+    known = {member.name: (member.domain, member.infra_rank) for member in given.members.values()}
+    assert known == {"a": ("rack", 0), "b": ("rack", 1)}
+
+
+def test_an_infra_rank_that_the_control_plane_gave_is_no_claim_of_its_bearers() -> None:
+    given = replace(transitions.open_run(Settings(min=1, max=4)), holds_farewell=True)
+    given = entered(transitions.join(transitions.placed(given, {"a": Spot("r", 0)}), a_member("a"), NOW))
+    given = transitions.placed(given, {"b": Spot("r", 0)})  # a is on its way out
+    assert entered(transitions.join(given, a_member("b"), NOW)).members[an_id("b")].infra_rank == 0
+
+
+def test_what_a_member_knows_itself_stands_when_it_comes() -> None:
+    given = transitions.placed(transitions.open_run(Settings(max=2)), {"a": Spot("told", 7)})
+    member = entered(transitions.join(given, a_member("a", domain="own"), NOW)).members[an_id("a")]
+    assert (member.domain, member.infra_rank) == ("own", 7)
 
 
 def test_an_active_member_that_connects_anew_has_lost_its_place() -> None:

@@ -15,27 +15,26 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from muster import errors
-from muster.backends import orders, records
+from muster.backends import records
 from muster.backends.kube import logs, pod_removal, pods, render
+from muster.backends.kube.creating import NameTaken, create
 from muster.backends.kube.pod_cache import PodCache
+from muster.backends.kube.pod_orders import PodOrders
 from muster.backends.kube.pod_removal import PodRemoval
 from muster.backends.kube.pod_times import PodTimes
 from muster.backends.kube.pods import Pod
-from muster.backends.kube.shared_objects import SharedObjects, create
+from muster.backends.kube.shared_objects import SharedObjects
+from muster.backends.kube.topology import Topology
 from muster.background import Tasks
 from muster.core.training.reconcile import USAGE_ERROR
 from muster.kube.client import Informer, KubeApi
 from muster.ports import Clock, LogQuery, Store, Write
 from muster.types.event import Event
-from muster.types.training import Key, Training, Uid
+from muster.types.training import Key, Spec, Training, Uid
 from muster.types.worker import SHORTAGE, Capacity, Worker
 
 PATIENCE = timedelta(minutes=10)  # images may be large, but a container that runs has its own
 _Place = tuple[Uid, str]
-
-
-class _NameTaken(errors.AlreadyExists):
-    """A worker's, by a Pod that is not ours."""
 
 
 class KubeBackend:
@@ -49,19 +48,17 @@ class KubeBackend:
         mesh_endpoint: str = "",
         image: str = "",
         user: int | None = render.USER,
+        home: str = "",
         api_url: str = "",
         changed: Callable[[Uid], None] = lambda uid: None,
     ) -> None:
         """`coordinator`, `mesh_endpoint` and `api_url` are where Pods find them; `image` is for trainings that name
-        none, `user` is who their workers run as."""
+        none, `user` is who their workers run as, `home` the control plane's own namespace."""
         self._api = api
         self._store = store
         self._clock = clock
-        self._coordinator = coordinator
-        self.mesh_endpoint = mesh_endpoint
-        self._image = image
-        self._user = user
-        self.api_url = api_url
+        where = {"coordinator": coordinator, "mesh_endpoint": mesh_endpoint, "api_url": api_url, "home": home}
+        self.orders = PodOrders(api, clock, **where, image=image, user=user)
         self.changed = changed
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}
@@ -77,6 +74,7 @@ class KubeBackend:
         self._informer = Informer(api, "/api/v1/pods", self._cache, selected, cut=PodCache.digest)
         self._tasks = Tasks(pod_removal.tell)
         self._removal = PodRemoval(api, self._cache, self._tasks)
+        self._topology = Topology(api, clock, self._tasks, self._is_at)
         self._listeners = logs.PodListeners()
 
     # What is there
@@ -95,20 +93,7 @@ class KubeBackend:
         return sum(worker.alive for workers in self._workers.values() for worker in workers.values())
 
     def plan(self, training: Training) -> Mapping[str, Any]:
-        shown = self._render(orders.shown(training), f"{training.metadata.name}-0")
-        (container,) = shown["spec"]["containers"]
-        return {
-            "workers": training.spec.world_size.target + training.spec.spares,
-            "command": container["command"],
-            "workingDir": training.spec.working_dir or "",
-            "image": container["image"],
-            "gpusPerWorker": training.spec.resources.gpus,
-            "pod": shown,
-        }
-
-    def _render(self, training: Training, name: str) -> render.Json:
-        where = {"coordinator": self._coordinator, "mesh_endpoint": self.mesh_endpoint}
-        return render.pod(training, name, **where, image=self._image, user=self._user, api_url=self.api_url)
+        return self.orders.plan(training)
 
     # Watching and adoption
 
@@ -157,8 +142,8 @@ class KubeBackend:
         gpus = tuple(range(training.spec.resources.gpus))
         worker = Worker(name, training.uid, "", self._clock.steady(), gpus, waiting=pods.ORDERED)
         self._keys[training.uid] = training.key
-        order = self._render(training, name)
-        if wrong := _impossible(order):
+        order = await self.orders.order(training, name)
+        if wrong := self.orders.impossible(training, order):
             return await self._refuse(worker, USAGE_ERROR, wrong)
         try:
             await self._shared.provide(training, token)
@@ -233,13 +218,23 @@ class KubeBackend:
                 self._removal.release(pod)
             return
         if worker.alive and how is None:
-            self._show(pods.observed(worker, pod))
+            self._show(self._topology.placed(pods.observed(worker, pod), self._spec(worker.uid)))
         elif worker.alive and how is not None:
             self._end(worker, pod, how)
         elif how is None and not pod.leaving:  # it turned up after its worker was given up
             self._removal.kill(pod)
         elif how is not None and not gone and (worker.uid, worker.name) not in self._writing:
             self._removal.release(pod)
+
+    def _spec(self, uid: Uid) -> Spec | None:
+        stored = self._store.get(self._keys[uid])
+        return stored.training.spec if stored is not None and stored.uid == uid else None
+
+    def _is_at(self, placed: Worker) -> None:
+        """Its domain has been found out since it was last seen."""
+        worker = self._workers.get(placed.uid, {}).get(placed.name)
+        if worker is not None and worker.alive:
+            self._show(replace(worker, domain=placed.domain))
 
     def _show(self, worker: Worker) -> None:
         if worker != self._workers[worker.uid][worker.name]:
@@ -349,16 +344,7 @@ async def _created(api: KubeApi, namespace: str, worker: Worker, order: render.J
     for pod in map(pods.read, found):
         if pod.ours and pod.training == worker.uid:
             return pod
-    raise _NameTaken(f"the name {worker.name} is taken by a Pod of somebody else")
-
-
-def _impossible(order: render.Json) -> str:
-    """Why a Pod could never start, though the cluster would take it."""
-    (container,) = order["spec"]["containers"]
-    folder = container.get("workingDir", "/")
-    if not container["image"]:
-        return "spec.image is needed: there is no default image"
-    return "" if folder.startswith("/") else f"spec.workingDir must be absolute in a container, not {folder!r}"
+    raise NameTaken(f"the name {worker.name} is taken by a Pod of somebody else")
 
 
 def _verdict(error: errors.MusterError) -> int | None:
@@ -366,4 +352,4 @@ def _verdict(error: errors.MusterError) -> int | None:
     if isinstance(error, errors.InvalidRequest | errors.TooLarge):
         return USAGE_ERROR
     over_quota = isinstance(error, errors.Forbidden) and "exceeded quota" in error.message
-    return SHORTAGE if over_quota or isinstance(error, _NameTaken) else None
+    return SHORTAGE if over_quota or isinstance(error, NameTaken) else None

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from muster import errors
 from muster.backends.kube import pods
 from muster.backends.kube.pods import Pod
-from muster.backends.kube.render import CONTAINER
 from muster.kube.client import KubeApi
 from muster.ports import LogQuery
+from muster.types.pod_template import CONTAINER
 from muster.types.training import Uid
 
 LOOK_S = 0.5  # how often it is asked whether the training has ended, when nothing else happens

@@ -29,6 +29,7 @@ class PodRemoval:
         self._cache = cache
         self._tasks = tasks
         self._releasing: set[str] = set()
+        self._ending: set[str] = set()
         self._overdue: dict[tuple[str, str], tuple[int, asyncio.TimerHandle]] = {}  # by the place of a Pod
 
     async def ask(self, pod: Pod, *, kill: bool) -> None:
@@ -61,10 +62,19 @@ class PodRemoval:
             before[1].cancel()
 
     def release(self, pod: Pod) -> None:
-        """Let it go: nothing is lost with it any more."""
+        """Let it go: nothing is lost with it any more. What runs beside an ended worker is ended, too."""
+        if pod.lingers and pod.uid not in self._ending:
+            self._ending.add(pod.uid)
+            self._tasks.start(self._end_others(pod))
         if render.FINALIZER in pod.finalizers and pod.uid not in self._releasing:
             self._releasing.add(pod.uid)
             self._tasks.start(self._release(pod))
+
+    async def _end_others(self, pod: Pod) -> None:
+        try:
+            await self._insist("DELETE", pod, _deletion(pod, None))
+        finally:
+            self._ending.discard(pod.uid)
 
     async def _release(self, pod: Pod) -> None:
         left = [one for one in pod.finalizers if one != render.FINALIZER]

@@ -5,16 +5,16 @@ Of each Pod only a digest is kept: a cluster has thousands, and little of each c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 from muster.backends import records
-from muster.backends.kube.render import CONTAINER, GPU, TRAINING, UID
+from muster.backends.kube import quantities
+from muster.backends.kube.render import TRAINING, UID
 from muster.core.training.reconcile import USAGE_ERROR
+from muster.types.pod_template import CONTAINER, GPU
 from muster.types.training import KIND, Uid
 from muster.types.worker import Worker
 
@@ -22,6 +22,7 @@ Json = dict[str, Any]
 
 ORDERED = "its Pod has been ordered"
 MOST_WORDS = 600  # of a message that is shown
+INIT_FAILED = 1  # the code of a worker whose init container failed, whatever that container's was
 # What the platform calls the causes of an end, in our words.
 _CAUSES = {
     "Evicted": "Evicted",
@@ -38,9 +39,6 @@ _CAUSES = {
     "DeletionByPodGC": "NodeLost",
 }
 MOST_GPUS = 1024  # as a training can ask for
-_AMOUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(?:[eE]([0-9]{1,2})|([kMGTPE]|[KMGTPE]i))?")
-_UNITS = {"": 1, "k": 10**3} | {unit: 10 ** (3 * at) for at, unit in enumerate("MGTPE", 2)}
-_UNITS |= {f"{unit}i": 1024**at for at, unit in enumerate("KMGTPE", 1)}
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 
 
@@ -67,6 +65,8 @@ class Pod:
     exit_code: int | None = None
     exit_reason: str = ""
     last_words: str = ""
+    others_run: bool = False  # containers beside the worker's do
+    init_failed: str = ""  # which of its first containers ended with which code, so that the worker's never ran
 
     @property
     def place(self) -> tuple[str, str]:
@@ -79,6 +79,11 @@ class Pod:
     @property
     def ours(self) -> bool:
         return self.owner == self.training
+
+    @property
+    def lingers(self) -> bool:
+        """Its worker has ended, and a container beside it holds on to what the Pod has."""
+        return self.others_run and (self.exit_code is not None or self.ended_at is not None) and not self.leaving
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,25 @@ def read(item: Mapping[str, Any]) -> Pod:
         phase=status.get("phase") or "Pending",
         cause=_cause(status),
         said=str(status.get("message") or "")[:MOST_WORDS],
+        others_run=any(
+            "running" in (one.get("state") or {})
+            for one in status.get("containerStatuses") or ()
+            if one["name"] != CONTAINER
+        ),
+        init_failed=_init_failed(status),
     )
     return _with_container(known, status)
+
+
+def _init_failed(status: Mapping[str, Any]) -> str:
+    for one in status.get("initContainerStatuses") or ():
+        over = (one.get("state") or {}).get("terminated") or {}
+        if over.get("exitCode"):
+            words = records.last_words(str(over.get("message") or "")[-records.LAST_WORDS :])
+            return f"its init container {one['name']} ended with exit code {over['exitCode']}" + (
+                f": {words}" if words else ""
+            )
+    return ""
 
 
 def _with_container(pod: Pod, status: Mapping[str, Any]) -> Pod:
@@ -137,7 +159,21 @@ def _with_container(pod: Pod, status: Mapping[str, Any]) -> Pod:
         )
     if (running := state.get("running")) is not None:
         return replace(pod, started_at=_maybe(running.get("startedAt")))
-    return replace(pod, waiting=_waiting(pod, state.get("waiting") or {}, status.get("conditions") or ()))
+    waiting = state.get("waiting") or {}
+    if waiting.get("reason") == "PodInitializing":
+        waiting = _initializing(status) or waiting
+    return replace(pod, waiting=_waiting(pod, waiting, status.get("conditions") or ()))
+
+
+def _initializing(status: Mapping[str, Any]) -> Json:
+    """What the first of its init containers that has not ended waits for, or does."""
+    for one in status.get("initContainerStatuses") or ():
+        state = one.get("state") or {}
+        if "terminated" not in state:
+            told = state.get("waiting") or {}
+            reason = f"init container {one['name']}: {told.get('reason') or 'runs'}"
+            return {"reason": reason, "message": told.get("message") or ""}
+    return {}
 
 
 def _waiting(pod: Pod, container: Mapping[str, Any], conditions: Iterable[Mapping[str, Any]]) -> str:
@@ -159,17 +195,11 @@ def _cause(status: Mapping[str, Any]) -> str:
     return next((_CAUSES[one] for one in (status.get("reason") or "", *disrupted) if one in _CAUSES), "")
 
 
-def _resources(spec: Mapping[str, Any]) -> Json:
-    return next((one.get("resources") or {} for one in spec.get("containers") or ()), {})
-
-
 def _gpus(spec: Mapping[str, Any]) -> int:
     """How many; a thousand is shown as 1k. A Pod that others made may ask for more than a training can."""
-    shown = _AMOUNT.fullmatch(str((_resources(spec).get("limits") or {}).get(GPU) or 0))
-    if shown is None:
-        return 0
-    number, exponent, unit = shown.groups()
-    return min(MOST_GPUS, int(Decimal(number) * (10 ** int(exponent or 0)) * _UNITS[unit or ""]))
+    worker: Json = next((one for one in spec.get("containers") or () if one.get("name", CONTAINER) == CONTAINER), {})
+    shown = quantities.read(((worker.get("resources") or {}).get("limits") or {}).get(GPU) or 0)
+    return 0 if shown is None else min(MOST_GPUS, int(shown))
 
 
 def time_of(text: str) -> datetime:
@@ -189,6 +219,8 @@ def end(pod: Pod) -> Termination | None:
         return _exited(pod)
     if pod.phase == "Succeeded":
         return Termination(0, "", "exit code 0")
+    if pod.phase == "Failed" and pod.init_failed:
+        return Termination(INIT_FAILED, "Error", pod.init_failed, last_words=pod.init_failed)
     if pod.phase == "Failed":
         reason = pod.cause or "Error"
         return Termination(None, reason, f"{reason}: {pod.said or 'its Pod failed before it ran'}", last_words=pod.said)

@@ -1,30 +1,31 @@
-"""What is created for a worker? A Pod, and once for all workers of a training a Secret and a Service. Pure.
+"""What is created for a worker? A Pod, and once for all workers of a training a Secret, a Service and claims. Pure.
 
-Everything belongs to the Training: what is left of it goes when it goes.
+Everything belongs to the Training: what is left of it goes when it goes, but for claims that are to be kept.
 """
 
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Mapping
 from typing import Any
 
 from muster.backends import orders
+from muster.backends.kube import quantities, template
+from muster.types.pod_template import CONTAINER, GPU, HOME, MANAGED_BY, OWN_VOLUMES, SHM
+from muster.types.storage import Storage
 from muster.types.training import API_VERSION, KIND, Resources, Training
 
 Json = dict[str, Any]
 
 UID, TRAINING, WORKER = "muster.dev/training-uid", "muster.dev/training", "muster.dev/worker"
 ROLE, ROUND = "muster.dev/role", "muster.dev/round"
-MANAGED_BY = {"app.kubernetes.io/managed-by": "muster"}
+OURS = {MANAGED_BY: "muster"}
 FINALIZER = "muster.dev/exit"  # keeps a Pod until its end is written down
-CONTAINER = "worker"
 TOKEN_KEY = "run-token"  # no variable can be called like this
-GPU = "nvidia.com/gpu"
 LEAVE_MARGIN_S = 10  # for the agent itself, beyond what its ranks may take
 USER = 65532
 ROOT = 0
-_HOME = "/home/worker"  # of a user that the image does not know
 
 
 def pod(
@@ -36,34 +37,21 @@ def pod(
     image: str = "",
     user: int | None = USER,
     api_url: str = "",
+    priority_class: str = "",
 ) -> Json:
     """`image` is taken where the training names none. `user` is who runs it; None: the image's own, if it is not root.
 
-    What is rendered for anyone but root is what Pod Security calls "restricted".
+    What is rendered for anyone but root is what Pod Security calls "restricted", before its template has a say.
 
     The labels for role and round say what it was started for: workers change roles, and rounds come and go, while a
     Pod runs; the status tells what they are now.
     """
-    spec, about = training.spec, training.metadata
+    about = training.metadata
     number = 0 if training.status.round is None else training.status.round + 1
     labels = {ROLE: "worker", ROUND: str(number), WORKER: name}
-    container: Json = {
-        "name": CONTAINER,
-        "image": spec.image or image,
-        "command": _command(training, name, coordinator, api_url),
-        "env": _env(training, mesh_endpoint, {} if _has_own_home(user) else {"HOME": _HOME, "USER": "worker"}),
-        "resources": _resources(spec.resources),
-        "securityContext": _rights(user),
-        # What a worker that failed said last is then found in the Pod's status.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
-    volumes: list[Json] = []
-    if spec.working_dir and spec.package is None:
-        container["workingDir"] = spec.working_dir
-    if not _has_own_home(user):
-        volumes = [{"name": "home", "emptyDir": {}}]
-        container["volumeMounts"] = [{"name": "home", "mountPath": _HOME}]
-    return {
+    volumes, mounts = _volumes(training, own_home=_has_own_home(user))
+    container = _container(training, _command(training, name, coordinator, api_url), mesh_endpoint, user)
+    shown = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": _metadata(training, name, labels) | {"finalizers": [FINALIZER]},
@@ -71,14 +59,61 @@ def pod(
             "restartPolicy": "Never",
             "hostname": name,
             "subdomain": service_name(about.name),
-            "terminationGracePeriodSeconds": math.ceil(spec.stop_grace_seconds) + LEAVE_MARGIN_S,
+            "terminationGracePeriodSeconds": math.ceil(training.spec.stop_grace_seconds) + LEAVE_MARGIN_S,
             "enableServiceLinks": False,
             "automountServiceAccountToken": False,
             "securityContext": _identity(user),
-            "containers": [container],
+            **({"priorityClassName": priority_class} if priority_class else {}),
+            "containers": [container | {"image": training.spec.image or image, "volumeMounts": mounts}],
             "volumes": volumes,
         },
     }
+    return _with_shared_memory(template.merged(shown, training.spec.template))
+
+
+def _container(training: Training, command: list[str], mesh_endpoint: str, user: int | None) -> Json:
+    spec = training.spec
+    folder = {"workingDir": spec.working_dir} if spec.working_dir and spec.package is None else {}
+    return {
+        "name": CONTAINER,
+        "command": command,
+        "env": _env(training, mesh_endpoint, {} if _has_own_home(user) else {"HOME": HOME, "USER": "worker"}),
+        "resources": _resources(spec.resources),
+        "securityContext": _rights(user),
+        # What a worker that failed said last is then found in the Pod's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **folder,
+    }
+
+
+def _volumes(training: Training, *, own_home: bool) -> tuple[list[Json], list[Json]]:
+    """The Pod's volumes, and where the worker finds each."""
+    volumes: list[Json] = []
+    mounts: list[Json] = []
+    if not own_home:
+        volumes.append({"name": f"{OWN_VOLUMES}home", "emptyDir": {}})
+        mounts.append({"name": f"{OWN_VOLUMES}home", "mountPath": HOME})
+    for one in training.spec.storage:
+        name = f"{OWN_VOLUMES}storage-{one.name}"
+        claim = one.claim or claim_name(training.metadata.name, one)
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
+        mounts.append({"name": name, "mountPath": one.mount})
+    return volumes, mounts
+
+
+def _with_shared_memory(pod: Json) -> Json:
+    """As much as half of the memory that it may have: a container has 64 MB, and loaders of data pass tensors there."""
+    worker, name = template.worker_of(pod), f"{OWN_VOLUMES}shm"
+    mounts = worker.get("volumeMounts") or []
+    if any(posixpath.normpath(one["mountPath"]) == SHM for one in mounts):
+        return pod
+    limit = quantities.read(((worker.get("resources") or {}).get("limits") or {}).get("memory"))
+    sized = {} if limit is None else {"sizeLimit": str(int(limit / 2))}
+    volume = {"name": name, "emptyDir": {"medium": "Memory", **sized}}
+    shown = worker | {"volumeMounts": [*mounts, {"name": name, "mountPath": SHM}]}
+    containers = [shown if one is worker else one for one in pod["spec"]["containers"]]
+    spec = pod["spec"] | {"containers": containers, "volumes": [*(pod["spec"].get("volumes") or []), volume]}
+    return {**pod, "spec": spec}
 
 
 def _has_own_home(user: int | None) -> bool:
@@ -128,13 +163,33 @@ def service(training: Training) -> Json:
     }
 
 
+def claim_name(training: str, storage: Storage) -> str:
+    return f"{training}-{storage.name}"
+
+
+def claims(training: Training) -> list[Json]:
+    """Those that are to be made. One that is kept belongs to nobody, so that nothing is lost with the training."""
+    return [_claim(training, one) for one in training.spec.storage if one.size is not None]
+
+
+def _claim(training: Training, storage: Storage) -> Json:
+    about = training.metadata
+    metadata = _metadata(training, claim_name(about.name, storage))
+    if storage.keep:
+        labels = {name: value for name, value in metadata["labels"].items() if name != UID}
+        metadata = {"name": metadata["name"], "namespace": metadata["namespace"], "labels": labels}
+    named = {} if storage.class_ is None else {"storageClassName": storage.class_}
+    asked = {"accessModes": [storage.access], "resources": {"requests": {"storage": storage.size}}}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": asked | named}
+
+
 def _metadata(training: Training, name: str, labels: Json | None = None) -> Json:
     about = training.metadata
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": about.name, "uid": training.uid}
     return {
         "name": name,
         "namespace": about.namespace,
-        "labels": {**MANAGED_BY, TRAINING: about.name, UID: training.uid, **(labels or {})},
+        "labels": {**OURS, TRAINING: about.name, UID: training.uid, **(labels or {})},
         "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
     }
 
@@ -164,6 +219,7 @@ def _env(training: Training, mesh_endpoint: str, defaults: Mapping[str, str]) ->
         **{name: _secret(secret_name_, name) for name in spec.secret_env},
         **{name: _plain(value) for name, value in mesh.items()},
         **(node if "MUSTER_MESH_ENDPOINT" in mesh else {}),
+        **{one.variable: _plain(one.mount) for one in spec.storage},
         "POD_IP": _field("status.podIP"),
         "MUSTER_RUN_TOKEN": _secret(secret_name_, TOKEN_KEY),
         "MUSTER_TRAINING": _plain(training.metadata.name),

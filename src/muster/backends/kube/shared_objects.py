@@ -1,6 +1,6 @@
-"""What all workers of a training share, its Secret and its Service: is it there, and as it should be?
+"""What all workers of a training share, its Secret, its Service and its claims: is it there, and as it should be?
 
-Nothing is read back: Secrets are not ours to read.
+Nothing is read back but claims: Secrets are not ours to read.
 """
 
 from __future__ import annotations
@@ -8,19 +8,11 @@ from __future__ import annotations
 import asyncio
 
 from muster import errors
-from muster.backends.kube import render
+from muster.backends.kube import claims, render
+from muster.backends.kube.creating import TRY, US, WRITE, create
 from muster.backends.kube.render import Json
 from muster.kube.client import MERGE_PATCH, KubeApi, again
 from muster.types.training import Training, Uid
-
-US = "muster"  # as the cluster notes who wrote what
-_WRITE = {"fieldManager": US}
-_TRY = _WRITE | {"dryRun": "All"}
-
-
-async def create(api: KubeApi, kind: str, body: Json, *, dry: bool = False) -> Json:
-    path = f"/api/v1/namespaces/{body['metadata']['namespace']}/{kind}"
-    return await again(lambda: api.request("POST", path, body=body, params=_TRY if dry else _WRITE))
 
 
 class SharedObjects:
@@ -46,6 +38,7 @@ class SharedObjects:
         if before is not None:
             await self._replace(secret)
         else:
+            await claims.provide(self._api, training)
             try:
                 await create(self._api, "secrets", secret)
             except errors.AlreadyExists:
@@ -61,14 +54,14 @@ class SharedObjects:
         """One that a training of the same name left would go with that one. Somebody else's is left alone."""
         about = service["metadata"]
         path = f"/api/v1/namespaces/{about['namespace']}/services/{about['name']}"
-        tried = await self._api.request("PATCH", path, body=service, params=_TRY, content_type=MERGE_PATCH)
+        tried = await self._api.request("PATCH", path, body=service, params=TRY, content_type=MERGE_PATCH)
         if not _others(tried):
-            await self._api.request("PATCH", path, body=service, params=_WRITE, content_type=MERGE_PATCH)
+            await self._api.request("PATCH", path, body=service, params=WRITE, content_type=MERGE_PATCH)
 
     async def _replace(self, secret: Json, *, dry: bool = False) -> Json:
         about = secret["metadata"]
         path = f"/api/v1/namespaces/{about['namespace']}/secrets/{about['name']}"
-        return await again(lambda: self._api.request("PUT", path, body=secret, params=_TRY if dry else _WRITE))
+        return await again(lambda: self._api.request("PUT", path, body=secret, params=TRY if dry else WRITE))
 
     async def _check_ours(self, secret: Json) -> None:
         """A change that is only tried tells who has written the Secret. One of a training before us is taken over."""

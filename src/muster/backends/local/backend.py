@@ -23,7 +23,7 @@ from typing import Any
 from muster import errors, trimming
 from muster.backends import orders, records
 from muster.backends.local import gpus as devices
-from muster.backends.local import log_keeping, logs, presence, processes, render
+from muster.backends.local import log_keeping, logs, presence, processes, render, storage
 from muster.background import Tasks
 from muster.clock import boot_id
 from muster.core.keeping import WorkerRecord
@@ -171,12 +171,15 @@ class LocalBackend:
             packages=self._home / "packages",
             work=self._home / "work",
             cache=self._home / "cache",
+            domain=os.environ.get("MUSTER_DOMAIN") or self._node,
+            storage=storage.folders(self._home, training),
         )
 
     def _spawn(self, training: Training, worker: Worker, token: str) -> subprocess.Popen[bytes]:
         order = self._order(training, worker.name, worker.gpus, token)
         if not os.path.isdir(order.cwd):
             raise ValueError(f"its working directory {order.cwd} does not exist")
+        storage.provide(self._home, training)
         order.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         child = self._spawn_holding(worker, order)
         if order.memory_bytes is not None:
@@ -283,7 +286,9 @@ class LocalBackend:
 
     async def forget(self, uid: Uid) -> None:
         gone = self._workers.pop(uid, {})
-        self._keys.pop(uid, None)
+        key = self._keys.pop(uid, None)
+        if key is not None and (stored := self._store.get(key)) is not None and stored.uid == uid:
+            await asyncio.to_thread(storage.remove, self._home, key, stored.training.spec.storage)
         if gone:
             await self._store.write(Write(records=records.removals(uid, gone), lazy=True))
         self._presence.forget(uid)

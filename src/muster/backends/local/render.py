@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from muster.backends import orders
 from muster.types.training import Training
@@ -40,9 +41,12 @@ def order(
     packages: Path | None = None,
     work: Path | None = None,
     cache: Path | None = None,
+    domain: str = "",
+    storage: Mapping[str, Path] = MappingProxyType({}),
 ) -> Order:
     """`gpus` are the devices that the worker may see; None where the machine has none to give. `packages` has
-    the code, which it unpacks below `work`; what it can use again is below `cache`."""
+    the code, which it unpacks below `work`; what it can use again is below `cache`. `domain` is where this machine is,
+    `storage` says which variable is to name which folder."""
     spec = training.spec
     log_dir = logs / training.uid / name
     argv = [
@@ -63,11 +67,13 @@ def order(
         *(orders.package(training, str(_kept(packages, training))) if packages is not None else ()),
         *(("--folder", str(work / training.uid / name)) if work is not None and spec.package is not None else ()),
         *(("--cache-dir", str(cache)) if cache is not None and spec.requirements else ()),
+        *(["--domain", domain] if spec.segment is not None or spec.topology_key is not None else []),
         *orders.words(spec, log_bytes),
     ]
     env = {key: value for key, value in inherited.items() if not key.startswith(_OWN)}
     env |= {"MUSTER_RUN_TOKEN": token, "MUSTER_TRAINING": training.metadata.name}
     env["MUSTER_NAMESPACE"] = training.metadata.namespace
+    env |= {name: str(folder) for name, folder in storage.items()}
     if gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     mesh = orders.mesh(training, mesh_endpoint)

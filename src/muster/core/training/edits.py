@@ -49,6 +49,10 @@ FIXED = (
     "package",
     "requirements",
     "mesh",
+    "segment",
+    "topology_key",
+    "template",
+    "storage",
 )
 SERVER_METADATA = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
 _TOP = ("apiVersion", "kind", "metadata", "spec", "status")
@@ -268,6 +272,9 @@ def scaled(training: Training, target: int, *, actor: str) -> Edit:
             max=size.max,
             hint=f"choose a target between {size.min} and {size.max}, or change worldSize with a patch",
         )
+    if (each := training.spec.segment) is not None and target % each:
+        problem = Problem("target", f"{target} is not a multiple of segment, which is {each}")
+        raise refused([problem], f"the size for training {name!r}")
     if target == size.target:
         return Edit(training)
     spec = replace(training.spec, world_size=replace(size, target=target))

@@ -24,6 +24,7 @@ from muster.core.training import exits, lifecycle, metering, moments
 from muster.core.training import status as statuses
 from muster.core.training.status import Observed
 from muster.core.world import run
+from muster.core.world.seating import natural
 from muster.types import world
 from muster.types.event import FINISHED, TERMINAL_EDIT, Event
 from muster.types.training import Outcome, Spec, Status, Training
@@ -81,6 +82,13 @@ class MarkDead:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Tell the coordinator where workers are that do not know it themselves."""
+
+    spots: Mapping[str, world.Spot]
+
+
+@dataclass(frozen=True)
 class LetGo:
     pass
 
@@ -95,7 +103,7 @@ class Remove:
     why: str
 
 
-Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | MarkDead | LetGo | CloseRun | Remove
+Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | MarkDead | Place | LetGo | CloseRun | Remove
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,7 @@ def settings_of(spec: Spec) -> world.Settings:
         farewell_s=FAREWELL.total_seconds(),
         orphan_s=ORPHAN.total_seconds(),
         gate_timeout_s=spec.mesh.timeout_seconds if spec.mesh.required else None,
+        segment=spec.segment,
     )
 
 
@@ -309,6 +318,8 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
         actions.append(OpenRun(settings, training.spec.world_size.target))
     if dead := _dead_and_awaited(seen):
         actions.append(MarkDead(dead))
+    if (spots := _spots(seen)) != (seen.run.spots if seen.run is not None else {}):
+        actions.append(Place(spots))
     workers, later = _workers(training, seen, now)
     actions += workers
     return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, _sooner(wake, later), keys)
@@ -326,6 +337,16 @@ def _dead_and_awaited(seen: Observed) -> tuple[str, ...]:
         for seat in last.seats
         if seat.name in ended and seat.member_id not in last.gone and seat.member_id not in here
     )
+
+
+def _spots(seen: Observed) -> Mapping[str, world.Spot]:
+    """Where workers are of which the platform knows it; those of one domain, and of one node, follow each other."""
+    known = [worker for worker in seen.workers if worker.alive and worker.domain is not None]
+    ordered = sorted(
+        known,
+        key=lambda one: (not one.domain, natural(one.domain or ""), natural(one.node), natural(one.name), one.name),
+    )
+    return {worker.name: world.Spot(worker.domain or None, index) for index, worker in enumerate(ordered)}
 
 
 def _asked_to_end(training: Training) -> EndRun | None:

@@ -346,6 +346,8 @@ def _ignored(training: Training, backend: str) -> list[Event]:
     asked = {
         "image": backend == "local" and spec.image is not None,
         "resources.cpu": backend == "local" and spec.resources.cpu is not None,
+        "template": backend == "local" and spec.template is not None,
+        "topologyKey": backend == "local" and spec.topology_key is not None,
     }
     return [
         Event("FieldIgnored", f"spec.{name} has no effect on the {backend} backend in this version", "Warning")

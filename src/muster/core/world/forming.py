@@ -75,6 +75,9 @@ def _below_min(run: Run, here: int, now: float) -> Decision:
     parked = [member for member in run.members.values() if member.role is Role.PARKED]
     if parked:
         reason += "; parked: " + told([f"{member.name} ({member.note})" for member in parked], ", ")
+    nowhere = [member.name for member in run.members.values() if member.domain is None and member.role is Role.SPARE]
+    if run.settings.segment and nowhere:
+        reason += f"; in no domain that is known: {listed(nowhere)}"
     if now < until:
         return Decision(Stay(), reason, min(until, next_expiry(run)))
     message = f"below the minimum for {run.settings.below_min_timeout_s:g} s: {reason}"
@@ -209,11 +212,14 @@ def _story(
 
 def candidates(run: Run, *, last_resort: bool = False) -> list[Member]:
     """Members that could be given a rank. As a last resort also those that were kept out or failed first."""
+    # With segments, nobody knows yet with whom one that is in no domain could train.
+    anywhere = run.settings.segment is None
+    known = [member for member in run.members.values() if anywhere or member.domain is not None]
     if not last_resort and not run.kept_out:
-        return [member for member in run.members.values() if member.role is Role.SPARE]
+        return [member for member in known if member.role is Role.SPARE]
     return [
         member
-        for member in run.members.values()
+        for member in known
         if (member.role is Role.SPARE and (last_resort or member.member_id not in run.kept_out))
         or (last_resort and member.role is Role.PARKED and member.member_id not in run.checking and _was_blamed(member))
     ]

@@ -26,6 +26,7 @@ from muster.types.world import (
     RunOutcome,
     Seat,
     Settings,
+    Spot,
     TakenBack,
 )
 
@@ -69,6 +70,7 @@ class Run:
     holdings: Mapping[MemberId, Holding] = field(default_factory=dict)  # state that members have in memory
     held_since: Mapping[MemberId, Mapping[HeldKey, float]] = field(default_factory=dict)  # when each of it was told
     barred: int | None = None  # nothing in memory from this step on is gone back to: rounds that did failed at once
+    spots: Mapping[str, Spot] = field(default_factory=dict)  # by name, of those that do not know it themselves
     bearers: Mapping[str | int, MemberId] | None = None  # who came last with a name, or an infra rank
     proven: int | None = None  # the size to come back to if the one that was asked for does not work
     taken_back: TakenBack | None = None

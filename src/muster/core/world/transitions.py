@@ -33,6 +33,7 @@ from muster.types.world import (
     RunOutcome,
     Seat,
     Settings,
+    Spot,
 )
 
 ALL_ENDED = "all its processes ended"
@@ -103,12 +104,12 @@ def tell_time(run: Run, now: float) -> Run:
 
 def join(run: Run, member: Member, now: float) -> Run | Refusal | Held:
     """A member says hello, or the same process says it again after its connection broke."""
-    if run.settings.segment is not None and member.domain is None:
+    infra, member = member.infra_rank, _at(member, run.spots)
+    if run.settings.segment is not None and member.domain is None and not run.holds_farewell:
         return Refusal("no_domain", f"{member.name} has no --domain, and segment={run.settings.segment} needs one")
     bearers = _bearers(run)
     if (other := _rival(run, bearers, member, member.name)) is not None and other.name == member.name:
         return _same_name(run, member, other, now)
-    infra = member.infra_rank
     if infra is not None and (other := _rival(run, bearers, member, infra)) is not None and other.infra_rank == infra:
         both = f"{_who(other)} and {_who(member)}"
         return Refusal("duplicate_infra_rank", f"infra rank {infra} is claimed by {both}")
@@ -129,6 +130,28 @@ def join(run: Run, member: Member, now: float) -> Run | Refusal | Held:
     if infra is not None:
         bearers = changed(bearers, infra, back.member_id)
     return replace(run, members=changed(run.members, back.member_id, back), departed=departed, bearers=bearers)
+
+
+def _at(member: Member, spots: Mapping[str, Spot]) -> Member:
+    """The member with what it does not know of its own place."""
+    spot = spots.get(member.name)
+    if spot is None or (member.domain is not None and member.infra_rank is not None):
+        return member
+    domain = spot.domain if member.domain is None else member.domain
+    return replace(
+        member, domain=domain, infra_rank=spot.infra_rank if member.infra_rank is None else member.infra_rank
+    )
+
+
+def placed(run: Run, spots: Mapping[str, Spot]) -> Run:
+    """Whoever directs the run says where its members are. A round that is out has its seats already."""
+    members = {
+        member_id: replace(member, domain=spot.domain, infra_rank=spot.infra_rank)
+        for member_id, member in run.members.items()
+        if (spot := spots.get(member.name)) is not None
+        and (member.domain, member.infra_rank) != (spot.domain, spot.infra_rank)
+    }
+    return replace(run, spots=spots, members=merged(run.members, members))
 
 
 def _bearers(run: Run) -> Mapping[str | int, MemberId]:
