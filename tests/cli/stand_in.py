@@ -47,6 +47,12 @@ class StandInHandle:
     def cancel(self, grace_seconds: float | None = None) -> None:
         self.client.orders.append(("cancel", self.name, grace_seconds))
 
+    def suspend(self) -> None:
+        self.client.orders.append(("suspend", self.name))
+
+    def resume(self) -> None:
+        self.client.orders.append(("resume", self.name))
+
     def delete(self, timeout: float | None = None) -> None:
         self.client.orders.append(("delete", self.name))
 

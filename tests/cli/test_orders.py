@@ -68,6 +68,16 @@ def test_cancel_orders_each_and_leaves_what_has_ended(muster: Muster, control: S
     assert said.err.splitlines() == ["demo: cancel was requested", "done has already ended: failed"]
 
 
+def test_trainings_are_suspended_and_resumed(muster: Muster, control: StandIn) -> None:
+    control.add(a_training(), a_training("other"))
+    assert muster("suspend", "demo", "othre").code == 3
+    control.orders.clear()
+    assert muster("suspend", "demo", "other").code == 0
+    said = muster("resume", "demo")
+    assert control.orders == [("suspend", "demo"), ("suspend", "other"), ("resume", "demo")]
+    assert said.err.splitlines() == ["demo: resumed"]
+
+
 def test_one_unknown_name_keeps_all_from_being_deleted(muster: Muster, control: StandIn) -> None:
     control.add(a_training(), a_training("other"))
     refused = muster("delete", "demo", "othre")

@@ -35,6 +35,8 @@ VERBS = {
     "scale": "orders",
     "wait": "orders",
     "cancel": "orders",
+    "suspend": "orders",
+    "resume": "orders",
     "delete": "orders",
     "apply": "apply",
     "top": "top",

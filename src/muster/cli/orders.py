@@ -96,6 +96,34 @@ def cancel(
         tell(f"{handle.name}: cancel was requested")
 
 
+@app.command(epilog="Example: muster suspend demo")
+def suspend(
+    names: session.Names,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Have the workers of trainings leave, after ranks were told to save. They wait until they are resumed."""
+    client = session.open_client(url, token, namespace)
+    for handle in [session.find(client, name) for name in names]:
+        handle.suspend()
+        tell(f"{handle.name}: suspended; muster resume {handle.name} lets it go on")
+
+
+@app.command(epilog="Example: muster resume demo")
+def resume(
+    names: session.Names,
+    namespace: session.Namespace = session.DEFAULT,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """Let trainings go on that are suspended."""
+    client = session.open_client(url, token, namespace)
+    for handle in [session.find(client, name) for name in names]:
+        handle.resume()
+        tell(f"{handle.name}: resumed")
+
+
 @app.command(epilog="Example: muster delete demo other")
 def delete(
     names: session.Names,

@@ -24,7 +24,7 @@ from muster.ports import Backend, Clock, Filter, Record, Store, StoreChange, Sto
 from muster.types.codec import to_wire
 from muster.types.event import Event
 from muster.types.state import KeptState
-from muster.types.training import TERMINAL, Key, Status, Training, Uid
+from muster.types.training import SUSPENDED, TERMINAL, Key, Status, Training, Uid
 
 log = logging.getLogger("muster.control")
 
@@ -228,8 +228,9 @@ class Loop:
             # Before anything is waited for: what is true now may not be later.
             self._publisher.want(key, plan.mesh)
         await self._carry_out(stored, plan)
-        removed = any(isinstance(action, reconcile.Remove) for action in plan.actions)
-        if not removed:
+        # After these there is another object, or none.
+        replaced = any(isinstance(action, reconcile.Remove | reconcile.Suspend) for action in plan.actions)
+        if not replaced:
             await self._write_status(stored, plan, now)
             if plan.wake_at is not None:
                 self._queue.wake_in(key, (plan.wake_at - self._clock.steady()).total_seconds())
@@ -257,6 +258,8 @@ class Loop:
                     starts.append(name)
                 case reconcile.StopWorker(name=name, why=why, kill=kill):
                     await self._backend(training).stop(training.uid, name, why=why, kill=kill)
+                case reconcile.Suspend(why=why):
+                    await self._suspend(stored, why)
                 case reconcile.Remove(why=why):
                     await self._remove(stored, why)
         if starts:
@@ -295,6 +298,12 @@ class Loop:
         kept = self._store.record(TOKEN_KIND, uid) or {}
         found: Mapping[str, str] = kept.get("marks") or {}
         return found
+
+    async def _suspend(self, stored: Stored, why: str) -> None:
+        training = stored.training
+        about = replace(training.metadata, generation=training.generation + 1)
+        put = replace(training, metadata=about, spec=replace(training.spec, suspend=True))
+        await self._store.write(Write(put=put, expect=stored.version, events=(Event(SUSPENDED, why),)))
 
     async def _remove(self, stored: Stored, why: str) -> None:
         training = stored.training

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from muster.core.training.admission import Claim, Grant, admit, backend_of
+from muster.core.training.admission import Claim, Grant, admit, backend_of, suspended
 from muster.core.training.edits import altered
 from muster.core.training.status import NOT_LOOKED_AT, Observed
 from muster.core.world import safe_state
@@ -108,6 +108,8 @@ class Observer:
         if backend is None:
             known = ", ".join(self._backends)
             return Grant(0, False, "UnknownBackend", f"there is no backend {spec.backend!r} here; there is: {known}")
+        if spec.suspend:
+            return suspended(training)
         capacity, wanted = backend.capacity(), spec.world_size.target + spec.spares
         if capacity is None:
             return Grant(wanted, True, "Admitted", "the cluster places its workers")
@@ -147,6 +149,7 @@ def _claim(training: Training) -> Claim:
     spec, created = training.spec, training.metadata.creation_timestamp
     assert created is not None
     ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None or bool(problems_of(training))
+    ends = ends or spec.suspend
     return Claim(
         key=training.key,
         uid=training.uid,

@@ -336,6 +336,13 @@ def cancel(handle: Handle, grace_seconds: float | None) -> Flow[None]:
     yield from look(handle, handle.ask("POST", "/cancel", json=body))
 
 
+def suspend(handle: Handle, suspended: bool) -> Flow[None]:
+    """Said twice, it changes nothing."""
+    asked = handle.ask("PATCH", json={"spec": {"suspend": suspended}})
+    headers = {**asked.headers, "Content-Type": "application/merge-patch+json"}
+    yield from look(handle, replace(asked, headers=headers))
+
+
 def delete(handle: Handle, timeout: float | None) -> Flow[None]:
     """Have it removed, and come back when it is gone."""
     deadline = yield from _deadline(timeout)

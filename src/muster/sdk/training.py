@@ -103,6 +103,20 @@ class DistributedTraining:
     async def cancel_async(self, grace_seconds: float | None = None) -> None:
         await self._client.run_async(flows.cancel(self._handle, grace_seconds))
 
+    def suspend(self) -> None:
+        """Have its workers leave, after they were told to save; it waits until it is resumed."""
+        self._client.run(flows.suspend(self._handle, True))
+
+    async def suspend_async(self) -> None:
+        await self._client.run_async(flows.suspend(self._handle, True))
+
+    def resume(self) -> None:
+        """Let it have workers again. One that is not suspended is left as it is."""
+        self._client.run(flows.suspend(self._handle, False))
+
+    async def resume_async(self) -> None:
+        await self._client.run_async(flows.suspend(self._handle, False))
+
     def delete(self, timeout: float | None = None) -> None:
         """Stop it if it runs, remove it, and come back when it is gone."""
         self._client.run(flows.delete(self._handle, timeout))

@@ -33,6 +33,7 @@ _MEMORY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _MEMORY_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
+QUEUE = "kueue.x-k8s.io/queue-name"  # label: who queues it, so that it begins suspended
 REQUEST = "muster.dev/request"  # annotation: the uid that was asked for, where the store gives its own
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # annotation: kubectl's copy of the whole document
 UNREADABLE = "muster.dev/unreadable"  # annotation, in our eyes only: what is wrong with a spec that was not understood
@@ -166,6 +167,7 @@ class Spec:
     suspend: bool = False
 
 
+SUSPENDED = "Suspended"  # the reason of `Admitted` while `suspend` is true
 TAKEN_BACK = "TakenBack"  # the reason of `Resizing` and `TargetReached` when the size asked for does not work
 
 

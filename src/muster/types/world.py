@@ -25,6 +25,7 @@ RunId = NewType("RunId", str)
 Path = tuple[str, int]  # a host and a port
 LEASE_S = 1.5  # of a worker, unless its run says otherwise: about what a machine that falls silent costs
 LEAST_LEASE_S, MOST_LEASE_S = 0.3, 3600  # it is renewed three times, and a busy machine may take a tenth of a second
+NEVER_S = 315_360_000.0  # of a run that is suspended: nobody is missed
 LARGE = 256  # workers: in a larger world nobody is told more than it needs, or says more
 MOST_WORKERS = 100_000  # of a world that is believed to be one
 HELD_VARIABLE = "MUSTER_HELD_FD"  # tells an agent of a descriptor that everything of its worker is to keep open

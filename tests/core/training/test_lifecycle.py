@@ -21,6 +21,15 @@ def test_the_table_allows_exactly_the_ways_of_the_contract() -> None:
     assert ways == {("pending", "ready")} | {(a, b) for a in ("pending", "ready") for b in TERMINAL}
 
 
+def test_only_what_is_suspended_is_pending_again() -> None:
+    ready = Status(2, "ready")
+    assert lifecycle.set_back(ready) == ready and lifecycle.broken_rules(ready, replace(ready, phase="pending"))
+    suspended = lifecycle.with_condition(ready, "Admitted", False, "Suspended", "waits", NOW, 3)
+    assert lifecycle.set_back(suspended).phase == "pending"
+    assert lifecycle.broken_rules(ready, lifecycle.set_back(suspended)) == []
+    assert lifecycle.set_back(replace(suspended, phase="failed")).phase == "failed"
+
+
 @pytest.mark.parametrize(
     ("after", "rule"),
     [

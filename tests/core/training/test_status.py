@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from muster.core.training import explain, lifecycle
 from muster.core.training import status as statuses
-from muster.core.training.admission import Grant
+from muster.core.training.admission import Grant, suspended
 from muster.core.training.reconcile import EndRun, OpenRun, Place, Plan, StartWorker, StopWorker, reconcile, settings_of
 from muster.core.training.status import Observed
 from muster.core.world.run import Run
@@ -20,6 +20,7 @@ from muster.core.world.safe_state import Kept
 from muster.types.event import TERMINAL_EDIT
 from muster.types.state import KeptState
 from muster.types.training import (
+    QUEUE,
     Cancel,
     Condition,
     Mesh,
@@ -32,7 +33,7 @@ from muster.types.training import (
     problems_of,
 )
 from muster.types.worker import Worker
-from muster.types.world import Spot
+from muster.types.world import NEVER_S, Spot
 from tests.core.builders import a_run, an_id
 from tests.training_builders import BIRTH, a_status, a_training
 
@@ -162,6 +163,34 @@ def test_a_field_is_ignored_only_where_it_has_no_effect() -> None:
         "spec.image has no effect on the local backend in this version"
     ]
     assert named(reconcile(training, seen(backend="kube"), NOW), "FieldIgnored") == []
+
+
+# Suspended -----------------------------------------------------------------------------------------
+
+
+def test_a_suspended_training_sends_its_workers_away_and_misses_nobody() -> None:
+    training = a_training(suspend=True, world=(1, 2, 3), active_deadline_seconds=1, labels={QUEUE: "team"})
+    training = replace(training, status=a_status(phase="ready", world=(1, 2, 3), started_at=BIRTH))
+    workers = (a_worker("demo-0"), a_worker("demo-1", FULL), replace(a_worker("demo-2"), stopping=True))
+    run = a_run("demo-0", min=1, max=3)
+    plan = reconcile(training, seen(*workers, run=run, grant=suspended(training)), NOW)
+    assert [one.name for one in plan.actions if isinstance(one, StopWorker)] == ["demo-0", "demo-1"]
+    assert [one.settings.below_min_timeout_s for one in plan.actions if isinstance(one, OpenRun)] == [NEVER_S]
+    assert not [one for one in plan.actions if isinstance(one, StartWorker | EndRun)], "its deadline is not looked at"
+    assert plan.status.phase == "pending" and condition(plan, "Admitted").reason == "Suspended"
+    assert "it waits for the queue 'team' to admit it" in condition(plan, "TargetReached").message
+    assert [event.type for event in plan.events if event.reason == "Suspended"] == ["Normal"]
+    again = reconcile(after(training, plan), seen(grant=suspended(training)), NOW)
+    assert again.actions == () and again.events == ()
+
+
+def test_a_suspended_training_can_be_cancelled_and_one_that_is_invalid_goes_on_as_it_was() -> None:
+    training = a_training(suspend=True, cancel=Cancel(NOW))
+    run = a_run("demo-0")
+    plan = reconcile(training, seen(a_worker("demo-0"), run=run, grant=suspended(training)), NOW)
+    assert [type(one) for one in plan.actions] == [OpenRun, EndRun]
+    invalid = a_training(suspend=True, **TOO_SMALL)
+    assert reconcile(invalid, seen(a_worker("demo-0"), run=run, grant=suspended(invalid)), NOW).actions == ()
 
 
 # Specs from which nothing can follow ---------------------------------------------------------------

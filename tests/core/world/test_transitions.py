@@ -15,7 +15,18 @@ from muster.core.world.closing import still_there
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.run import Decision, Release, Run, Stay
 from muster.core.world.transitions import Held, Refusal
-from muster.types.world import Cause, OutcomeState, Progress, RanksState, Role, Round, RunOutcome, Settings, Spot
+from muster.types.world import (
+    NEVER_S,
+    Cause,
+    OutcomeState,
+    Progress,
+    RanksState,
+    Role,
+    Round,
+    RunOutcome,
+    Settings,
+    Spot,
+)
 from tests.core.builders import NOW, a_member, a_round, a_run, an_exit, an_id, recalled, settle, with_members
 
 
@@ -61,6 +72,15 @@ def test_a_duplicate_infra_rank_names_both() -> None:
 def test_a_segmented_run_refuses_members_without_a_domain() -> None:
     answer = transitions.join(transitions.open_run(Settings(min=2, max=4, segment=2)), a_member("a"), NOW)
     assert isinstance(answer, Refusal) and answer.code == "no_domain"
+
+
+def test_the_time_in_which_it_was_suspended_is_nobodys_absence() -> None:
+    short = replace(a_run(min=2, max=4, below_min_timeout_s=NEVER_S), below_min_since=NOW - 10_000)
+    usual = replace(short.settings, below_min_timeout_s=300.0)
+    assert transitions.reconfigure(short, usual, short.target, NOW).below_min_since == NOW
+    before = replace(short, settings=usual)
+    other = replace(usual, below_min_timeout_s=600.0)
+    assert transitions.reconfigure(before, other, before.target, NOW).below_min_since == NOW - 10_000
 
 
 def test_who_is_started_by_a_control_plane_learns_its_domain_from_it_before_or_after_it_comes() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from muster.types.training import Key, Spec, Uid
+from muster.types.training import QUEUE, SUSPENDED, Key, Spec, Training, Uid
 
 ANYWHERE = Spec().backend  # who did not choose runs wherever there is a choice of one
 
@@ -46,6 +46,13 @@ def backend_of(spec: Spec, served: Collection[str]) -> str:
     if spec.backend == ANYWHERE and len(served) == 1:
         return next(iter(served))
     return spec.backend
+
+
+def suspended(training: Training) -> Grant:
+    """What one may have that is not to run now, and what it waits for."""
+    queue = training.metadata.labels.get(QUEUE)
+    waits = f"the queue {queue!r} to admit it" if queue else "spec.suspend to be false"
+    return Grant(0, False, SUSPENDED, f"suspended: it waits for {waits}")
 
 
 def admit(claims: Iterable[Claim], gpus: int) -> Mapping[Uid, Grant]:

@@ -21,6 +21,7 @@ from muster.types.training import (
     API_VERSION,
     KIND,
     MASK,
+    QUEUE,
     Cancel,
     Metadata,
     Spec,
@@ -86,6 +87,8 @@ def created(
         given["namespace"] = namespace
     wire = {"metadata": given} | ({"spec": document["spec"]} if "spec" in document else {})
     training = _checked(wire, problems, backends)
+    if QUEUE in training.metadata.labels:  # whoever queues it says when it begins
+        training = replace(training, spec=replace(training.spec, suspend=True))
     metadata = replace(training.metadata, uid=uid, generation=1, creation_timestamp=_stamp(now))
     size = training.spec.world_size
     made = replace(training, metadata=metadata, status=first_status(training.spec))

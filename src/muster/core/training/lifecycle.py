@@ -1,6 +1,7 @@
 """Which phases a training may go through, and what each write of its status must keep.
 
     pending → ready → succeeded | failed | cancelled        pending may end without ever being ready
+            ←                                               only of one that is suspended
 
 A terminal phase never changes. `observedGeneration` only grows. Exits appear with the terminal phase and stay.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from muster.types.training import TERMINAL, Condition, Phase, Status
+from muster.types.training import SUSPENDED, TERMINAL, Condition, Phase, Status
 
 NEXT: Mapping[str, frozenset[str]] = {
     "pending": frozenset({"ready"}) | TERMINAL,
@@ -29,7 +30,8 @@ def may_become(now: str, later: str) -> bool:
 def broken_rules(before: Status, after: Status) -> list[str]:
     """What a write of `after` over `before` would break; empty if it may be written."""
     broken = []
-    if not may_become(before.phase, after.phase):
+    back = (before.phase, after.phase) == ("ready", "pending") and is_suspended(after)
+    if not may_become(before.phase, after.phase) and not back:
         broken.append(f"phase {before.phase} cannot become {after.phase}")
     if after.observed_generation < before.observed_generation:
         broken.append("observedGeneration must not go back")
@@ -47,6 +49,16 @@ def with_phase(status: Status, phase: Phase) -> Status:
     if not may_become(status.phase, phase):
         raise ValueError(f"phase {status.phase} cannot become {phase}")
     return replace(status, phase=phase)
+
+
+def is_suspended(status: Status) -> bool:
+    admitted = status.condition("Admitted")
+    return admitted is not None and admitted.reason == SUSPENDED
+
+
+def set_back(status: Status) -> Status:
+    """One that is suspended is pending again, however far it was."""
+    return replace(status, phase="pending") if status.phase == "ready" and is_suspended(status) else status
 
 
 def with_condition(

@@ -27,7 +27,7 @@ from muster.core.world import run
 from muster.core.world.seating import natural
 from muster.types import world
 from muster.types.event import FINISHED, TERMINAL_EDIT, Event
-from muster.types.training import Outcome, Spec, Status, Training
+from muster.types.training import QUEUE, Outcome, Spec, Status, Training
 from muster.types.worker import Worker
 
 FAREWELL = timedelta(days=1)  # how long workers keep their exits for a control plane that is away
@@ -94,6 +94,13 @@ class LetGo:
 
 
 @dataclass(frozen=True)
+class Suspend:
+    """Write into its spec that it is suspended: it came around our API, and somebody else queues it."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class CloseRun:
     pass
 
@@ -103,7 +110,7 @@ class Remove:
     why: str
 
 
-Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | MarkDead | Place | LetGo | CloseRun | Remove
+Action = OpenRun | StartWorker | StopWorker | EndRun | Confirm | MarkDead | Place | LetGo | CloseRun | Suspend | Remove
 
 
 @dataclass(frozen=True)
@@ -297,9 +304,13 @@ def _finish(training: Training, seen: Observed, outcome: Outcome, now: datetime)
 
 def _live(training: Training, seen: Observed, now: datetime) -> Plan:
     invalid = bool(statuses.problems_with(training, seen))
-    asked = _asked_to_end(training) or (None if invalid else _must_fail(training, seen, now))
+    still = invalid or training.spec.suspend
+    asked = _asked_to_end(training) or (None if still else _must_fail(training, seen, now))
     if asked is not None:
         return _end(training, seen, asked, now)
+    if not still and _is_queued_and_new(training):
+        why = f"it is queued in {training.metadata.labels[QUEUE]!r}: it begins when it is admitted"
+        return Plan((Suspend(why),), training.status, why)
     status = statuses.mirrored(training, seen, now)
     events = statuses.news(training, seen, status)
     moves = seen.kept is not None or any(rank.step is not None for rank in status.ranks)
@@ -307,6 +318,8 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
     keys = statuses.mesh_keys(training, seen)
     if invalid:  # what runs goes on as it was
         return Plan((), status, "its spec is invalid", events, wake, keys)
+    if training.spec.suspend:
+        return Plan(_held_back(training, seen), status, seen.grant.message, events, wake, keys)
     wake = _sooner(wake, _deadline(training))
     if not seen.grant.admitted:
         return Plan((), status, seen.grant.message, events, wake, keys)
@@ -323,6 +336,27 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
     workers, later = _workers(training, seen, now)
     actions += workers
     return Plan(tuple(actions), status, seen.reason or seen.grant.message, events, _sooner(wake, later), keys)
+
+
+def _is_queued_and_new(training: Training) -> bool:
+    return QUEUE in training.metadata.labels and not training.status.observed_generation
+
+
+def _held_back(training: Training, seen: Observed) -> tuple[Action, ...]:
+    """All workers leave as if each had been asked to: ranks are told first. The run stays, and misses nobody."""
+    actions: list[Action] = []
+    if seen.run is not None:
+        settings = run.kept_lease(seen.run, replace(settings_of(training.spec), below_min_timeout_s=world.NEVER_S))
+        if (seen.run.settings, seen.run.target) != (settings, settings.target):
+            actions.append(OpenRun(settings, training.spec.world_size.target))
+    if dead := _dead_and_awaited(seen):
+        actions.append(MarkDead(dead))
+    actions += [
+        StopWorker(worker.name, "the training is suspended")
+        for worker in seen.workers
+        if worker.alive and not worker.stopping
+    ]
+    return tuple(actions)
 
 
 def _dead_and_awaited(seen: Observed) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
 from muster.types.state import KeptState
 from muster.types.training import (
+    SUSPENDED,
     TAKEN_BACK,
     RankStatus,
     Resize,
@@ -125,7 +126,7 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     )
     if old.started_at is None and seen.last_round is not None:
         status = moments.kept(replace(status, started_at=seen.shown(now)), "started_at", now, seen.ahead)
-    if old.phase == "pending" and ready >= size.min:
+    if old.phase == "pending" and ready >= size.min and not spec.suspend:
         status = lifecycle.with_phase(status, "ready")
     if old.observed_generation and old.world_size.target != size.target:
         direction = "scaled up" if size.target > old.world_size.target else "scaled down"
@@ -133,7 +134,7 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
         status = replace(status, last_resize=resize)
     status = _validity(training, status, problems, seen.shown(now))
     told = replace(training, spec=spec)
-    return _conditions(told, seen, status, reached=reached, below=below, now=now)
+    return lifecycle.set_back(_conditions(told, seen, status, reached=reached, below=below, now=now))
 
 
 def _restarts_used(spec: Spec, seen: Observed) -> int:
@@ -168,8 +169,10 @@ def _conditions(
     generation, size, shown = training.generation, training.spec.world_size, seen.shown(now)
     turn, valid = lifecycle.with_condition, status.condition("Valid")
     invalid = valid.message if valid is not None and valid.status == "False" else ""
-    if not invalid and (seen.grant.admitted or not status.holds("Admitted")):  # once admitted, it stays so
-        grant = seen.grant
+    grant, suspended = seen.grant, seen.grant.reason == SUSPENDED
+    if not invalid and (
+        grant.admitted or suspended or not status.holds("Admitted")
+    ):  # else, once admitted, it stays so
         status = turn(status, "Admitted", grant.admitted, grant.reason, grant.message, shown, generation)
     why = _why(seen, size.target, invalid)
     ready, back = status.world_size.ready, taken_back(training, seen)
@@ -199,6 +202,8 @@ def taken_back(training: Training, seen: Observed) -> world.TakenBack | None:
 
 def _why(seen: Observed, wanted: int, invalid: str) -> str:
     """What so many workers wait for: their platform, the coordinator, or to be given a place."""
+    if seen.grant.reason == SUSPENDED:
+        return invalid or seen.grant.message
     running = sum(worker.alive and not worker.waiting and not worker.stopping for worker in seen.workers)
     if running < wanted and (told := waits(seen)):
         return told
@@ -313,6 +318,8 @@ def _turned(training: Training, status: Status) -> list[Event]:
             continue
         data = {"generation": is_now.observed_generation, "target": status.world_size.target}
         told = Event(event, is_now.message, "Warning" if bad else "Normal", round=status.round)
+        if (event, is_now.reason) == ("Queued", SUSPENDED):
+            told = replace(told, reason=SUSPENDED, type="Normal")
         found.append(replace(told, data=data) if event == TARGET_REACHED else told)
     return found
 

@@ -18,6 +18,7 @@ from muster.types.records import replace
 from muster.types.state import Holding
 from muster.types.world import (
     COORDINATOR_SILENT,
+    NEVER_S,
     Gate,
     Loss,
     Member,
@@ -487,6 +488,8 @@ def reconfigure(run: Run, settings: Settings, target: int, now: float) -> Run:
         return run
     if target != run.target:
         run = replace(sizes.asked(run, target), target_set_at=now)
+    if run.settings.below_min_timeout_s == NEVER_S and run.below_min_since is not None:
+        run = replace(run, below_min_since=now)  # it was suspended: the time for workers to come begins now
     return replace(run, settings=settings)
 
 
