@@ -109,6 +109,8 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
     "scale": [["demo", "3"], ["demo", "3", "--wait"], ["ended", "3", "--wait"]],
     "wait": [["ended"], ["demo", "--for", "min"], ["ended", "--for", "target"]],
     "cancel": [["demo", "ended"]],
+    "suspend": [["demo"]],
+    "resume": [["demo"]],
     "delete": [["demo", "ended"]],
     "apply": [["-f", "t.json"], *(["-f", "t.json", "-o", form] for form in FORMS)],
     "top": [[]],
