@@ -254,3 +254,65 @@ def test_what_is_measured_of_a_pod_does_not_follow_clocks_that_are_set(days: int
     assert times.of(ran, watched=True).started_at == began, "it is found once"
     over = times.of(replace(ran, ended_at=AT + timedelta(minutes=59, seconds=59)), watched=True)
     assert over.ended_at is not None and timedelta() <= clock.at - over.ended_at <= timedelta(seconds=10)
+
+
+# Containers beside the worker
+
+
+def a_status_of(name: str, state: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "state": state}
+
+
+def test_an_init_container_that_fails_is_why_the_worker_ended() -> None:
+    pod = a_pod()
+    failed = {"terminated": {"exitCode": 2, "message": "no such host\n"}}
+    pod["status"] = {
+        "phase": "Failed",
+        "initContainerStatuses": [a_status_of("first", {"terminated": {"exitCode": 0}}), a_status_of("fetch", failed)],
+        "containerStatuses": [a_status_of("worker", {"waiting": {"reason": "PodInitializing"}})],
+    }
+    how = pods.end(pods.read(pod))
+    assert how is not None and how.exit_code == pods.INIT_FAILED != 2, "2 would mean that no worker can ever start"
+    assert how.why == "its init container fetch ended with exit code 2: no such host"
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"running": {}}, "init container fetch: runs (node n1)"),
+        (
+            {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}},
+            "init container fetch: ImagePullBackOff: no such image (node n1)",
+        ),
+        ({"terminated": {"exitCode": 0}}, "PodInitializing (node n1)"),
+    ],
+)
+def test_what_a_pod_waits_for_in_its_init_containers_is_told(state: dict[str, Any], told: str) -> None:
+    pod = a_pod()
+    pod["spec"]["nodeName"] = "n1"
+    pod["status"] = {
+        "phase": "Pending",
+        "initContainerStatuses": [a_status_of("fetch", state)],
+        "containerStatuses": [a_status_of("worker", {"waiting": {"reason": "PodInitializing"}})],
+    }
+    assert pods.read(pod).waiting == told
+
+
+@pytest.mark.parametrize(
+    ("worker", "beside", "leaving", "lingers"),
+    [
+        ({"terminated": {"exitCode": 0}}, {"running": {}}, False, True),
+        ({"terminated": {"exitCode": 0}}, {"running": {}}, True, False),
+        ({"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 0}}, False, False),
+        ({"running": {}}, {"running": {}}, False, False),
+    ],
+)
+def test_a_pod_lingers_when_something_runs_beside_an_ended_worker(
+    worker: dict[str, Any], beside: dict[str, Any], leaving: bool, lingers: bool
+) -> None:
+    pod = a_pod()
+    if leaving:
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    statuses = [a_status_of("worker", worker), a_status_of("side", beside)]
+    pod["status"] = {"phase": "Running", "containerStatuses": statuses}
+    assert pods.read(pod).lingers is lingers

@@ -110,3 +110,15 @@ def test_scaling_down_with_a_spare_ends_one_worker_and_starts_none(plane: Plane)
     training.result(timeout=30)
     begun = {str(event.data["worker"]) for event in training.events() if event.reason == "WorkerStarted"}
     assert begun == before, "nobody was started for a smaller world"
+
+
+@pytest.mark.shared
+def test_one_machine_is_one_domain_of_which_whole_segments_train(plane: Plane) -> None:
+    training = plane.train(world=(2, 2, 4), segment=2)
+    training.wait_until_target_world(timeout=30)
+    with pytest.raises(muster.InvalidRequest, match="3 is not a multiple of segment"):
+        training.scale(target=3)
+    training.scale(target=4)
+    assert training.wait_until_target_world(timeout=30).ready == 4
+    plane.go()
+    training.result(timeout=30)

@@ -236,3 +236,19 @@ def test_priority_reaches_the_scheduler_by_the_class_that_is_labelled_with_it(
         assert not low["spec"].get("priorityClassName")
     finally:
         cluster.api("DELETE", f"{path}/{about['name']}")
+
+
+def test_segments_survive_their_control_plane(kube_plane: KubePlane, kubelet: TestKubelet) -> None:
+    """Workers come back to one that does not know yet where they are, and are not refused."""
+    plane = kube_plane
+    handle = plane.train(world=(2, 2, 2), spares=1, segment=2, topology_key=RACK)
+    handle.wait_until_target_world(timeout=30)
+    victim = handle.ranks[0].worker
+    plane.crash()
+    plane.serve()
+    kubelet.kill(victim)
+    eventually(lambda: ((plane.object() or {}).get("status") or {}).get("round") == 1, "the spare takes its place", 30)
+    assert handle.wait_until_target_world(timeout=30).ready == 2
+    assert victim not in [rank.worker for rank in handle.ranks]
+    plane.go()
+    plane.phase("succeeded")
