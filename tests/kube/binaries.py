@@ -1,4 +1,7 @@
-"""Where are the programs of a real cluster? `python -m tests.kube.binaries` builds or installs what is missing."""
+"""Where are the programs of a real cluster? `python -m tests.kube.binaries` builds or installs what is missing.
+
+`python -m tests.kube.binaries kubelet …` does so for those names too; `make test-kube` asks for none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,15 +53,23 @@ def find(env: Mapping[str, str] = os.environ) -> Binaries:
     return Binaries(str(tools["etcd"]), str(where / BUILT[0]), str(where / BUILT[1]), str(tools["kubectl"]))
 
 
-def ensure(env: Mapping[str, str] = os.environ) -> Binaries:
+def built(name: str, env: Mapping[str, str] = os.environ) -> str:
+    """One of the other programs that Kubernetes has; raises NotFound."""
+    where = folder(env) / name
+    if not _runs(where):
+        raise NotFound(f"no {name} in {where.parent}: make test-containers builds it")
+    return str(where)
+
+
+def ensure(env: Mapping[str, str] = os.environ, more: Sequence[str] = ()) -> Binaries:
     """Two that want them at once build them once."""
     where = folder(env)
     if not env.get("MUSTER_KUBE_BIN"):
         where.mkdir(parents=True, exist_ok=True)
         with open(where / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not all(_runs(where / name) for name in BUILT):
-                subprocess.run(["bash", str(Path(__file__).with_name("build.sh")), str(where)], check=True)
+            if lacking := [name for name in (*BUILT, *more) if not _runs(where / name)]:
+                subprocess.run(["bash", str(Path(__file__).with_name("build.sh")), str(where), *lacking], check=True)
     path = f"{where}{os.pathsep}{env.get('PATH', os.defpath)}"
     _install([package for name, package in DEBIAN.items() if shutil.which(name, path=path) is None])
     return find(env)
@@ -79,6 +90,8 @@ def _runs(file: Path) -> bool:
 
 if __name__ == "__main__":
     try:
-        ensure()
+        ensure(more=sys.argv[1:])
+        for name in sys.argv[1:]:
+            built(name)
     except (NotFound, subprocess.CalledProcessError) as problem:
         sys.exit(str(problem))

@@ -29,6 +29,14 @@ def test_a_missing_tool_is_named_with_its_package(tmp_path: Path) -> None:
         binaries.find({"MUSTER_KUBE_BIN": str(tmp_path), "PATH": str(tmp_path)})
 
 
+def test_another_program_is_found_beside_them_or_named(tmp_path: Path) -> None:
+    env = {"MUSTER_KUBE_BIN": str(tmp_path)}
+    with pytest.raises(binaries.NotFound, match=f"no kubelet in {tmp_path}: make test-containers builds it"):
+        binaries.built("kubelet", env)
+    (tmp_path / "kubelet").touch(mode=0o755)
+    assert binaries.built("kubelet", env) == str(tmp_path / "kubelet")
+
+
 def test_the_cache_folder_is_found_where_caches_are(tmp_path: Path) -> None:
     assert binaries.folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "muster" / "kube-1.20.2"
 
