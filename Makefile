@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs test test-kube test-netns test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-frameworks clean
+.PHONY: all venv lock demo check docs image test test-kube test-netns test-containers test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-frameworks clean
 
 all: check test
 
@@ -70,6 +70,29 @@ test-kube: venv
 # Machines that are lost: network namespaces, so as root. Elsewhere they are skipped, and say so.
 test-netns: venv
 	$(BIN)/python -m pytest -n 2 -m 'netns and not soak and not kube' tests
+
+# The image of control plane and workers (Containerfile), as root and without any registry: `make image IMAGE=NAME:TAG`.
+IMAGE :=
+$(VENV)/.image-tools: | $(STAMP)
+	@command -v mmdebstrap >/dev/null && command -v buildah >/dev/null || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends mmdebstrap buildah >/dev/null; }
+	touch $@
+
+image: venv $(VENV)/.image-tools
+	@PYTHON=$(BIN)/python deploy/image.sh $(IMAGE)
+
+# Two real nodes with real containers, as root: programs and images are made once, which takes 20 minutes, and the tests
+# about ten.
+$(VENV)/.lab-tools: | $(VENV)/.image-tools
+	@command -v containerd >/dev/null && command -v iptables >/dev/null && [ -x /usr/lib/cni/bridge ] || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends containerd runc \
+	    containernetworking-plugins iptables >/dev/null; }
+	touch $@
+
+test-containers: venv $(VENV)/.lab-tools
+	$(BIN)/python -m tests.kube.binaries kubelet kube-scheduler kube-proxy
+	$(BIN)/python -m tests.containers.images
+	$(BIN)/python -m pytest -m containers tests/containers $(ARGS)
 
 # Hugging Face, accelerate, Lightning, DeepSpeed and TRL, in an environment of their own: some gigabytes, and a quarter
 # of an hour of tests. DeepSpeed looks for torch while it is installed, and builds what it needs when it first runs.

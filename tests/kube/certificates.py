@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +18,15 @@ class Pki:
     account_key: Path
 
 
-def make(folder: Path) -> Pki:
+def make(folder: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Pki:
+    """`addresses`: where the server is reached."""
     folder.mkdir(parents=True)
     ca, ca_key = folder / "ca.crt", folder / "ca.key"
     pki = Pki(ca, folder / "tls.crt", folder / "tls.key", folder / "account.key")
     authority = ("-addext", "keyUsage=critical,keyCertSign")
     _openssl("req", "-x509", *_EC, "-subj", "/CN=test-ca", *authority, "-keyout", str(ca_key), "-out", str(ca))
-    names = "subjectAltName=IP:127.0.0.1,DNS:localhost,DNS:kubernetes.default.svc"
+    places = ",".join(f"IP:{address}" for address in addresses)
+    names = f"subjectAltName={places},DNS:localhost,DNS:kubernetes.default.svc"
     leaf = ("-addext", names, "-addext", "basicConstraints=critical,CA:FALSE")
     signed = ("-CA", str(ca), "-CAkey", str(ca_key), "-keyout", str(pki.key), "-out", str(pki.certificate))
     _openssl("req", "-x509", *_EC, "-subj", "/CN=loopback", *leaf, *signed)

@@ -16,9 +16,9 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.fleet import free_port
 from tests.kube import binaries, certificates
@@ -40,6 +40,20 @@ _CONTROLLERS = (
 class Cluster:
     """Ready when made. All its processes carry `mark`, and end with this one."""
 
+    USERS: ClassVar[Mapping[str, str]] = {ADMIN: "system:masters", NOBODY: ""}  # name → group
+    ADDRESSES: ClassVar[Sequence[str]] = ("127.0.0.1",)  # where its API may be asked
+    CONTROLLERS: ClassVar[str] = _CONTROLLERS
+    # Nothing mounts volumes here: a Pod would wait for its account's token.
+    # As some distributions have it: whoever sets an owner must be allowed to hold up the owner's removal.
+    ADMISSION: ClassVar[Sequence[str]] = (
+        "--disable-admission-plugins=ServiceAccount",
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+    )
+    FLAGS: ClassVar[Sequence[str]] = (
+        "--bind-address=127.0.0.1",
+        "--endpoint-reconciler-type=none",
+    )  # of the API server
+
     def __init__(self, folder: Path, *, node_grace_s: int = 5, eviction_s: int = 1) -> None:
         """A node is unreachable after `node_grace_s` without a heartbeat; its Pods are deleted `eviction_s` later."""
         self.folder = folder
@@ -47,10 +61,10 @@ class Cluster:
         self.mark = f"MUSTER_TEST_CLUSTER={secrets.token_hex(8)}"
         self.token = secrets.token_hex(16)
         self._node_grace_s, self._eviction_s = node_grace_s, eviction_s
-        self._tokens = {ADMIN: self.token, NOBODY: secrets.token_hex(16)}
+        self._tokens = {user: self.token if user == ADMIN else secrets.token_hex(16) for user in self.USERS}
         self._etcd_port, self._peer_port, self._port = free_port(), free_port(), free_port()
         self.url = f"https://127.0.0.1:{self._port}"
-        self.pki = certificates.make(folder / "pki")
+        self.pki = certificates.make(folder / "pki", self.ADDRESSES)
         self.ca = self.pki.ca
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._guard = Guard(self.mark)
@@ -191,7 +205,9 @@ class Cluster:
     def start_apiserver(self) -> None:
         """On the same port and the same data as before; returns when it serves."""
         tokens = self.folder / "tokens.csv"
-        tokens.write_text(f"{self.token},{ADMIN},{ADMIN},system:masters\n{self._tokens[NOBODY]},{NOBODY},{NOBODY},\n")
+        tokens.write_text(
+            "".join(f"{self._tokens[user]},{user},{user},{group}\n" for user, group in self.USERS.items())
+        )
         self._start("apiserver", *self._apiserver(self._port))
         self._ready("apiserver", f"{self.url}/readyz")
 
@@ -210,7 +226,6 @@ class Cluster:
         return [
             self.programs.apiserver,
             f"--etcd-servers={self.etcd_url}",
-            "--bind-address=127.0.0.1",
             "--advertise-address=10.77.0.1",
             f"--secure-port={port}",
             f"--tls-cert-file={self.pki.certificate}",
@@ -221,17 +236,14 @@ class Cluster:
             f"--service-account-signing-key-file={self.pki.account_key}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
-            # Nothing mounts volumes here: a Pod would wait for its account's token.
-            "--disable-admission-plugins=ServiceAccount",
-            # As some distributions have it: whoever sets an owner must be allowed to hold up the owner's removal.
-            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
             "--allow-privileged=true",
-            "--endpoint-reconciler-type=none",
             "--kubelet-preferred-address-types=InternalIP",
             f"--default-not-ready-toleration-seconds={self._eviction_s}",
             f"--default-unreachable-toleration-seconds={self._eviction_s}",
             "--profiling=false",
             "--etcd-compaction-interval=0",
+            *self.ADMISSION,
+            *self.FLAGS,
         ]
 
     def stop_apiserver(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -249,8 +261,9 @@ class Cluster:
             "--leader-elect=false",
             "--port=0",
             "--secure-port=0",
-            f"--controllers={_CONTROLLERS}",
+            f"--controllers={self.CONTROLLERS}",
             f"--service-account-private-key-file={self.pki.account_key}",
+            f"--root-ca-file={self.ca}",
             "--node-monitor-period=1s",
             f"--node-monitor-grace-period={self._node_grace_s}s",
             "--node-startup-grace-period=10s",

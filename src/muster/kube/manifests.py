@@ -16,7 +16,8 @@ DEFAULT_IMAGE = f"muster:{__version__}"
 PORTS = {"api": 8470, "coordinator": 8471, "mesh": 8472}
 WORKER_LABEL = "muster.dev/training"  # every worker's Pod has it
 
-_HOME = "/var/lib/muster"
+_SCRATCH = "/var/lib/muster"  # a volume, which everybody in the container may write
+_HOME = f"{_SCRATCH}/home"  # made by the control plane, and its own
 _TLS = "/etc/muster/tls"
 _USER = 65532
 _LABELS = {"app.kubernetes.io/name": NAME}
@@ -140,7 +141,7 @@ def _deployment(options: InstallOptions) -> Manifest:
 
 def _container(options: InstallOptions) -> Manifest:
     scheme = "HTTPS" if options.tls_secret else "HTTP"
-    mounts: list[Manifest] = [{"name": "home", "mountPath": _HOME}]
+    mounts: list[Manifest] = [{"name": "home", "mountPath": _SCRATCH}]
     if options.tls_secret:
         mounts.append({"name": "tls", "mountPath": _TLS, "readOnly": True})
     return {
@@ -150,7 +151,7 @@ def _container(options: InstallOptions) -> Manifest:
         "args": arguments(options),
         "env": [
             {"name": "MUSTER_HOME", "value": _HOME},
-            {"name": "TMPDIR", "value": _HOME},
+            {"name": "TMPDIR", "value": _SCRATCH},
             _downward("POD_NAME", "metadata.name"),
             _downward("POD_NAMESPACE", "metadata.namespace"),
             _downward("POD_IP", "status.podIP"),
