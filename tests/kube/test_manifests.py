@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from hypothesis import given, settings
 from muster.backends.kube import render
 from muster.cli.kube import documents
 from muster.cli.main import call
+from muster.cli.output import yaml_of
 from muster.daemon import options as daemon
 from muster.kube import crd, manifests, rbac
 from muster.types.codec import from_wire, to_wire
@@ -39,8 +41,12 @@ CASES = {
         worker_user="1000",
         replicas=3,
         tls_secret="muster-tls",
+        pull_secrets=("registry", "mirror.example"),
+        cpu="500m",
+        memory="2Gi",
     ),
 }
+BASE = Path(__file__).parents[2] / "deploy/base"  # for kustomize
 
 Json = dict[str, Any]
 
@@ -92,7 +98,7 @@ def test_the_control_plane_understands_how_it_is_started(chosen: manifests.Insta
     started = daemon.read(["--home", "x", *words])
     assert verb == "server" and (started.store, started.backend) == ("kube", "kube")
     assert (started.coordinator_port, started.mesh_port) == (8471, 8472)
-    assert started.advertise == f"muster.{chosen.namespace}.svc"
+    assert started.advertise == "muster.$(POD_NAMESPACE).svc"  # an overlay may move it
     assert started.image == (chosen.worker_image or chosen.image)
     assert started.insecure is (chosen.tls_secret is None) is (started.tls_cert is None)
 
@@ -101,6 +107,54 @@ def test_with_a_certificate_nothing_is_served_in_clear() -> None:
     (container,) = of_kind("Deployment", CASES["options"])["spec"]["template"]["spec"]["containers"]
     assert "--insecure" not in container["args"] and "--tls-cert" in container["args"]
     assert container["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+
+
+def test_values_reach_the_pod() -> None:
+    pod = of_kind("Deployment", CASES["options"])["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror.example"}]
+    wanted = {"requests": {"cpu": "500m", "memory": "2Gi"}, "limits": {"memory": "2Gi"}}
+    assert pod["containers"][0]["resources"] == wanted
+    assert "imagePullSecrets" not in of_kind("Deployment")["spec"]["template"]["spec"]
+
+
+def test_the_home_is_a_folder_in_the_volume_that_others_may_write() -> None:
+    (container,) = of_kind("Deployment")["spec"]["template"]["spec"]["containers"]
+    (mount,) = container["volumeMounts"]
+    (home,) = [one["value"] for one in container["env"] if one["name"] == "MUSTER_HOME"]
+    assert Path(home).parent == Path(mount["mountPath"])
+
+
+def test_the_base_for_kustomize_is_what_is_rendered() -> None:
+    wanted = manifests.kustomization(manifests.render(manifests.InstallOptions()))
+    assert {place.name for place in BASE.iterdir()} == set(wanted)
+    for name, content in wanted.items():
+        assert (BASE / name).read_text() == yaml_of(content) + "\n", (
+            "python -m tests.kube.test_manifests, then git diff"
+        )
+
+
+def test_kubectl_builds_the_base_and_an_overlay_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a cluster. The overlay has another namespace, image and number of replicas."""
+    if (kubectl := shutil.which("kubectl")) is None:
+        pytest.skip("kubectl is not installed")
+    assert call(["kube", "install", "--kustomize", str(tmp_path / "base")]) == 0
+    assert str(tmp_path / "base/kustomization.yaml") in capsys.readouterr().out
+    overlay = {"resources": ["../base"], "namespace": "elsewhere", "images": [{"name": "muster", "newTag": "9"}]}
+    overlay |= {"replicas": [{"name": "muster", "count": 3}]}
+    (tmp_path / "overlay").mkdir()
+    (tmp_path / "overlay/kustomization.yaml").write_text(yaml.safe_dump(overlay))
+
+    def built(folder: str) -> dict[str, Json]:
+        done = subprocess.run([kubectl, "kustomize", str(tmp_path / folder)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
+
+    assert built("base") == {one["kind"]: one for one in manifests.render(manifests.InstallOptions())}
+    moved = built("overlay")
+    assert moved["Deployment"]["metadata"]["namespace"] == "elsewhere"
+    assert moved["Deployment"]["spec"]["template"]["spec"]["containers"][0]["image"] == "muster:9"
+    assert moved["Deployment"]["spec"]["replicas"] == 3
+    assert moved["ClusterRoleBinding"]["subjects"][0]["namespace"] == "elsewhere"
 
 
 # Rights ------------------------------------------------------------------------------------------
@@ -305,6 +359,7 @@ def test_a_dry_run_prints_what_kubectl_can_apply(capsys: pytest.CaptureFixture[s
 def test_every_option_reaches_the_manifests(capsys: pytest.CaptureFixture[str]) -> None:
     words = "kube install --dry-run -n training-system --image registry.example.com/muster@sha256:0123 --replicas 3"
     words += " --worker-image registry.example.com/torch:2 --tls-secret muster-tls --worker-user 1000"
+    words += " --pull-secret registry --pull-secret mirror.example --cpu 500m --memory 2Gi"
     assert call(words.split()) == 0
     assert capsys.readouterr().out == (GOLDEN / "options.yaml").read_text()
 
@@ -319,6 +374,10 @@ def test_every_option_reaches_the_manifests(capsys: pytest.CaptureFixture[str]) 
         (["--tls-secret", "-"], "--tls-secret: '-' is not a name"),
         (["--replicas", "0"], "--replicas"),
         (["--worker-user", "root"], "--worker-user: 'root' is not a number of a user"),
+        (["--pull-secret", "fine", "--pull-secret", "A"], "--pull-secret: 'A' is not a name"),
+        (["--cpu", "much"], "--cpu: 'much' is not an amount"),
+        (["--memory", "2 GB"], "--memory: '2 GB' is not an amount"),
+        (["--kustomize", "/dev/null/x"], "--kustomize: /dev/null"),
     ],
 )
 def test_what_is_typed_wrongly_is_named_and_nothing_printed(
@@ -327,6 +386,12 @@ def test_what_is_typed_wrongly_is_named_and_nothing_printed(
     assert call(["kube", "install", "--dry-run", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and about in err
+
+
+def test_an_uninstall_that_contradicts_itself_asks_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["kube", "uninstall", "--keep-crd", "--delete-trainings"]) == 2
+    assert "contradict" in capsys.readouterr().err
+    assert call(["kube", "uninstall", "-n", "A"]) == 2
 
 
 _WITHOUT = (
@@ -375,3 +440,5 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for title, chosen in CASES.items():
         (GOLDEN / f"{title}.yaml").write_text(documents(manifests.render(chosen)) + "\n")
+    for title, content in manifests.kustomization(manifests.render(manifests.InstallOptions())).items():
+        (BASE / title).write_text(yaml_of(content) + "\n")

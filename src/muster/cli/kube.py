@@ -1,4 +1,4 @@
-"""`muster kube`: put the control plane into a Kubernetes cluster."""
+"""`muster kube`: put the control plane into a Kubernetes cluster, and take it out again."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from muster.cli import exits, output
 from muster.cli.output import Report
-from muster.errors import Forbidden, MusterError, Unavailable, how_to_install
+from muster.errors import Conflict, Forbidden, MusterError, Unavailable, how_to_install
 from muster.types.training import DNS_LABEL
 
 if TYPE_CHECKING:
+    from muster.kube.client import KubeApi
     from muster.kube.install import Applied
     from muster.kube.manifests import InstallOptions, Manifest
+    from muster.kube.uninstall import Removed
 
 app = typer.Typer(
-    help="Put the control plane into a Kubernetes cluster.",
+    help="Put the control plane into a Kubernetes cluster, or take it out.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: muster kube install --dry-run | kubectl diff -f -",
@@ -40,11 +45,6 @@ next, once it runs:
   muster ps"""
 
 
-@app.callback()
-def kube() -> None:
-    """Keeps `install` a verb of its own while it is the only one."""
-
-
 @app.command(epilog="Example: muster kube install --image registry.example.com/muster:0.1.1")
 def install(
     namespace: str = typer.Option("muster", "-n", "--namespace", metavar="NS", help="Where the control plane runs."),
@@ -61,8 +61,18 @@ def install(
     tls_secret: str | None = typer.Option(
         None, metavar="SECRET", help="Serve with this certificate: a Secret of type kubernetes.io/tls."
     ),
+    pull_secret: list[str] = typer.Option(
+        [], metavar="SECRET", help="With which nodes pull the control plane's image; may be repeated."
+    ),
+    cpu: str | None = typer.Option(None, metavar="CPUS", help="For each replica, like 500m; 250m."),
+    memory: str | None = typer.Option(
+        None, metavar="SIZE", help="For each replica, asked for and the most, like 2Gi; 256Mi, and at most 1Gi."
+    ),
     context: str | None = typer.Option(None, metavar="CONTEXT", help="Which one of the kubeconfig."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be applied, and ask no cluster."),
+    kustomize: Path | None = typer.Option(
+        None, metavar="DIR", help="Write it there as a base for kustomize instead, and ask no cluster."
+    ),
     form: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print it; a dry run is YAML or JSON."),
 ) -> None:
     """Install the control plane, or bring an installed one up to date. Running trainings are not disturbed."""
@@ -75,33 +85,115 @@ def install(
         worker_user=_user(worker_user),
         replicas=replicas,
         tls_secret=tls_secret and _name("--tls-secret", tls_secret, _DNS_NAME, 253),
+        pull_secrets=tuple(_name("--pull-secret", one, _DNS_NAME, 253) for one in pull_secret),
+        cpu=_amount("--cpu", cpu, r"\d{1,6}m|\d{1,3}(\.\d{1,3})?", "2 or 500m"),
+        memory=_amount("--memory", memory, r"[1-9]\d{0,11}([kMGT]|[KMGT]i)?", "512Mi or 2Gi"),
     )
     rendered = manifests.render(options)
+    if kustomize is not None:
+        _write(kustomize, manifests.kustomization(rendered))
+        return
     if dry_run:
         _print(rendered, form)
         return
-    try:
+    with _explained("muster kube install --dry-run"):
         applied = asyncio.run(_apply(rendered, context, shown=form is Report.TABLE))
-    except Forbidden as error:
-        hint = "it needs an administrator of the cluster; muster kube install --dry-run prints what to hand to one"
-        raise Forbidden(error.message, hint=hint) from error
-    except Unavailable as error:
-        raise Unavailable(
-            error.message, hint=error.hint or "kubectl cluster-info; --context chooses another"
-        ) from error
     if form is not Report.TABLE:
         output.write_data({"items": [vars(one) for one in applied]}, form)
     _tell_next(options)
 
 
-async def _apply(rendered: list[Manifest], context: str | None, *, shown: bool) -> list[Applied]:
+@app.command(epilog="Example: muster kube uninstall --delete-trainings --yes")
+def uninstall(
+    namespace: str = typer.Option("muster", "-n", "--namespace", metavar="NS", help="Where the control plane runs."),
+    delete: bool = typer.Option(
+        False, "--delete-trainings", help="End all trainings of the cluster, and delete them, before anything else."
+    ),
+    keep_crd: bool = typer.Option(
+        False, "--keep-crd", help="Leave the definition, and trainings as they are: their ranks go on."
+    ),
+    yes: bool = typer.Option(False, "--yes", help="Really do it. Without it, see what would be removed."),
+    context: str | None = typer.Option(None, metavar="CONTEXT", help="Which one of the kubeconfig."),
+    form: Report = typer.Option(Report.TABLE, "-o", "--output", help="How to print what became of each object."),
+) -> None:
+    """Remove what install made: control plane, rights, its namespace with journal and tokens, the definition."""
+    if delete and keep_crd:
+        raise exits.Misused("--delete-trainings and --keep-crd contradict each other", hint="one of them, or none")
+    _name("--namespace", namespace)
+    with _explained("muster kube uninstall"):
+        removed = asyncio.run(
+            _remove(namespace, context, delete=delete, keep_crd=keep_crd, dry=not yes, shown=form is Report.TABLE)
+        )
+    if form is not Report.TABLE:
+        output.write_data({"items": [vars(one) for one in removed]}, form)
+    if not yes and any(one.change == "deleted" for one in removed):
+        raise exits.Misused("nothing was removed yet", hint="the same with --yes removes what is listed as deleted")
+
+
+async def _remove(
+    namespace: str, context: str | None, *, delete: bool, keep_crd: bool, dry: bool, shown: bool
+) -> list[Removed]:
+    api = _connect(context, "kubectl delete -f what muster kube install --dry-run prints")
+    from muster.kube import manifests, uninstall
+
+    done: list[Removed] = []
+    try:
+        if (found := await uninstall.trainings(api)) and not keep_crd:
+            if not delete:
+                hint = "--delete-trainings ends and deletes them first; --keep-crd leaves them, and their ranks go on"
+                raise Conflict(f"there are {uninstall.some(found)}; nothing was removed", hint=hint)
+            gone = found if dry else await uninstall.delete_trainings(api)
+            done += [uninstall.Removed("Training", name, place, "deleted") for place, _, name in map(_split, gone)]
+            _tell(done if shown else [])
+        options = manifests.InstallOptions(namespace=namespace)
+        async for one in uninstall.remove(api, options, keep_crd=keep_crd, dry=dry):
+            done.append(one)
+            _tell([one] if shown else [])
+    finally:
+        await api.close()
+    return done
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    return name.partition("/")
+
+
+def _tell(removed: Sequence[Removed]) -> None:
+    for one in removed:
+        why = f": {one.reason}" if one.reason else ""
+        print(f"{one.kind.lower()}/{one.name} {one.change}{why}", flush=True)
+
+
+# Talking to the cluster --------------------------------------------------------------------------
+
+
+def _connect(context: str | None, otherwise: str) -> KubeApi:
     try:
         from muster.kube.client import KubeApi
-        from muster.kube.install import apply
     except ModuleNotFoundError as error:
-        hint = f"{how_to_install('kube')}, or muster kube install --dry-run | kubectl apply -f -"
+        hint = f"{how_to_install('kube')}, or {otherwise}"
         raise MusterError(f"talking to Kubernetes needs {error.name}", hint=hint) from error
-    api = KubeApi.connect(context=context)
+    return KubeApi.connect(context=context)
+
+
+@contextmanager
+def _explained(command: str) -> Iterator[None]:
+    """What to do about a cluster that does not answer, or not to this user."""
+    try:
+        yield
+    except Forbidden as error:
+        hint = f"it needs an administrator of the cluster; {command} prints what to hand to one"
+        raise Forbidden(error.message, hint=hint) from error
+    except Unavailable as error:
+        raise Unavailable(
+            error.message, hint=error.hint or "kubectl cluster-info; --context chooses another"
+        ) from error
+
+
+async def _apply(rendered: list[Manifest], context: str | None, *, shown: bool) -> list[Applied]:
+    api = _connect(context, "muster kube install --dry-run | kubectl apply -f -")
+    from muster.kube.install import apply
+
     done = []
     try:
         async for one in apply(api, rendered):
@@ -111,6 +203,19 @@ async def _apply(rendered: list[Manifest], context: str | None, *, shown: bool) 
     finally:
         await api.close()
     return done
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, files: Mapping[str, Manifest]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_text(output.yaml_of(content) + "\n")
+    except OSError as error:
+        raise exits.Misused(f"--kustomize: {error.filename}: {error.strerror}", hint="a folder, or none yet") from error
+    print("\n".join(str(folder / name) for name in files))
 
 
 def _print(rendered: list[Manifest], form: Report) -> None:
@@ -141,6 +246,12 @@ def _name(option: str, text: str, form: str = DNS_LABEL, longest: int = 63) -> s
 def _user(text: str | None) -> str | None:
     if text is not None and not re.fullmatch(r"image|\d{1,9}", text, re.ASCII):
         raise exits.Misused(f"--worker-user: {text[:80]!r} is not a number of a user", hint="like 1000, or image")
+    return text
+
+
+def _amount(option: str, text: str | None, form: str, like: str) -> str | None:
+    if text is not None and not re.fullmatch(form, text, re.ASCII):
+        raise exits.Misused(f"{option}: {text[:80]!r} is not an amount", hint=f"like {like}")
     return text
 
 

@@ -15,7 +15,8 @@ from muster.kube.client import APPLY_PATCH, Json, KubeApi
 from muster.kube.manifests import Manifest
 
 ESTABLISHED_S = 30.0
-_OWNER = {"fieldManager": "muster-install", "force": "true"}
+MANAGER = "muster-install"
+_OWNER = {"fieldManager": MANAGER, "force": "true"}
 _CRD = "CustomResourceDefinition"
 _PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
 

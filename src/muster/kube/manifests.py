@@ -33,6 +33,9 @@ class InstallOptions:
     worker_user: str | None = None  # the control plane's own default unless named
     replicas: int = 2
     tls_secret: str | None = None  # of type kubernetes.io/tls; without it the API is served in clear
+    pull_secrets: tuple[str, ...] = ()  # with which nodes get the control plane's image
+    cpu: str | None = None  # asked for, for each replica
+    memory: str | None = None  # asked for and the most, for each replica
 
 
 def render(options: InstallOptions) -> list[Manifest]:
@@ -50,6 +53,19 @@ def render(options: InstallOptions) -> list[Manifest]:
         _network_policy(options),
         _deployment(options),
     ]
+
+
+def kustomization(rendered: Sequence[Manifest]) -> dict[str, Manifest]:
+    """The same as a base for kustomize: the names of files, and what is in each."""
+    files = {f"{one['kind'].lower()}.yaml": one for one in rendered}
+    index = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
+    return {"kustomization.yaml": index, **files}
+
+
+def is_ours(found: Manifest) -> bool:
+    """Whether an object of a cluster is one of these: by its label."""
+    labels = found["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in _LABELS.items())
 
 
 def _in(options: InstallOptions, version: str, kind: str, **more: Any) -> Manifest:
@@ -131,6 +147,8 @@ def _deployment(options: InstallOptions) -> Manifest:
         "containers": [_container(options)],
         "volumes": _volumes(options),
     }
+    if options.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
     spec = {
         "replicas": options.replicas,
         "selector": {"matchLabels": _POD_LABELS},
@@ -164,7 +182,10 @@ def _container(options: InstallOptions) -> Manifest:
             "timeoutSeconds": 5,
             "failureThreshold": 6,
         },
-        "resources": {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "resources": {
+            "requests": {"cpu": options.cpu or "250m", "memory": options.memory or "256Mi"},
+            "limits": {"memory": options.memory or "1Gi"},
+        },
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -184,7 +205,7 @@ def arguments(options: InstallOptions) -> list[str]:
         *("--listen", f"0.0.0.0:{PORTS['api']}", *secured),
         *("--coordinator-port", str(PORTS["coordinator"]), "--mesh-port", str(PORTS["mesh"])),
         *("--namespace", "$(POD_NAMESPACE)", "--identity", "$(POD_NAME)", "--address", "$(POD_IP)"),
-        *("--advertise", f"{NAME}.{options.namespace}.svc"),
+        *("--advertise", f"{NAME}.$(POD_NAMESPACE).svc"),
         *("--image", options.worker_image or options.image),
         *(("--worker-user", options.worker_user) if options.worker_user else ()),
     ]
