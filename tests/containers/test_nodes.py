@@ -5,47 +5,56 @@ from __future__ import annotations
 from tests.containers.installation import Installation, Trained, furthest
 from tests.kube.api import Json
 
-
-def nodes_of(status: Json) -> set[str]:
-    return {one["node"] for one in status["ranks"]}
+NODES = {"node-1", "node-2"}
 
 
-def lose(installed: Installation, trained: Trained, victim: str) -> None:
-    """Two ranks and two spares, two on each node: what is left is enough."""
-    trained.counting(spares=2)
-    before = trained.until_step(20)
-    trained.until(lambda it: it["spares"]["ready"] == 2, "spares are ready")
-    assert sorted(pod["spec"]["nodeName"] for pod in trained.pods().values()) == [
-        "node-1",
-        "node-1",
-        "node-2",
-        "node-2",
-    ]
-    installed.lab.nodes[victim].kill()
+def spread(installed: Installation, trained: Trained, victim: str) -> Json:
+    """One rank on the node that will go, another and a spare on the other one; the status then."""
+    (other,) = NODES - {victim}
+    lab = installed.lab
+    lab.kubectl("cordon", other)
+    trained.counting(world=(1, 1, 4))
+    trained.until_step(1)
+    lab.kubectl("cordon", victim)
+    lab.kubectl("uncordon", other)
+    trained.kubectl("patch", "mt/demo", "--type=merge", "-p", '{"spec": {"spares": 1, "worldSize": {"target": 2}}}')
+    trained.until_step(20, after_round=0)
+    status = trained.until(lambda it: it["spares"]["ready"] == 1, "the spare is ready")
+    lab.kubectl("uncordon", victim)
+    assert sorted(pod["spec"]["nodeName"] for pod in trained.pods().values()) == sorted([victim, other, other])
+    return status
+
+
+def check_it_goes_on(trained: Trained, before: Json, victim: str) -> None:
+    """With the spare that was there, from the step that the other rank remembers."""
     after = trained.until_step(furthest(before) + 1, after_round=before["round"])
-    assert nodes_of(after) == {"node-1", "node-2"} - {victim} and after["restarts"] == 0
+    assert {one["node"] for one in after["ranks"]} == NODES - {victim} and after["restarts"] == 0
+    assert {one["worker"] for one in after["ranks"]} == {"demo-1", "demo-2"}
+
+
+def test_a_node_is_killed_whole_and_the_spare_on_the_other_goes_on(installed: Installation, trained: Trained) -> None:
+    (victim,) = NODES - {installed.replicas()[installed.leader()]["spec"]["nodeName"]}
+    before = spread(installed, trained, victim)
+    installed.lab.nodes[victim].kill()
+    check_it_goes_on(trained, before, victim)
+    trained.until_event("WorkerLost", "demo-0", "silent for a lease")
     installed.lab.until_lost(victim)
-    trained.until_event("WorkerLost", "demo-")
 
 
-def test_a_node_is_killed_whole_and_spares_on_the_other_go_on(installed: Installation, trained: Trained) -> None:
-    where = installed.replicas()[installed.leader()]["spec"]["nodeName"]
-    (victim,) = {"node-1", "node-2"} - {where}
-    lose(installed, trained, victim)
-
-
-def test_the_leaders_node_is_killed_and_the_other_replica_and_its_spares_go_on(
+def test_the_leaders_node_is_killed_and_the_other_replica_and_the_spare_go_on(
     installed: Installation, trained: Trained
 ) -> None:
-    leader = installed.leader()
-    lose(installed, trained, installed.replicas()[leader]["spec"]["nodeName"])
-    assert installed.leader() != leader
+    leader, where = installed.leader(), installed.address()
+    victim = installed.replicas()[leader]["spec"]["nodeName"]
+    before = spread(installed, trained, victim)
+    installed.lab.nodes[victim].kill()
+    assert installed.until_led(by_other_than=where) != leader
+    check_it_goes_on(trained, before, victim)
 
 
 def test_a_drained_node_is_left_and_told(installed: Installation, trained: Trained) -> None:
-    trained.counting(world=(1, 2, 2))
-    before = trained.until_step(20)
-    (victim, *_) = nodes_of(before)
+    (victim,) = NODES - {installed.replicas()[installed.leader()]["spec"]["nodeName"]}
+    before = spread(installed, trained, victim)
     drain = (
         "drain",
         victim,
@@ -54,8 +63,6 @@ def test_a_drained_node_is_left_and_told(installed: Installation, trained: Train
         "--pod-selector=muster.dev/training",
         "--timeout=60s",
     )
-    assert f"node/{victim} evicted" in installed.lab.kubectl(*drain, timeout_s=90.0).stdout
-    after = trained.until_step(furthest(before) + 1, after_round=before["round"])
-    assert victim not in nodes_of(after) and after["restarts"] == 0
-    (gone,) = {one["worker"] for one in before["ranks"] if one["node"] == victim}
-    trained.until_event("WorkerExited", gone)
+    assert "pod/demo-0 evicted" in installed.lab.kubectl(*drain, timeout_s=90.0).stdout
+    check_it_goes_on(trained, before, victim)
+    trained.until_event("WorkerExited", "demo-0")

@@ -182,17 +182,20 @@ def go_first(score: str = "1000") -> str:
         return ""
 
 
-def oom_kills() -> int:
+def oom_kills(groups_file: str = "/proc/self/cgroup", tree: str = "/sys/fs/cgroup") -> int:
     """How often the kernel has killed something in our memory group for want of memory; 0 where it cannot be told."""
     try:
-        with open("/proc/self/cgroup") as file:
+        with open(groups_file) as file:
             groups = [line.strip().split(":", 2) for line in file]
     except OSError:
         return 0
     paths = {kinds: path for _, kinds, path in groups}
     if "memory" in paths:
-        return _counted(f"/sys/fs/cgroup/memory{paths['memory']}/memory.oom_control")
-    return _counted(f"/sys/fs/cgroup{paths.get('', '')}/memory.events")
+        tree, own, name = f"{tree}/memory", paths["memory"], "memory.oom_control"
+    else:
+        own, name = paths.get("", ""), "memory.events"
+    # A container sees the tree from its own group on, whatever that is called outside.
+    return _counted(f"{tree}{own}/{name}" if os.path.isdir(f"{tree}{own}") else f"{tree}/{name}")
 
 
 def _counted(path: str) -> int:
