@@ -45,7 +45,8 @@ def installation(real: lab.Lab) -> Installation:
 
 @pytest.fixture
 def installed(installation: Installation) -> Iterator[Installation]:
-    """Whole before and after."""
+    """Whole before and after, with a replica on each node."""
+    installation.spread()
     yield installation
     installation.lab.heal()
     installation.until_serving()

@@ -23,17 +23,22 @@ class Installation:
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
+        self.install()
+
+    def install(self) -> None:
+        """Returns when it serves."""
         said = self.muster("kube", "install", "--image", images.MUSTER, "--worker-image", images.TORCH)
         assert "deployment/muster created" in said
         self.lab.restart_controllers()  # the garbage collector knows the new kind then
         self.until_serving()
 
-    def muster(self, *words: str) -> str:
-        """The command line, from outside of the cluster."""
+    def muster(self, *words: str, code: int = 0) -> str:
+        """What the command line says, from outside of the cluster."""
         argv = [sys.executable, "-m", "muster.cli.main", *words]
-        done = subprocess.run(argv, env=self.lab.env(), capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, f"muster {' '.join(words)}: {done.stdout}{done.stderr}"
-        return done.stdout
+        done = subprocess.run(argv, env=self.lab.env(), capture_output=True, text=True, timeout=240)
+        said = done.stdout + done.stderr
+        assert done.returncode == code, f"muster {' '.join(words)}: {done.returncode} {said}"
+        return said
 
     # Who leads
 
@@ -45,6 +50,13 @@ class Installation:
             self.until_led()
         except AssertionError as problem:
             raise AssertionError(f"{problem}\n{self.story()}") from None
+
+    def spread(self) -> None:
+        """One replica on each node, as after an installation: after the loss of a node both are on the other."""
+        while len({pod["spec"]["nodeName"] for pod in self.replicas().values()}) < 2:
+            follower = next(name for name in self.replicas() if name != self.leader())
+            self.lab.kubectl("-n", HOME, "delete", "pod", follower)
+            self.until_serving()
 
     def until_led(self, by_other_than: str = "") -> str:
         """The Pod behind the Service, which is not the one at that address."""
