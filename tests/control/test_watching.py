@@ -34,6 +34,22 @@ def test_a_watch_is_resumed_after_the_control_plane_died(plane: Plane) -> None:
     plane.go()
 
 
+def test_steps_are_shown_after_a_restart_in_which_nothing_else_changes(plane: Plane) -> None:
+    """They stood still until something else was to be written of the training."""
+    stepper = str(Path(__file__).parents[1] / "programs" / "stepper.py")
+    training = plane.train(world=(1, 1, 1), script=stepper)
+
+    def shown() -> int:
+        return max((rank.step or 0 for rank in fresh(training).ranks), default=0)
+
+    eventually(lambda: shown() > 5, "steps are shown")
+    plane.crash()
+    plane.serve()
+    before = shown()
+    eventually(lambda: shown() > before + 40, "they go on")
+    assert fresh(training).training.status.round == 0
+
+
 @pytest.mark.shared
 def test_the_first_step_of_a_rank_is_shown_soon(plane: Plane) -> None:
     """It came with the next look at the training, which may be ten seconds later."""

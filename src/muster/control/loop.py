@@ -321,7 +321,8 @@ class Loop:
         if broken := lifecycle.broken_rules(training.status, status):
             raise errors.InternalError(f"{stored.key}: {'; '.join(broken)}")
         only_steps = not plan.events and _steady(status) == _steady(training.status)
-        too_soon = now < self._steps_at.get(stored.key, now) + self._step_interval()
+        # After a restart nobody knows when they were written last: they count from the first look.
+        too_soon = now < self._steps_at.setdefault(stored.key, now) + self._step_interval()
         if only_steps and (too_soon or self._store.trouble is not None):
             return
         self._steps_at[stored.key] = now
