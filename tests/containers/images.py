@@ -38,8 +38,8 @@ _TORCH_NEEDS = (
 
 
 def cache() -> Path:
-    """Beside the programs of Kubernetes."""
-    return binaries.folder().parent / "containers"
+    """Beside the programs of Kubernetes, where `deploy/image.sh` keeps its own."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster/containers"
 
 
 def template() -> Path:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import ClassVar
 
 from tests.containers import cgroups, images, network
@@ -197,8 +198,9 @@ def is_ready(node: Json | None) -> bool:
 
 def open_lab() -> Lab:
     """In a new network; raises NotFound where something of it is missing."""
-    from tempfile import mkdtemp
-
+    binaries.find()
+    for name in PROGRAMS:
+        binaries.built(name)
     images.template()
     network.isolate()
     return Lab(Path(mkdtemp(prefix="lab-", dir=images.cache())))
