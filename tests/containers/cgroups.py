@@ -12,10 +12,15 @@ NEEDED = {"cpu", "cpuset", "memory", "pids"}
 _GONE_S = 10.0
 
 
-def trees() -> list[Path]:
-    """Where this machine has version 1 mounted."""
+def trees(*kinds: str) -> list[Path]:
+    """Where this machine has version 1 mounted, or what is named."""
     lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return [Path(words[1]) for words in lines if words[2] == "cgroup"]
+    return [Path(words[1]) for words in lines if words[2] in (kinds or ("cgroup",))]
+
+
+def everywhere(group: str) -> list[Path]:
+    """Where there is such a group: runc makes them in version 2 as well, where both are mounted."""
+    return [tree / group for tree in trees("cgroup", "cgroup2") if (tree / group).exists()]
 
 
 def missing() -> set[str]:
@@ -35,7 +40,7 @@ def make(group: str) -> None:
 def remove(group: str) -> list[Path]:
     """What could not be removed: somebody is in it."""
     deadline = time.monotonic() + _GONE_S
-    while left := [folder for tree in trees() for folder in _bottom_up(tree / group) if not _removed(folder)]:
+    while left := [folder for top in everywhere(group) for folder in _bottom_up(top) if not _removed(folder)]:
         if time.monotonic() > deadline:
             return left
         time.sleep(0.02)

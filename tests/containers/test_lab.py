@@ -39,11 +39,10 @@ def test_nothing_is_left_of_a_lab(number: signal.Signals) -> None:
     line = process.stdout.readline()
     folder = Path(next(iter(re.findall(r"KUBECONFIG=(\S+)/kubeconfigs/", line)), ""))
     assert folder.name.startswith("lab-"), line
-    groups = [tree / f"muster-{folder.name}" for tree in cgroups.trees()]
-    assert all(group.is_dir() for group in groups) and processes_about(folder.name)
+    assert cgroups.everywhere(f"muster-{folder.name}") and processes_about(folder.name)
     process.send_signal(number)
     process.wait(60)
     eventually(lambda: not processes_about(folder.name), "its processes are gone", 60)
     assert not folder.exists()
-    assert [group for group in groups if group.exists()] == []
+    assert cgroups.everywhere(f"muster-{folder.name}") == []
     assert folder.name not in Path("/proc/mounts").read_text()
