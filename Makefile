@@ -81,8 +81,8 @@ $(VENV)/.image-tools: | $(STAMP)
 image: venv $(VENV)/.image-tools
 	@PYTHON=$(BIN)/python deploy/image.sh $(IMAGE)
 
-# Two real nodes with real containers, as root: programs and images are made once, which takes 20 minutes, and the tests
-# about ten.
+# Two real nodes with real containers, as root: programs and images are made once, which takes a quarter of an hour, and the tests
+# about seven minutes.
 $(VENV)/.lab-tools: | $(VENV)/.image-tools
 	@command -v containerd >/dev/null && command -v iptables >/dev/null && [ -x /usr/lib/cni/bridge ] || { apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends containerd runc \

@@ -1,6 +1,7 @@
 """A checkpoint on a claim: is it there for whoever comes next, on another node?
 
-Needs `spec.storage` (name, claim, mount). Where the definition lacks it, the test is skipped and says so.
+Of a training that needs `spec.storage` (name, claim, mount). Where the definition lacks it, that test is skipped and
+says so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from muster.kube.crd import custom_resource_definition
+from tests.containers import images
 from tests.containers.installation import COUNT, Installation, Trained, furthest
+from tests.containers.lab import Lab
 from tests.kube.api import Json
 
 
@@ -21,7 +24,7 @@ def storage_schema() -> Json | None:
     return found
 
 
-def claim(installed: Installation, namespace: str, folder: Path) -> None:
+def claim(lab: Lab, namespace: str, folder: Path) -> None:
     """A volume that both nodes have, as a file server would give it to them."""
     folder.mkdir()
     folder.chmod(0o777)
@@ -43,7 +46,32 @@ def claim(installed: Installation, namespace: str, folder: Path) -> None:
         },
     }
     both = {"apiVersion": "v1", "kind": "List", "items": [volume, wanted]}
-    installed.lab.kubectl("apply", "-f", "-", input=json.dumps(both))
+    lab.kubectl("apply", "-f", "-", input=json.dumps(both))
+
+
+def test_a_claim_is_the_same_folder_on_both_nodes(real: Lab) -> None:
+    """The lab's own half of the story, without muster: what one node's Pod wrote the other's reads."""
+    namespace = real.new_namespace()
+    claim(real, namespace, real.folder / f"claim-{namespace}")
+    rights = {"runAsUser": 65532, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    identity = {"runAsNonRoot": True, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    for node, script in (("node-1", "echo kept >/checkpoints/file"), ("node-2", "cat /checkpoints/file")):
+        container = {
+            "name": "c",
+            "image": images.MUSTER,
+            "command": ["sh", "-c", script],
+            "securityContext": rights,
+            "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
+        }
+        volume = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}
+        spec: Json = {"restartPolicy": "Never", "nodeName": node, "containers": [container], "volumes": [volume]}
+        spec["securityContext"] = identity
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": node}, "spec": spec}
+        real.kubectl("-n", namespace, "apply", "-f", "-", input=json.dumps(pod))
+        path = f"/api/v1/namespaces/{namespace}/pods/{node}"
+        real.until(path, lambda it: it and it["status"].get("phase") == "Succeeded", f"{node} is done", 60.0)
+    assert real.kubectl("-n", namespace, "logs", "node-2").stdout == "kept\n"
+    real.drop_namespace(namespace)
 
 
 def test_a_checkpoint_on_a_claim_outlives_pod_and_node(installed: Installation, trained: Trained) -> None:
@@ -52,7 +80,7 @@ def test_a_checkpoint_on_a_claim_outlives_pod_and_node(installed: Installation, 
     if schema is None:
         pytest.skip("the Training of this version has no spec.storage")
     folder = installed.lab.folder / f"claim-{trained.namespace}"
-    claim(installed, trained.namespace, folder)
+    claim(installed.lab, trained.namespace, folder)
     storage: Json = {"name": "checkpoints", "claim": "checkpoints", "mount": "/checkpoints"}
     given = [storage] if schema["type"] == "array" else storage
     trained.submit("python", COUNT, "100000", "/checkpoints", world=(1, 1, 1), storage=given)
