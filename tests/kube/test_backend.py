@@ -194,11 +194,11 @@ def test_what_the_cluster_refuses_ends_at_once_with_its_words(
         wrong = await house.training(args=("x" * 131_072,) * 13)  # more than etcd takes
         ended = await house.backend.start(wrong, "demo-0", (), "token")
         assert ended.exit_code == USAGE_ERROR and "request is too large" in ended.last_words
-        house.backend._orders._image = ""
+        house.backend.orders._image = ""
         ended = await house.backend.start(await house.training("bare"), "bare-0", (), "token")
         assert ended.last_words == "spec.image is needed: there is no default image"
         assert ended.exit_code == USAGE_ERROR and await house.ask("GET", house.path("bare-run", "secrets")) is None
-        house.backend._orders._image = "base"
+        house.backend.orders._image = "base"
 
         full = await house.training("full")
         hard = {"hard": {"pods": "0"}}
