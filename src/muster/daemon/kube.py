@@ -48,6 +48,7 @@ class KubeSite:
         self._leadership = Leadership(self._lease_api, self._namespace, self._identity)
         self._api = KubeApi.connect(guard=self._leadership.check)
         self._keys: KeyServer | None = None
+        self._queueing: asyncio.Task[None] | None = None
         self._mesh_endpoint = ""
         self._tokens = TokenSecret(self._api, self._namespace, options.home)
 
@@ -90,6 +91,7 @@ class KubeSite:
 
     async def backend(self) -> KubeBackend:
         from muster.backends.kube.backend import KubeBackend
+        from muster.backends.kube.queues import Queues
 
         coordinator = wire.show_address(self._host, self._options.coordinator_port)
         self._backend = KubeBackend(
@@ -104,6 +106,11 @@ class KubeSite:
             home=self._namespace,
         )
         await until_answered("the cluster", self._backend.start_watching)
+        self._queues = Queues(
+            self._api, self._store, self._clock, pod=self._backend.orders.pod, alive=self._backend.alive_of
+        )
+        self._backend.orders.place = self._queues.place
+        await until_answered("the cluster", self._queues.open)
         return self._backend
 
     async def packages(self) -> KubePackages:
@@ -123,6 +130,7 @@ class KubeSite:
     async def serving(self, port: int) -> None:
         """Tell the Service where the API, the coordinator and the keys are now."""
         self._backend.orders.api_url = self._api_url(port)
+        self._queueing = asyncio.get_running_loop().create_task(self._queues.run())
         if self._options.address is None:
             return
         ports = {"api": port, "coordinator": self._options.coordinator_port, "mesh": self._options.mesh_port}
@@ -144,8 +152,9 @@ class KubeSite:
         return str(done.pop().result())
 
     async def close(self) -> None:
-        self._holding.cancel()
-        self._following.cancel()
+        for task in (self._holding, self._following, self._queueing):
+            if task is not None:
+                task.cancel()
         await self._leadership.release()
         if self._keys is not None:
             await self._keys.stop()

@@ -64,6 +64,14 @@ EVERYWHERE: tuple[Permission, ...] = (
         "list",
         "`priority`: the class that is labelled with it, for the scheduler",
     ),
+    _may(
+        "kueue.x-k8s.io",
+        "workloads",
+        "list watch create get",
+        "queued trainings, where there is Kueue: one Workload for each",
+    ),
+    _may("kueue.x-k8s.io", "workloads/status", "update", "tell Kueue that one has ended, or has given back its quota"),
+    _may("kueue.x-k8s.io", "resourceflavors", "get", "where the workers of one that it admitted are to run"),
     _may("", "events", "create", "what `kubectl describe` shows"),
 )
 

@@ -89,6 +89,9 @@ class KubeBackend:
     def capacity(self) -> Capacity | None:
         return None
 
+    def alive_of(self, uid: Uid) -> int:
+        return sum(worker.alive for worker in self._workers.get(uid, {}).values())
+
     def alive(self) -> int:
         return sum(worker.alive for workers in self._workers.values() for worker in workers.values())
 

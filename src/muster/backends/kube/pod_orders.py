@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from muster.backends import orders
@@ -10,9 +10,10 @@ from muster.backends.kube import render
 from muster.backends.kube.priorities import PriorityClasses
 from muster.backends.kube.render import Json
 from muster.backends.kube.template import worker_of
+from muster.backends.kube.workloads import Place
 from muster.kube.client import KubeApi
 from muster.ports import Clock
-from muster.types.training import Training
+from muster.types.training import Training, Uid
 
 
 class PodOrders:
@@ -36,6 +37,7 @@ class PodOrders:
         self._user = user
         self._home = home
         self.api_url = api_url
+        self.place: Callable[[Uid], Place | None] = lambda uid: None  # what a queue says of where they run
 
     async def order(self, training: Training, name: str) -> Json:
         """The template's own class goes first."""
@@ -45,7 +47,7 @@ class PodOrders:
 
     def plan(self, training: Training) -> Mapping[str, Any]:
         """For a dry run, which asks no cluster."""
-        shown = self._render(orders.shown(training), f"{training.metadata.name}-0")
+        shown = self.pod(training)
         worker = worker_of(shown)
         claims = render.claims(orders.shown(training))
         return {
@@ -58,8 +60,12 @@ class PodOrders:
             **({"claims": claims} if claims else {}),
         }
 
+    def pod(self, training: Training) -> Json:
+        """Of a worker, as others may see it."""
+        return self._render(orders.shown(training), f"{training.metadata.name}-0")
+
     def _render(self, training: Training, name: str, priority_class: str = "") -> Json:
-        return render.pod(
+        rendered = render.pod(
             training,
             name,
             coordinator=self._coordinator,
@@ -69,6 +75,8 @@ class PodOrders:
             priority_class=priority_class,
             api_url=self.api_url,
         )
+        place = self.place(training.uid)
+        return place.applied(rendered) if place is not None else rendered
 
     def impossible(self, training: Training, order: Json) -> str:
         """Why a Pod could never start, though the cluster would take it."""

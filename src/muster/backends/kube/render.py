@@ -54,7 +54,7 @@ def pod(
     shown = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _metadata(training, name, labels) | {"finalizers": [FINALIZER]},
+        "metadata": owned(training, name, labels) | {"finalizers": [FINALIZER]},
         "spec": {
             "restartPolicy": "Never",
             "hostname": name,
@@ -147,7 +147,7 @@ def secret(training: Training, token: str) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(training, secret_name(training.metadata.name)),
+        "metadata": owned(training, secret_name(training.metadata.name)),
         "type": "Opaque",
         "stringData": {TOKEN_KEY: token} | {name: spec.env[name] for name in spec.secret_env},
     }
@@ -158,7 +158,7 @@ def service(training: Training) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(training, service_name(training.metadata.name)),
+        "metadata": owned(training, service_name(training.metadata.name)),
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {UID: training.uid}},
     }
 
@@ -174,7 +174,7 @@ def claims(training: Training) -> list[Json]:
 
 def _claim(training: Training, storage: Storage) -> Json:
     about = training.metadata
-    metadata = _metadata(training, claim_name(about.name, storage))
+    metadata = owned(training, claim_name(about.name, storage))
     if storage.keep:
         labels = {name: value for name, value in metadata["labels"].items() if name != UID}
         metadata = {"name": metadata["name"], "namespace": metadata["namespace"], "labels": labels}
@@ -183,7 +183,8 @@ def _claim(training: Training, storage: Storage) -> Json:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": asked | named}
 
 
-def _metadata(training: Training, name: str, labels: Json | None = None) -> Json:
+def owned(training: Training, name: str, labels: Json | None = None) -> Json:
+    """The metadata of something that belongs to it."""
     about = training.metadata
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": about.name, "uid": training.uid}
     return {
