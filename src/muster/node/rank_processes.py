@@ -179,7 +179,8 @@ class RankProcesses:
             self._alive.add(start.key)
             self._starting.add(start.key)
             notes = start.notes if self._program.auto else ""
-            self._order(do="spawn", key=start.key, env=start.env, out=start.out, err=start.err, notes=notes)
+            told = {"env": start.env, "out": start.out, "err": start.err, "notes": notes}
+            self._order(do="spawn", key=start.key, lease_s=self._posting.lease_s, **told)
 
     def hurry(self, now: bool) -> None:
         """A spare has time: its parent warms up behind everyone else."""

@@ -75,7 +75,9 @@ class _Parent:
         self._pid = os.getpid()
         self._children: dict[int, str] = {}
         self._stopping: _Stopping | None = None
+        self._lease_s = 0.0  # what the ranks' worker had
         self._deserted = False  # the agent is gone
+        self._alone_since = 0.0
         signal.signal(signal.SIGTERM, lambda *_: self._look_up())
         system.die_with_parent(guard, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -139,7 +141,7 @@ class _Parent:
         except ConnectionResetError:
             data = b""  # closed with news of ours unread
         if not data:
-            self._deserted = True
+            self._desert()
             return False
         order = json.loads(data)
         match order["do"]:
@@ -170,10 +172,14 @@ class _Parent:
         if os.getppid() != self._guard:
             self._leave()
 
+    def _desert(self) -> None:
+        self._deserted, self._alone_since = True, self._alone_since or time.monotonic()
+
     def _wait_for_guard(self) -> None:
         """The guard ends all of us when the agent is gone; where ranks save, not at once. It must be able to."""
         ranks = any(key != STORE for key in self._children.values())
-        if not ranks or self._stopping is not None or not system.runs(self._guard):
+        over = time.monotonic() >= self._alone_since + self._lease_s
+        if not ranks or over or self._stopping is not None or not system.runs(self._guard):
             self._leave()
 
     def _leave(self) -> NoReturn:
@@ -191,6 +197,7 @@ class _Parent:
             self._score = ""
 
     def _spawn(self, order: dict[str, Any]) -> bool:
+        self._lease_s = order.get("lease_s", 0.0)
         pid = _fork()
         if pid == 0:
             self._become_child()
@@ -312,7 +319,7 @@ class _Parent:
         try:
             self._control.send(json.dumps(message).encode())
         except (BrokenPipeError, ConnectionResetError):
-            self._deserted = True
+            self._desert()
 
 
 def _fork() -> int:
