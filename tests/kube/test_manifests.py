@@ -193,7 +193,7 @@ def test_the_roles_have_the_rights_of_the_table_and_no_others() -> None:
 def test_the_documentation_explains_every_right() -> None:
     page = (DOCS / "kubernetes.md").read_text()
     assert [grant.row() for grant in GRANTS if grant.row() not in page] == []
-    shown = re.findall(r"^\| `[a-z./0-9]+`(?: named .*)? \| (?:get|list|create|update).*\|$", page, re.MULTILINE)
+    shown = re.findall(r"^\| `[-a-z./0-9]+`(?: named .*)? \| (?:get|list|create|update).*\|$", page, re.MULTILINE)
     assert len(shown) == len(GRANTS)
 
 
