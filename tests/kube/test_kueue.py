@@ -116,14 +116,11 @@ def test_a_training_is_queued_admitted_in_part_evicted_and_admitted_again(plane:
     until(plane, "it waits", suspend=True)
     assert not plane.pods()
 
-    plane.client.get("demo").resume()
-    until(plane, "nobody goes past the queue", suspend=True)
-
     say(plane, 2, QuotaReserved=True, Admitted=True)
     until(plane, "it goes on with what it got", suspend=False, spares=1)
     eventually(lambda: len(plane.running()) == 2, "a worker and a spare", 30)
     assert trained(plane)["spec"]["worldSize"]["target"] == 1
-    assert all(one["spec"]["nodeSelector"] == labels for one in plane.pods().values())
+    assert all(one["spec"].get("nodeSelector") == labels for one in plane.pods().values())
     plane.phase("ready")
 
     say(plane, 2, QuotaReserved=True, Admitted=True, Evicted=True)
@@ -137,8 +134,19 @@ def test_a_training_is_queued_admitted_in_part_evicted_and_admitted_again(plane:
     say(plane, 4, QuotaReserved=True, Admitted=True)
     plane.serve(user=f"system:serviceaccount:{plane.own}:muster")
     eventually(lambda: len(plane.running()) == 4, "all of them", 40)
-    assert all("nodeSelector" in one["spec"] for one in plane.pods().values())
+    assert all(plane.pods()[name]["spec"].get("nodeSelector") == labels for name in plane.running())
     plane.go()
     plane.phase("succeeded")
     eventually(lambda: holds(workload(plane), "Finished"), "its end is told", 30)
     assert "forbidden" not in plane.replicas["one"].text
+
+
+def test_nobody_stays_who_went_past_the_queue(plane: KubePlane) -> None:
+    apply(plane)
+    workload(plane)
+    until(plane, "it waits", suspend=True)
+    handle = plane.client.get("demo")
+    handle.resume()
+    eventually(lambda: "Requeued" in [event.reason for event in handle.events()], "it is told", 30)
+    until(plane, "it waits again", suspend=True)
+    eventually(lambda: not plane.running(), "its Pods have gone", 30)
