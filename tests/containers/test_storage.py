@@ -1,27 +1,14 @@
-"""A checkpoint on a claim: is it there for whoever comes next, on another node?
-
-Of a training that needs `spec.storage` (name, claim, mount). Where the definition lacks it, that test is skipped and
-says so.
-"""
+"""A checkpoint on a claim: is it there for whoever comes next, on another node?"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
-
-from muster.kube.crd import custom_resource_definition
 from tests.containers import images
 from tests.containers.installation import COUNT, Installation, Trained, furthest
 from tests.containers.lab import Lab
 from tests.kube.api import Json
-
-
-def storage_schema() -> Json | None:
-    (version,) = custom_resource_definition()["spec"]["versions"]
-    found: Json | None = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].get("storage")
-    return found
 
 
 def claim(lab: Lab, namespace: str, folder: Path) -> None:
@@ -76,14 +63,10 @@ def test_a_claim_is_the_same_folder_on_both_nodes(real: Lab) -> None:
 
 def test_a_checkpoint_on_a_claim_outlives_pod_and_node(installed: Installation, trained: Trained) -> None:
     """One rank, so that nobody else remembers."""
-    schema = storage_schema()
-    if schema is None:
-        pytest.skip("the Training of this version has no spec.storage")
     folder = installed.lab.folder / f"claim-{trained.namespace}"
     claim(installed.lab, trained.namespace, folder)
-    storage: Json = {"name": "checkpoints", "claim": "checkpoints", "mount": "/checkpoints"}
-    given = [storage] if schema["type"] == "array" else storage
-    trained.submit("python", COUNT, "100000", "/checkpoints", world=(1, 1, 1), storage=given)
+    storage = [{"name": "checkpoints", "claim": "checkpoints", "mount": "/checkpoints"}]
+    trained.submit("python", COUNT, "100000", "/checkpoints", world=(1, 1, 1), storage=storage)
     before = trained.until_step(20)
     (victim,) = {one["node"] for one in before["ranks"]}
     installed.lab.nodes[victim].kill()

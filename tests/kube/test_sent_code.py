@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,30 +16,20 @@ from tests.kube.plane import KubePlane
 pytestmark = pytest.mark.kube
 
 
-@pytest.fixture
-def plane(tmp_path: Path, cluster: Cluster, namespace: str, kubelet: TestKubelet) -> Iterator[KubePlane]:
-    made = KubePlane(tmp_path, cluster, namespace)
-    yield made
-    for replica in made.processes:
-        print(replica.text)  # shown when the test fails
-    made.close()
-    kubelet.no_process_left()
-
-
 def ran(plane: KubePlane) -> dict[str, list[str]]:
     return {path.name.removeprefix("ran-"): path.read_text().split() for path in plane.notes.glob("ran-*")}
 
 
 def test_pods_fetch_what_was_sent_also_from_the_next_control_plane(
-    plane: KubePlane, cluster: Cluster, kubelet: TestKubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kube_plane: KubePlane, cluster: Cluster, kubelet: TestKubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plane = kube_plane
     project = tmp_path / "project"
     (project / "local_package").mkdir(parents=True)
     (project / "train.py").write_text(TRAIN)
     (project / "local_package" / "__init__.py").write_text("WORD = 'as sent'\n")
     monkeypatch.chdir(project)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "mine"))
-    plane.serve("one")
     training = plane.client.train(script="train.py", args=[str(plane.notes)], name="sent", world_size=2)
     assert training.training.spec.package is not None, "a cluster sees other files: nobody had to ask for it"
     eventually(lambda: len(ran(plane)) == 2, "both Pods run it")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import io
 import os
 import re
 import secrets
@@ -93,20 +94,34 @@ async def _receive(request: Request, draft: Path) -> None:
     if expected > package.MOST_PACKED:
         raise _too_large()
     size = 0
-    opened = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        file = open(draft, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    except OSError as error:
+        raise _no_room(error) from None
     try:
         async with asyncio.timeout(LEAST_S + expected / SLOWEST):
             async for part in request.stream():
                 size += len(part)
                 if size > package.MOST_PACKED:
                     raise _too_large()
-                await asyncio.to_thread(os.write, opened, part)
+                await asyncio.to_thread(_write_all, file, part)
     except TimeoutError:
         raise errors.InvalidRequest("the package comes too slowly") from None
     except OSError as error:
-        raise errors.Unavailable(f"the package cannot be written down: {error.strerror}") from None
+        raise _no_room(error) from None
     finally:
-        os.close(opened)
+        file.close()
+
+
+def _write_all(file: io.FileIO, part: bytes) -> None:
+    """A disk that becomes full takes a part of it first."""
+    rest = memoryview(part)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _no_room(error: OSError) -> errors.Unavailable:
+    return errors.Unavailable(f"the package cannot be written down: {error.strerror}", hint="make room on its disk")
 
 
 def _too_large() -> errors.TooLarge:
