@@ -348,16 +348,17 @@ def test_records_of_another_pool_are_refused_unless_nobody_has_anything_of_it(tm
         await joined(scheduler, "p1")
         await scheduler.stop()
         with pytest.raises(JournalUnusable, match="is about Pool") as refused:
-            await Scheduler(Pool(8, 4), StoreJournal(store, "default")).start()
-        assert "unregister p1 first" in refused.value.hint
-        again = a_scheduler(store)
-        await again.start()
-        await again.unregister_pipeline("p1")
-        await again.stop()
-        larger = Scheduler(Pool(8, 4), StoreJournal(store, "default"))
-        await larger.start()
-        assert larger.snapshot().idle == tuple(range(8))
+            await Scheduler(Pool(2, 2), StoreJournal(store, "default")).start()
+        assert "end p1 first" in refused.value.hint
+        larger = Scheduler(Pool(8, 8), StoreJournal(store, "default"))
+        await larger.start()  # GPUs that came to it are nobody's
+        assert sorted(larger.shares.pipelines) == ["p1"] and larger.shares.pool.gpus == 8
+        await larger.unregister_pipeline("p1")
         await larger.stop()
+        smaller = Scheduler(Pool(2, 2), StoreJournal(store, "default"))
+        await smaller.start()
+        assert smaller.snapshot().idle == (0, 1)
+        await smaller.stop()
 
     on_a_store(tmp_path, story)
 

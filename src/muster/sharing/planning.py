@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from muster.core.sharing import demand, leases, planner
-from muster.core.sharing.plans import SharePlan
+from muster.core.sharing import demand, leases, planner, workers
+from muster.core.sharing.plans import Seat, SharePlan
 from muster.errors import JournalUnusable, WouldDeadlock
 from muster.sharing.pool_state import PoolState
-from muster.types.sharing import PipelineId, Request, Shares
+from muster.types.sharing import WORKERS, PipelineId, Request, Shares, gpus_of
 
 log = logging.getLogger("muster.sharing")
 
@@ -73,6 +73,7 @@ class Planning:
         shares = state.shares
         shrinks = [bundle for bundle in plan.shrinks if self._may_move(bundle.pipeline)]
         shares = leases.draining(shares, shrinks, now, plan.reasons)
+        shares = workers.leaving(shares, plan.leaves, now)
         granted = []
         for grant in plan.grants:
             request = leases.request_of(shares, grant.seq)
@@ -81,19 +82,38 @@ class Planning:
                 granted.append(request)
         expands = [one.bundle for one in plan.expands if one.ready and self._may_move(one.bundle.pipeline)]
         shares = leases.expanding(shares, expands, now, plan.reasons)
+        seats = [one for one in plan.seats if one.ready]
+        shares = workers.seated(shares, seats, now)
         promised = tuple(one.bundle for one in plan.expands if not one.ready)
-        if promised != shares.promised:
-            shares = replace(shares, promised=promised)
+        awaited = tuple((one.training, one.mask) for one in plan.seats if not one.ready)
+        if (promised, awaited) != (shares.promised, shares.promised_seats):
+            shares = replace(shares, promised=promised, promised_seats=awaited)
         state.commit(shares, planned=True)
         state.reasons = {one.seq: plan.reasons.get(f"#{one.seq}") or self._reason(one) for one in shares.requests}
         state.tell("shrinking", shrinks, plan.reasons)
         for request in granted:
             state.grant(request)
         state.tell("expanding", expands, plan.reasons)
+        self._tell_of_trainings(plan, seats)
         for name in dict.fromkeys(bundle.pipeline for bundle in [*shrinks, *expands]):
             state.kick(name)
         for name in dict.fromkeys(request.pipeline for request in granted):
             self._break_deadlock(name)
+
+    def _tell_of_trainings(self, plan: SharePlan, seats: Sequence[Seat]) -> None:
+        state = self._state
+        for key, why in plan.leaves.items():
+            if (lease := state.shares.workers.get(key)) is not None and lease.training in state.shares.crews:
+                name, gpus = state.shares.crews[lease.training].shown, tuple(gpus_of(lease.mask))
+                state.note("leaving", name, why, cluster=WORKERS, gpus=gpus)
+        for seat in seats:
+            name = state.shares.crews[seat.training].shown
+            state.note("seated", name, seat.why, cluster=WORKERS, gpus=tuple(gpus_of(seat.mask)))
+        if plan.standings != state.standings:
+            changed = [uid for uid, one in plan.standings.items() if state.standings.get(uid) != one]
+            state.standings = plan.standings
+            for uid in changed:
+                asyncio.get_running_loop().call_soon(state.workers_changed, uid)
 
     def _break_deadlock(self, name: PipelineId) -> None:
         """A grant can close a cycle too, if its pipeline waits for something else as well: that wait is refused."""

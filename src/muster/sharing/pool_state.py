@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from muster.core.sharing import demand, leases
+from muster.core.sharing import demand, leases, workers
+from muster.core.sharing.plans import Standing
 from muster.errors import JournalUnusable, PipelineQuarantined, RequestRefused, SchedulerStopped
 from muster.sharing import execution
 from muster.sharing.hooks import PipelineHooks
@@ -33,6 +34,7 @@ from muster.types.sharing import (
     Shares,
     SharingEvent,
     Snapshot,
+    WorkerHolder,
     gpus_of,
 )
 
@@ -58,7 +60,9 @@ class PoolState:
         self.reasons: Mapping[int, str] = {}
         self.reports: dict[str, ProgressReport] = {}
         self.events: deque[SharingEvent] = deque(maxlen=EVENTS_KEPT)
+        self.standings: Mapping[str, Standing] = {}  # of trainings, as the last plan left them
         self.changed: Callable[[], None] = lambda: None
+        self.workers_changed: Callable[[str], None] = lambda training: None
         self.limits = limits
         self._journal = journal
         self._on_event = on_event
@@ -117,12 +121,27 @@ class PoolState:
         """The next state: given to the journal first, then in place."""
         if shares is self.shares:
             return
+        now, before = asyncio.get_running_loop().time(), self.shares
+        shares = workers.dated(before, shares, now)
         if self._journal is not None:
-            self._journal.append(self.shares, shares, asyncio.get_running_loop().time())
+            self._journal.append(before, shares, now)
         self.shares = shares
         self.waiters.settle(shares)
+        if before.workers is not shares.workers:
+            self._tell_trainings(before, shares)
         if not planned:
             self.changed()
+
+    def _tell_trainings(self, before: Shares, after: Shares) -> None:
+        """Whoever runs trainings looks at what is theirs by itself: it hears only whose has changed."""
+        changed = [
+            one.training
+            for old, new in ((before.workers, after.workers), (after.workers, before.workers))
+            for key, one in old.items()
+            if new.get(key) is not one
+        ]
+        for training in dict.fromkeys(changed):
+            asyncio.get_running_loop().call_soon(self.workers_changed, training)
 
     async def written(self) -> None:
         """Until nothing that was decided can be lost with this process."""
@@ -214,6 +233,12 @@ class PoolState:
             ),
             open_rollouts={name: one.target for name, one in sorted(shares.rollouts.items())},
             quarantined={**out, **{f"gpu {gpu}": why for gpu, why in sorted(shares.lost_gpus.items())}},
+            workers={
+                gpu: WorkerHolder(shares.crews[one.training].name, one.state.value)
+                for one in shares.workers.values()
+                if one.training in shares.crews
+                for gpu in gpus_of(one.mask)
+            },
         )
 
     def gpus_of(self, bundles: Iterable[Bundle]) -> tuple[Gpu, ...]:

@@ -24,6 +24,7 @@ from muster.sharing.planning import Planner, Planning
 from muster.sharing.pool_state import OnEvent, PoolState, ranks_of
 from muster.sharing.proving import Proofs
 from muster.sharing.requests import Requests
+from muster.sharing.trainings import Trainings
 from muster.types.codec import MOST, is_text, readable
 from muster.types.sharing import (
     GENERATION_CLUSTER,
@@ -70,6 +71,7 @@ class Scheduler:
         self._planning = Planning(self._state, planner, reattach_timeout_s)
         self._requests = Requests(self._state)
         self._proofs = Proofs(self._state)
+        self.trainings = Trainings(self._state)
 
     # Life
 

@@ -10,13 +10,16 @@ import functools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, NewType, NoReturn
+from typing import Any, Literal, NewType, NoReturn
 
 PipelineId = NewType("PipelineId", str)
 Gpu = int
 
 GENERATION_CLUSTER = "actor_infer"
 CLUSTERS = ("actor_train", "actor_infer", "critic", "reference", "reward")
+WORKERS = "workers"  # in place of a cluster, of what a training holds
+
+Elasticity = Literal["fixed", "lend", "fill"]
 
 
 class Priority(IntEnum):
@@ -218,6 +221,59 @@ class Pipeline:
     def infer(self) -> ClusterSpec:
         return self.clusters[GENERATION_CLUSTER]
 
+    @property
+    def fixed(self) -> list[ClusterSpec]:
+        """Of the stages that are granted whole."""
+        return [spec for name, spec in self.clusters.items() if name != GENERATION_CLUSTER]
+
+
+@dataclass(frozen=True)
+class Crew:
+    """A training's workers, as the pool knows them. One that lends gives what is above `min` to a better claim."""
+
+    training: str  # its uid
+    name: str  # for people: namespace/name
+    gpus_each: int
+    min: int
+    wanted: int  # its target, and its spares
+    most: int  # with those that only fill
+    elasticity: Elasticity = "fixed"
+    priority: int = 0
+    created: float = 0.0  # of those with one priority the oldest comes first
+    asked_at: float = 0.0  # since when the pool has known of it
+    admitted: bool = False
+    using: int = 0  # mask of the GPUs on which it has workers that may train
+    resting: int = 0  # of these, the ones whose workers are spares
+    parked: int = 0  # mask of the GPUs of workers that wait for them to come back
+    weight: float = 1.0
+    vacate_s: float | None = None  # moving averages of what it took to leave a GPU, and to train on one again
+    return_s: float | None = None
+
+    @property
+    def shown(self) -> PipelineId:
+        """A name that no pipeline can have."""
+        return PipelineId(f"training {self.name}")
+
+    @property
+    def lends(self) -> bool:
+        return self.elasticity != "fixed"
+
+
+@dataclass(frozen=True)
+class WorkerLease:
+    """GPUs that one worker of a training may use, or is about to leave."""
+
+    training: str
+    mask: int
+    state: LeaseState
+    since: float  # when it entered this state
+    held_since: float = 0.0
+    reason: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.training}/{(self.mask & -self.mask).bit_length() - 1}"
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -234,6 +290,10 @@ class Shares:
     min_turn_s: float = 2.0
     reserve_after_s: float = 30.0
     promised: tuple[Bundle, ...] = field(default=(), compare=False)  # what the last plan vacates GPUs for
+    crews: Mapping[str, Crew] = field(default_factory=dict)  # by the uid of their training
+    workers: Mapping[str, WorkerLease] = field(default_factory=dict)  # what crews hold, each under its own key
+    promised_seats: tuple[tuple[str, int], ...] = field(default=(), compare=False)  # of the same plan: uid and mask
+    vacant_since: Mapping[Gpu, float] = field(default_factory=dict, compare=False)  # of GPUs that nobody has
 
 
 @dataclass(frozen=True)
@@ -260,6 +320,14 @@ class Holder:
     rank: int
     state: str
     epoch: int
+
+
+@dataclass(frozen=True)
+class WorkerHolder:
+    """Which training has a GPU, in a snapshot."""
+
+    training: str
+    state: str
 
 
 @dataclass(frozen=True)
@@ -314,9 +382,10 @@ class Snapshot:
     pending: tuple[Pending, ...]
     open_rollouts: Mapping[str, int]
     quarantined: Mapping[str, str]
+    workers: Mapping[Gpu, WorkerHolder] = field(default_factory=dict)  # what trainings hold
 
     def __post_init__(self) -> None:
-        for name in ("leases", "open_rollouts", "quarantined"):
+        for name in ("leases", "open_rollouts", "quarantined", "workers"):
             object.__setattr__(self, name, _Fixed(getattr(self, name)))
 
     def __await__(self) -> Generator[Any, None, Snapshot]:

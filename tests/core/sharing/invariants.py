@@ -26,6 +26,16 @@ def broken(shares: Shares) -> list[str]:
             found.append(f"{bundle} is ahead of the epoch")
         if lease.priority is Priority.GENERATION and bundle.cluster != GENERATION_CLUSTER:
             found.append(f"{bundle} generates, and is not the generation cluster")
+    for key, worker in shares.workers.items():
+        if worker.mask & seen:
+            found.append(
+                f"GPU {gpus_of(worker.mask & seen)} has two holders, one of them a worker of {worker.training}"
+            )
+        seen |= worker.mask
+        if key != worker.key or not worker.mask or worker.training not in shares.crews:
+            found.append(f"{key} is leased to nobody")
+        elif worker.mask.bit_count() != shares.crews[worker.training].gpus_each:
+            found.append(f"{key} has another number of GPUs than its training asks for")
     if seen & ~shares.pool.mask:
         found.append(f"GPU {gpus_of(seen & ~shares.pool.mask)} is not in the pool")
     found += _half_held(shares)
@@ -58,6 +68,9 @@ def broken_by(shares: Shares, plan: SharePlan) -> list[str]:
     for bundle, lease in shares.leases.items():
         if lease.state is LeaseState.DRAINING and shares.pipelines[bundle.pipeline].movable:
             vacated |= lease.mask
+    for worker in shares.workers.values():
+        if worker.state is LeaseState.DRAINING or worker.key in plan.leaves:
+            vacated |= worker.mask
     ready = _free(shares)
     for bundle in plan.shrinks:
         found += _bad_shrink(shares, bundle)
@@ -75,7 +88,36 @@ def broken_by(shares: Shares, plan: SharePlan) -> list[str]:
     for bundle in plan.shrinks:
         if bundle in shares.leases and not shares.leases[bundle].mask & used:
             found.append(f"{bundle} is shrunk for nothing")
-    return found + _idle_and_wanted(shares, plan, used)
+    return found + _bad_leaves(shares, plan, used) + _idle_and_wanted(shares, plan, used)
+
+
+def _bad_leaves(shares: Shares, plan: SharePlan, used: int) -> list[str]:
+    found = []
+    for key in plan.leaves:
+        worker = shares.workers.get(key)
+        if worker is None or worker.state is not LeaseState.HELD:
+            found.append(f"{key} cannot leave")
+        elif not plan.leaves[key]:
+            found.append(f"{key} leaves and nobody says why")
+        elif not worker.mask & used and len(_held(shares, worker.training)) <= shares.crews[worker.training].most:
+            found.append(f"{key} leaves for nothing")
+    for uid, crew in shares.crews.items():
+        held = _held(shares, uid)
+        gone = [key for key in held if key in plan.leaves]
+        if gone and len(held) - len(gone) < min(crew.min, len(held)) and crew.most >= len(held):
+            found.append(f"the minimum of {uid} is taken")
+        if not crew.lends and any(shares.workers[key].mask & crew.using for key in gone):
+            found.append(f"{uid} does not lend, and a worker of it is taken")
+        given = sum(seat.training == uid for seat in plan.seats)
+        if given and len(held) - len(gone) + given > crew.most:
+            found.append(f"{uid} gets more than it can use")
+        if any(seat.training == uid and seat.mask.bit_count() != crew.gpus_each for seat in plan.seats):
+            found.append(f"{uid} gets places of another size")
+    return found
+
+
+def _held(shares: Shares, training: str) -> list[str]:
+    return [key for key, one in shares.workers.items() if one.training == training and one.state is LeaseState.HELD]
 
 
 def _bad_shrink(shares: Shares, bundle: Bundle) -> list[str]:
@@ -87,13 +129,16 @@ def _bad_shrink(shares: Shares, bundle: Bundle) -> list[str]:
 
 def _takes(plan: SharePlan) -> list[tuple[int, bool, str]]:
     grants = [(grant.mask, grant.ready, f"request #{grant.seq}") for grant in plan.grants]
-    return grants + [(expand.mask, expand.ready, str(expand.bundle)) for expand in plan.expands]
+    seats = [(seat.mask, seat.ready, f"training {seat.training}") for seat in plan.seats]
+    return [*grants, *seats, *((expand.mask, expand.ready, str(expand.bundle)) for expand in plan.expands)]
 
 
 def _free(shares: Shares) -> int:
     taken = 0
     for lease in shares.leases.values():
         taken |= lease.mask
+    for worker in shares.workers.values():
+        taken |= worker.mask
     for gpu in shares.lost_gpus:
         taken |= 1 << gpu
     return shares.pool.mask & ~taken

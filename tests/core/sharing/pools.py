@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
+from muster.core.sharing.hands import places
+from muster.core.sharing.leases import used_mask
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
     ClusterSpec,
+    Crew,
+    Elasticity,
     Lease,
     LeaseState,
     Pipeline,
@@ -17,6 +23,9 @@ from muster.types.sharing import (
     Request,
     Rollout,
     Shares,
+    WorkerLease,
+    gpus_of,
+    mask_of,
 )
 
 NOW = 100.0
@@ -113,3 +122,60 @@ def _occupied(draw: st.DrawFn, total: int, pipelines: list[Pipeline]) -> Shares:
     }
     waiting: dict[str, float] = {name: NOW - draw(st.sampled_from([0.0, 3.0, 50.0])) for name in remaining}
     return a_state(total, pipelines, leases=leases, remaining=remaining, requests=tuple(requests), waiting=waiting)
+
+
+# Trainings ---------------------------------------------------------------------------------------
+
+
+def a_crew(
+    name: str, least: int, wanted: int, most: int | None = None, elasticity: Elasticity = "fixed", **known: object
+) -> Crew:
+    values: dict[str, object] = {"gpus_each": 1, "min": least, "wanted": wanted} | known
+    most = wanted if most is None else most
+    return Crew(name, f"default/{name}", most=most, elasticity=elasticity, **values)  # type: ignore[arg-type]
+
+
+def crewed(shares: Shares, crew: Crew, *gpus: int | tuple[int, ...], since: float = 0.0) -> Shares:
+    """With a training that has workers on these GPUs."""
+    masks = [mask_of([one] if isinstance(one, int) else one) for one in gpus]
+    leases = [WorkerLease(crew.training, mask, LeaseState.HELD, since, since) for mask in masks]
+    crew = replace(crew, using=sum(masks), admitted=crew.admitted or bool(masks))
+    return replace(
+        shares,
+        crews={**shares.crews, crew.training: crew},
+        workers={**shares.workers, **{one.key: one for one in leases}},
+    )
+
+
+@st.composite
+def shared_states(draw: st.DrawFn) -> Shares:
+    """Pipelines and trainings on one pool."""
+    shares = draw(states())
+    for index in range(draw(st.integers(1, 3))):
+        elasticity: Elasticity = draw(st.sampled_from(["fixed", "lend", "fill"]))
+        each = draw(st.sampled_from([1, 1, 1, 2]))
+        least = draw(st.integers(0, 3))
+        wanted = least + draw(st.integers(0, 3))
+        most = wanted + (draw(st.integers(0, 4)) if elasticity == "fill" else 0)
+        admitted = draw(st.booleans())
+        priority, asked_at = draw(st.integers(-1, 1)), NOW - draw(st.sampled_from([0.0, 5.0, 40.0]))
+        known = {"gpus_each": each, "priority": priority, "created": float(index), "asked_at": asked_at}
+        crew = a_crew(f"t{index}", least, wanted, most, elasticity, admitted=admitted, **known)
+        free = shares.pool.mask & ~used_mask(shares)
+        room = [mask for mask in places(shares.pool, each).masks if mask & ~free == 0]
+        count = draw(st.integers(min(least, len(room)), min(len(room), most + 1))) if admitted and room else 0
+        chosen = [tuple(gpus_of(mask)) for mask in room[:count]]
+        shares = crewed(shares, crew, *chosen, since=NOW - draw(st.sampled_from([1.0, 20.0])))
+        here = shares.crews[crew.training]
+        masks = [mask_of(one) for one in chosen]
+        using = sum(mask for mask in masks if draw(st.integers(0, 4)))
+        parked = draw(st.integers(0, shares.pool.mask)) & ~used_mask(shares)
+        here = replace(here, using=using, admitted=admitted, parked=parked, vacate_s=draw(st.sampled_from([None, 0.2])))
+        shares = replace(shares, crews={**shares.crews, crew.training: here})
+        for mask in masks:
+            if draw(st.integers(0, 4)) == 0:
+                key = WorkerLease(crew.training, mask, LeaseState.HELD, 0.0).key
+                lease = replace(shares.workers[key], state=LeaseState.DRAINING)
+                shares = replace(shares, workers={**shares.workers, key: lease})
+    since = {gpu: NOW - draw(st.sampled_from([0.0, 1.0, 60.0])) for gpu in range(shares.pool.gpus)}
+    return replace(shares, vacant_since=since)

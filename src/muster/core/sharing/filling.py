@@ -20,7 +20,7 @@ class Filling:
 
     def keep_promises(self) -> None:
         """What was shrunk for somebody goes to it if it can still use it; whoever has nothing comes before."""
-        if any(one.count == 0 and one.most for one in self._opens.values()):
+        if any(one.starves and one.most for one in self._opens.values()):
             return
         for bundle in self._draft.shares.promised:
             one = self._opens.get(bundle.pipeline)
@@ -53,7 +53,7 @@ class Filling:
     def _seat_one_each(self) -> None:
         """As many as possible of those that have nothing get one, by making room for one another."""
         among = self._draft.vacant | self._draft.yielded
-        hungry = sorted((one for one in self._opens.values() if one.count == 0 and one.most), key=OpenPipeline.order)
+        hungry = sorted((one for one in self._opens.values() if one.starves and one.most), key=OpenPipeline.order)
         seats: dict[PipelineId, int] = {}
         for one in hungry:
             self._seat(one, among, seats, set())

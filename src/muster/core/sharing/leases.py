@@ -35,6 +35,8 @@ def used_mask(shares: Shares) -> int:
     mask = 0
     for lease in shares.leases.values():
         mask |= lease.mask
+    for worker in shares.workers.values():
+        mask |= worker.mask
     for gpu in shares.lost_gpus:
         mask |= 1 << gpu
     return mask
@@ -247,7 +249,8 @@ def node_lost(shares: Shares, node: int, why: str, now: float) -> Shares:
     """Its GPUs are out of use; bundles on them are gone, there is nobody to ask."""
     gpus = _node_gpus(shares, node)
     mask = sum(1 << gpu for gpu in gpus)
-    shares = replace(shares, lost_gpus={**shares.lost_gpus, **dict.fromkeys(gpus, why)})
+    workers = {key: one for key, one in shares.workers.items() if not one.mask & mask}
+    shares = replace(shares, lost_gpus={**shares.lost_gpus, **dict.fromkeys(gpus, why)}, workers=workers)
     return _dropped(shares, [bundle for bundle, lease in shares.leases.items() if lease.mask & mask], now)
 
 
@@ -273,6 +276,11 @@ def shifted(shares: Shares, by: float) -> Shares:
                 reported_at=None if one.reported_at is None else one.reported_at + by,
             )
             for name, one in shares.rollouts.items()
+        },
+        crews={uid: replace(one, asked_at=one.asked_at + by) for uid, one in shares.crews.items()},
+        workers={
+            key: replace(one, since=one.since + by, held_since=one.held_since + by)
+            for key, one in shares.workers.items()
         },
     )
 

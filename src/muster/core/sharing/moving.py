@@ -112,7 +112,7 @@ class Moving:
     def take_turns(self) -> None:
         """Somebody has nothing, and nobody can spare what it needs: what has been held longest moves on."""
         waiting = sorted(
-            (one for one in self._opens.values() if one.count == 0 and one.most > 0),
+            (one for one in self._opens.values() if one.starves and one.most > 0),
             key=lambda one: (one.waiting_since, one.name),
         )
         if not waiting:
@@ -145,14 +145,14 @@ class Moving:
 
 
 def _is_short(one: OpenPipeline) -> bool:
-    return one.count < one.most and (one.count == 0 or one.lacks >= 1.0)
+    return one.count < one.most and (one.starves or one.lacks >= 1.0)
 
 
 def _may_give(donor: OpenPipeline, receiver: OpenPipeline, count: int = 1) -> bool:
     left = donor.count - count
-    if donor is receiver or len(donor.kept) < count or left < 1:
+    if donor is receiver or len(donor.kept) < count or left < donor.least:
         return False
-    return receiver.count == 0 or left + 1 > donor.due
+    return receiver.starves or left + 1 > donor.due
 
 
 def _outlasts(one: OpenPipeline, donor: OpenPipeline) -> bool:

@@ -1,4 +1,5 @@
-"""How is a pool's state kept? As small records under keys: one each for a pipeline, a lease, a rollout, a request.
+"""How is a pool's state kept? As small records under keys: one each for a pipeline, a lease, a rollout, a request, a
+training and each of its workers.
 
 A change is the records that it writes, and None for those that it removes; `head` holds the rest and is in every
 change. A lease's GPUs are not written: its name and its pipeline's map say them. `read` gives the state back.
@@ -10,11 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from muster.core.sharing import maps
 from muster.errors import JournalUnusable
 from muster.types.codec import Invalid, from_wire, plain, to_wire
-from muster.types.sharing import Gpu, Lease, Pipeline, PipelineId, Pool, Request, Rollout, Shares
+from muster.types.sharing import (
+    Crew,
+    Gpu,
+    Lease,
+    LeaseState,
+    Pipeline,
+    PipelineId,
+    Pool,
+    Request,
+    Rollout,
+    Shares,
+    WorkerLease,
+    gpus_of,
+    mask_of,
+)
 
 HEAD = "head"
+KINDS = ("pipeline", "lease", "rollout", "request", "crew", "worker")
 Value = Mapping[str, Any]  # a record, as JSON reads it
 Changes = dict[str, Value | None]
 
@@ -28,6 +45,16 @@ class Head:
     boot: str = ""  # of the machine, where what was written last may be lost with it
     lost_gpus: Mapping[Gpu, str] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)  # why requests wait, until somebody plans anew
+
+
+@dataclass(frozen=True)
+class KeptWorker:
+    training: str
+    gpus: tuple[Gpu, ...]
+    state: LeaseState
+    since: float
+    held_since: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +78,8 @@ def changes(
         ("lease", before.leases, after.leases),
         ("rollout", before.rollouts, after.rollouts),
         ("request", {one.seq: one for one in before.requests}, {one.seq: one for one in after.requests}),
+        ("crew", before.crews, after.crews),
+        ("worker", before.workers, after.workers),
     ):
         if old is not new:  # entries that did not change are the same objects
             there: Mapping[Any, Any] = old
@@ -75,24 +104,37 @@ def read(entries: Mapping[str, Value], empty: Shares, where: str, *, boot: str =
             leases={one.bundle: replace(one, mask=_mask(one, pipelines)) for one in leases},
             rollouts={PipelineId(name): _read(Rollout, value) for name, value in of_kind["rollout"].items()},
             requests=tuple(sorted(requests, key=lambda one: one.seq)),
+            crews={uid: _read(Crew, value) for uid, value in of_kind["crew"].items()},
+            workers={one.key: one for value in of_kind["worker"].values() for one in [_worker(value)]},
             lost_gpus=head.lost_gpus,
             epoch=head.epoch,
             seq=head.seq,
         )
     except (Invalid, KeyError, IndexError, ValueError) as error:
         raise JournalUnusable(f"{where} holds what no scheduler has written: {error!r}") from error
-    if head.pool != empty.pool and not pipelines:
+    if head.pool != empty.pool and not pipelines and not shares.workers:
         return KeptShares(empty)  # nobody has anything of the other one
-    if head.pool != empty.pool:
+    if head.pool != empty.pool and not _fits(shares, empty.pool):
         raise JournalUnusable(
             f"{where} is about {head.pool}, not about {empty.pool}",
-            hint=f"start it as it was, and unregister {', '.join(sorted(pipelines))} first",
+            hint=f"start it as it was, and end {', '.join(sorted(pipelines)) or 'its trainings'} first",
         )
     return KeptShares(shares, head.at, head.reasons, head.boot != boot)
 
 
+def _fits(shares: Shares, pool: Pool) -> bool:
+    """Whether everybody could have just what it has in a pool of that size: GPUs were added, or the rest is unused."""
+    inside = all(not worker.mask & ~pool.mask for worker in shares.workers.values())
+    lost = all(gpu < pool.gpus for gpu in shares.lost_gpus)
+    return (
+        inside
+        and lost
+        and not any(maps.problems(pool, one.pipeline_id, one.clusters, one.weight) for one in shares.pipelines.values())
+    )
+
+
 def _by_kind(entries: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
-    found: dict[str, dict[str, Value]] = {kind: {} for kind in ("pipeline", "lease", "rollout", "request")}
+    found: dict[str, dict[str, Value]] = {kind: {} for kind in KINDS}
     for key, value in entries.items():
         kind, _, name = key.partition("/")
         found.setdefault(kind, {})[name] = value  # other kinds are a newer version's
@@ -100,11 +142,23 @@ def _by_kind(entries: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
 
 
 def _written(record: Any) -> dict[str, Any]:
-    return to_wire(replace(record, mask=0) if isinstance(record, Lease) else record, names=plain)
+    if isinstance(record, Lease):
+        record = replace(record, mask=0)
+    elif isinstance(record, Crew):  # which workers are there is not for a journal to say
+        record = replace(record, using=0, resting=0, parked=0)
+    elif isinstance(record, WorkerLease):
+        gpus = tuple(gpus_of(record.mask))
+        record = KeptWorker(record.training, gpus, record.state, record.since, record.held_since, record.reason)
+    return to_wire(record, names=plain)
 
 
 def _read(kind: type[Any], value: Value) -> Any:
     return from_wire(kind, value, strict=False, names=plain)
+
+
+def _worker(value: Value) -> WorkerLease:
+    one: KeptWorker = _read(KeptWorker, value)
+    return WorkerLease(one.training, mask_of(one.gpus), one.state, one.since, one.held_since, one.reason)
 
 
 def _mask(lease: Lease, pipelines: Mapping[PipelineId, Pipeline]) -> int:

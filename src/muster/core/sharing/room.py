@@ -15,6 +15,7 @@ class Room:
     frozen: int  # of pipelines that cannot be moved
     draining: int
     generating: tuple[Lease, ...]  # that may be taken away, now or as soon as they are granted
+    working: int  # of workers of trainings, those on their way out included
 
 
 def room_of(shares: Shares) -> Room:
@@ -33,7 +34,13 @@ def room_of(shares: Shares) -> Room:
             draining |= lease.mask
         else:
             generating.append(lease)
-    return Room(shares.pool.mask & ~(leased | lost), lost, fixed, frozen, draining, tuple(generating))
+    working = 0
+    for worker in shares.workers.values():
+        working |= worker.mask
+        if worker.state is LeaseState.DRAINING:
+            draining |= worker.mask
+    free = shares.pool.mask & ~(leased | lost | working)
+    return Room(free, lost, fixed, frozen, draining, tuple(generating), working)
 
 
 def holders(shares: Shares, mask: int) -> str:
