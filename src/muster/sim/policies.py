@@ -19,6 +19,7 @@ from muster.sim.gap_ratio import GapRatioScheduler
 from muster.sim.pipelines import SimulatedPipeline
 from muster.sim.recording import Recorder, Recording
 from muster.sim.scenarios import Scenario
+from muster.sim.trainings import SimulatedTraining, TrainingLoad
 from muster.types.sharing import Pool, SharingEvent
 
 
@@ -37,14 +38,15 @@ class SimulationResult:
     makespan: float
     lower_bound: float
     recording: Recording
+    training_resizes: int = 0  # of the training beside it
 
 
-def simulate(scenario: Scenario, policy: Policy, seed: int) -> SimulationResult:
-    """One run, from the first request to the end of the last training."""
-    return virtual.run(_simulate(scenario, policy, seed))
+def simulate(scenario: Scenario, policy: Policy, seed: int, beside: TrainingLoad | None = None) -> SimulationResult:
+    """One run, from the first request to the end of the last training; with an elastic training beside it or not."""
+    return virtual.run(_simulate(scenario, policy, seed, beside))
 
 
-async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> SimulationResult:
+async def _simulate(scenario: Scenario, policy: Policy, seed: int, beside: TrainingLoad | None) -> SimulationResult:
     drawn = scenario.draw(seed)
     if policy is Policy.STATIC:
         scenario = replace(scenario, workloads=tuple(replace(one, infer=one.train) for one in scenario.workloads))
@@ -54,9 +56,13 @@ async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> Simulation
         SimulatedPipeline(f"p{at}", scenario, workload, steps, recorder)
         for at, (workload, steps) in enumerate(zip(scenario.workloads, drawn, strict=True))
     ]
-    scheduler = _scheduler(scenario, policy, recorder)
+    scheduler = _scheduler(scenario, policy, recorder, 0 if beside is None else 1)
     await scheduler.start()
+    training = None
     try:
+        if beside is not None and isinstance(scheduler, Scheduler):
+            training = SimulatedTraining("training", scenario.gpus + 1, beside, recorder)
+            training.enter(scheduler)
         for pipeline in pipelines:
             await pipeline.enter(scheduler)
         if policy is Policy.SERIAL:
@@ -65,17 +71,22 @@ async def _simulate(scenario: Scenario, policy: Policy, seed: int) -> Simulation
         else:
             await _together(pipelines, scheduler)
     finally:
+        if training is not None:
+            training.leave()
         await scheduler.stop()
+    resized = 0 if training is None else training.resizes
     makespan = max(pipeline.ended_at for pipeline in pipelines)
-    return SimulationResult(scenario.name, policy, seed, makespan, scenario.lower_bound(seed), recorder.finish())
+    return SimulationResult(
+        scenario.name, policy, seed, makespan, scenario.lower_bound(seed), recorder.finish(), resized
+    )
 
 
-def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder) -> PipelineApi:
+def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder, more: int) -> PipelineApi:
     def heard(event: SharingEvent) -> None:
         if event.kind not in events.SILENT:
             recorder.decided(events.decision(event, event.at))
 
-    pool = Pool(gpus=scenario.gpus, gpus_per_node=scenario.gpus_per_node)
+    pool = Pool(gpus=scenario.gpus + more, gpus_per_node=scenario.gpus_per_node)
     if policy is Policy.GAP_RATIO:
         return GapRatioScheduler(pool, heard)
     return Scheduler(pool, on_event=heard)

@@ -20,6 +20,8 @@ class Use(StrEnum):
     SERVE = "serve"
     SHRINK = "shrink"
     TRAIN = "train"
+    FILL = "fill"  # an elastic training works on it
+    RESIZE = "resize"  # an elastic training stands still while its size changes
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,14 @@ KIND = "muster-sharing-recording"
 _GPUS, _QUEUE, _DECISIONS = 1, 2, 3  # process numbers in a trace
 _WIDTH, _BARS_WIDTH = 16.0, 15.0  # of the picture and of its time axis, in inches
 _LABEL = 7  # points
-_STYLES = {Use.TRAIN: ("", 1.0), Use.SERVE: ("", 0.55), Use.EXPAND: ("//", 0.3), Use.SHRINK: ("xx", 0.3)}
+_STYLES = {
+    Use.TRAIN: ("", 1.0),
+    Use.SERVE: ("", 0.55),
+    Use.EXPAND: ("//", 0.3),
+    Use.SHRINK: ("xx", 0.3),
+    Use.FILL: ("..", 0.8),
+    Use.RESIZE: ("xx", 0.3),
+}
 
 
 # Files -------------------------------------------------------------------------------------------
