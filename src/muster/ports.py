@@ -267,8 +267,12 @@ class Worlds(Protocol):
 
     def look(self, uid: Uid) -> RunView | None: ...
 
-    def open(self, uid: Uid, settings: Settings, target: int) -> None:
-        """Open a run, or give one that is open other settings."""
+    def open(self, uid: Uid, settings: Settings, target: int, lent: Mapping[str, str] | None = None) -> None:
+        """Open a run, or give one that is open other settings.
+
+        `lent` are all the workers that may have no rank, by name, each with a sentence that says who has its GPUs;
+        None leaves it as it is. A run that was taken over may know of more than were ordered here: compare, and order.
+        """
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
         """Order an outcome. It is proposed back through `look` and counts when it is confirmed."""

@@ -100,11 +100,11 @@ class SimulatedWorlds:
             run = transitions.holds(run, member_id, holding, self._now)
         self._settle(uid, replace(view, run=run))
 
-    def open(self, uid: Uid, settings: Settings, target: int) -> None:
+    def open(self, uid: Uid, settings: Settings, target: int, lent: Mapping[str, str] | None = None) -> None:
         view = self._runs.get(uid)
         run = view.run if view is not None else replace(transitions.open_run(settings), holds_farewell=True)
         confirmed = view is not None and view.confirmed
-        self._settle(uid, RunView(transitions.reconfigure(run, settings, target, self._now), "", confirmed))
+        self._settle(uid, RunView(transitions.reconfigure(run, settings, target, self._now, lent), "", confirmed))
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:
         if (view := self._runs.get(uid)) is not None:

@@ -112,6 +112,7 @@ class RunRecord:
     outline: Outline | None = None  # of a large world: instead of its seats, and of all that is known of each
     proven: int | None = None  # the size that worked before another one was asked for
     taken_back: TakenBack | None = None
+    lent: Mapping[str, str] = field(default_factory=dict)  # workers that get no rank, by name, with the reason
 
     @property
     def told_seats(self) -> tuple[Seat, ...]:

@@ -26,10 +26,10 @@ class DirectedWorlds:
         seen = None if protocol is None else protocol.seen
         return None if seen is None else RunView(*seen)
 
-    def open(self, uid: Uid, settings: Settings, target: int) -> None:
+    def open(self, uid: Uid, settings: Settings, target: int, lent: Mapping[str, str] | None = None) -> None:
         def opened() -> None:
             protocol = self._coordinator.open_run(RunId(uid), settings)
-            protocol.orders.reconfigure(settings, target, self._thread.loop.time())
+            protocol.orders.reconfigure(settings, target, self._thread.loop.time(), lent)
             protocol.show()
 
         self._thread.do(opened)

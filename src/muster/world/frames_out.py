@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from muster.core.world import records
+from muster.core.world import lending, records
 from muster.core.world.run import Run
 from muster.types import codec
 from muster.types.frames import (
@@ -175,7 +175,7 @@ def releases_to_idle(moment: Moment, agents: Mapping[MemberId, Peer]) -> list[Ad
     """A round that was taken over goes on: those that never heard of it start now."""
     assert moment.run is not None and moment.run.round is not None
     current = moment.run.round
-    if current.losses:
+    if current.losses or lending.seats(moment.run, current):  # it is about to be called back
         return []
     idle = [seat.member_id for seat in current.seats if seat.member_id not in current.started]
     showing, members = Showing(moment), moment.run.members
@@ -222,7 +222,9 @@ def for_newcomer(moment: Moment, member_id: MemberId, present: Presented, now: f
     if current is None:
         return frames
     # One that does not know the round is not told to start it while a later one may still be presented.
-    sure = present.round == current.number or now >= moment.run.not_before
+    # One that is lent has nothing to start it on.
+    begins = held == current.number or member.name not in moment.run.lent
+    sure = begins and (present.round == current.number or now >= moment.run.not_before)
     if mine and current.recall is None and sure:
         return [*frames, Showing(moment).to(member, ReleaseFrame)]
     if mine and current.recall is not None and member_id not in current.gone:

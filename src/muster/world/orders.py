@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.core.world import transitions, views
+from muster.core.world import lending, transitions, views
 from muster.core.world.transitions import Refusal
 from muster.types.frames import AnswerFrame, AskFrame, ErrorFrame, RunRecord
 from muster.types.run_event import Kind
@@ -77,15 +77,17 @@ class Orders:
 
     # From whoever directs it
 
-    def reconfigure(self, settings: Settings, target: int, now: float) -> None:
+    def reconfigure(self, settings: Settings, target: int, now: float, lent: Mapping[str, str] | None = None) -> None:
         at = self._at
         before = at.renewed_run()
-        at.run = transitions.reconfigure(before, settings, target, now)
+        at.run = transitions.reconfigure(before, settings, target, now, lent)
         if at.run is before:
             return
         at.unsaved = True
-        if before.target != target:
-            at.tell(Kind.TARGET, f"target {before.target} → {target}", now)
+        moved = lending.changes(before.lent, at.run)
+        if before.target != target or moved:
+            size = f"target {before.target} → {target}" if before.target != target else f"target stays {target}"
+            at.tell(Kind.TARGET, f"{size}; {moved}" if moved else size, now)
         at.send_record()
 
     def end(self, outcome: RunOutcome) -> None:

@@ -366,8 +366,9 @@ def _ignored(training: Training, backend: str) -> list[Event]:
 def _spares(seen: Observed) -> int:
     if seen.run is None:
         return 0
-    members, kept_out = seen.run.members, seen.run.kept_out
-    return sum(one.role is world.Role.SPARE and one.member_id not in kept_out for one in members.values())
+    out, lent = seen.run.kept_out, seen.run.lent
+    spares = (one for one in seen.run.members.values() if one.role is world.Role.SPARE)
+    return sum(one.member_id not in out and one.name not in lent for one in spares)
 
 
 # State -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from muster.core.world import gates, resuming, seating, sizes
+from muster.core.world import gates, lending, resuming, seating, sizes
 from muster.core.world.closing import again, judge, stale_after, still_there, stuck
 from muster.core.world.run import (
     CheckHealth,
@@ -72,6 +72,8 @@ def _below_min(run: Run, here: int, now: float) -> Decision:
     reason = f"{here} of at least {need} workers{whole}: {need - here} missing"
     if run.departed:
         reason += f"; left: {listed(run.departed)}"
+    if lent := lending.here(run):
+        reason += f"; lent: {listed(member.name for member in lent)}"
     parked = [member for member in run.members.values() if member.role is Role.PARKED]
     if parked:
         reason += "; parked: " + told([f"{member.name} ({member.note})" for member in parked], ", ")
@@ -90,20 +92,27 @@ def _last_call(run: Run, planned: seating.Seating, now: float) -> Decision | Non
     settings = run.settings
     if run.round is None:
         back = False
-        full = planned.size == run.aim and len(candidates(run)) >= run.aim + settings.spares
+        lent = len(lending.here(run))
+        missing = run.aim + settings.spares - len(candidates(run)) - lent
+        full = planned.size + lent >= run.aim and missing <= 0
         since = now if run.min_reached_at is None else run.min_reached_at
-        missing = run.aim + settings.spares - len(candidates(run))
     else:
         assert run.round.recall is not None
         back = run.round.recall.forgiven  # the size before is needed, not only what is left of this one
-        full = planned.size == run.aim or not (planned.vacant or back)
+        vacant = max(0, planned.vacant - _kept_free(run, run.round))
+        full = planned.size == run.aim or not (vacant or back)
         since = max(run.round.recall.at, -math.inf if run.min_reached_at is None else run.min_reached_at)
-        missing = run.aim - planned.size if back else planned.vacant
+        missing = run.aim - planned.size if back else vacant
     until = since + (sizes.back_s(settings) if back else settings.last_call_s)
     if full or now >= until:
         return None
     reason = f"{planned.size} workers are here; last call for {missing} more"
     return Decision(Stay(), reason, min(until, next_expiry(run)))
+
+
+def _kept_free(run: Run, last: Round) -> int:
+    """Places of that round whose workers are lent, and that a smaller target does not close: nobody is awaited."""
+    return max(0, len(lending.seats(run, last)) - max(0, last.world_size - run.aim))
 
 
 def check_first(run: Run, planned: seating.Seating) -> Decision | None:
@@ -211,10 +220,17 @@ def _story(
 
 
 def candidates(run: Run, *, last_resort: bool = False) -> list[Member]:
-    """Members that could be given a rank. As a last resort also those that were kept out or failed first."""
+    """Members that could be given a rank. As a last resort also those that were kept out or failed first.
+
+    One that is lent has nothing to run ranks on, whatever is needed.
+    """
     # With segments, nobody knows yet with whom one that is in no domain could train.
     anywhere = run.settings.segment is None
-    known = [member for member in run.members.values() if anywhere or member.domain is not None]
+    known = [
+        member
+        for member in run.members.values()
+        if (anywhere or member.domain is not None) and member.name not in run.lent
+    ]
     if not last_resort and not run.kept_out:
         return [member for member in known if member.role is Role.SPARE]
     return [
@@ -230,15 +246,24 @@ def _was_blamed(member: Member) -> bool:
 
 
 def _sent_away(run: Run, last: Round) -> frozenset[MemberId]:
-    """Members of `last` that a smaller target takes out; none if the target was raised again meanwhile."""
-    count = last.world_size - run.aim
+    """Members of `last` that a smaller target takes out; none if the target was raised again meanwhile.
+
+    Those that are lent are out already.
+    """
+    count = last.world_size - run.aim - len(lending.seats(run, last))
     if count <= 0:
         return frozenset()
     if last.recall is not None and last.recall.leavers:
         return last.recall.leavers
     if run.settings.segment is not None:
         return frozenset()  # whole segments leave, from the top
-    return frozenset([seat.member_id for seat in last.seats if seat.name in run.removals][:count])
+    named = [seat.member_id for seat in last.seats if seat.name in run.removals and seat.name not in run.lent]
+    return frozenset(named[:count])
+
+
+def _stays(run: Run, member: Member | None) -> bool:
+    """Whether it keeps the place that it has."""
+    return member is not None and member.role is Role.ACTIVE and member.name not in run.lent
 
 
 def places_of(run: Run, last: Round, without: Iterable[MemberId] = ()) -> list[tuple[Seat, Member | None]]:
@@ -247,7 +272,7 @@ def places_of(run: Run, last: Round, without: Iterable[MemberId] = ()) -> list[t
     places = []
     for seat in last.seats:
         member = run.members.get(seat.member_id)
-        kept = member is not None and member.role is Role.ACTIVE and member.member_id not in empty
+        kept = _stays(run, member) and seat.member_id not in empty
         places.append((seat, member if kept else None))
     return places
 
@@ -292,11 +317,7 @@ def available(run: Run, now: float) -> int:
         return plan(run, now).size
     count = len(candidates(run))
     if run.round is not None:
-        count += sum(
-            member.role is Role.ACTIVE
-            for seat in run.round.seats
-            if (member := run.members.get(seat.member_id)) is not None
-        )
+        count += sum(_stays(run, run.members.get(seat.member_id)) for seat in run.round.seats)
     if count < run.settings.min and (run.kept_out or any(member.note for member in run.members.values())):
         count += len(candidates(run, last_resort=True)) - len(candidates(run))
     return min(count, run.aim)
@@ -365,8 +386,12 @@ def _shrinks(run: Run, last: Round) -> bool:
 
 
 def _not_needed(run: Run, out: list[Member], members: Mapping[MemberId, Member], formed: Round) -> frozenset[MemberId]:
-    """Of those that a shrink sends out of the world, the ones that spares are not short of: highest ranks first."""
-    spares = sum(member.role is Role.SPARE for member in members.values())
+    """Of those that a shrink sends out of the world, the ones that spares are not short of: highest ranks first.
+
+    Those that are lent come back one day, and are no spares before.
+    """
+    out = [member for member in out if member.name not in run.lent]
+    spares = sum(member.role is Role.SPARE and member.name not in run.lent for member in members.values())
     extra = spares - run.settings.spares - max(0, run.aim - formed.world_size)
     highest_first = sorted(out, key=lambda member: -(member.rank or 0))
     return frozenset(member.member_id for member in highest_first[: max(0, extra)])

@@ -1,15 +1,17 @@
 """Does the round that is out go on, or is it over or called back?
 
-A round is called back when a member or a rank is lost, when no rank advances, when a worker was asked to go, and when
-the target asks for another size. The last two are planned: ranks are told first (`core.world.notices`). What a recall
-costs is judged by `core.world.closing`, who sits in the next round by `core.world.forming`.
+A round is called back when a member or a rank is lost, when no rank advances, when a worker was asked to go or lends
+its GPUs, and when the target asks for another size. The last three are planned: ranks are told first
+(`core.world.notices`). What a recall costs is judged by `core.world.closing`, who sits in the next round by
+`core.world.forming`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from muster.core.world import gates, notices, seating, sizes
+from muster.core.world import gates, lending, notices, seating, sizes
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
 from muster.core.world.run import (
     CallBack,
@@ -121,12 +123,15 @@ def _drained(run: Run, current: Round, now: float) -> Recall | None:
 
 def _resize(run: Run, current: Round, now: float) -> Recall | Decision | None:
     grace = _planned_grace(run)
-    if current.world_size > run.aim:
-        leavers = _leavers(run, current)
-        names = listed(seat.name for seat in leavers)
-        reason = f"target is {run.aim}, the world has {current.world_size}: {names} leaves"
-        ids = frozenset(seat.member_id for seat in leavers)
-        return Recall(Cause.SHRINK, reason, now, grace, ids, grace)
+    lent = lending.seats(run, current)
+    if lent or current.world_size > run.aim:
+        leavers = _leavers(run, current, lent)
+        reasons = [lending.why(run, [seat.name for seat in lent])] if lent else []
+        if leavers:
+            names = listed(seat.name for seat in leavers)
+            reasons.append(f"target is {run.aim}, the world has {current.world_size}: {names} leaves")
+        ids = frozenset(seat.member_id for seat in (*lent, *leavers))
+        return Recall(Cause.SHRINK, "; ".join(reasons), now, grace, ids, grace)
     if current.world_size == run.aim or current.finished:
         return None
     spares = candidates(run)
@@ -143,13 +148,19 @@ def _resize(run: Run, current: Round, now: float) -> Recall | Decision | None:
     return Recall(Cause.GROW, reason, now, grace)
 
 
-def _leavers(run: Run, current: Round) -> tuple[Seat, ...]:
-    """Named ones first, then the highest ranks; with segments, whole segments from the top."""
-    count = current.world_size - run.aim
+def _leavers(run: Run, current: Round, lent: Sequence[Seat]) -> tuple[Seat, ...]:
+    """Who has to go beside those that are lent: named ones first, then the highest ranks.
+
+    With segments whole ones go, from the top, and those with a lent worker before.
+    """
+    size = run.settings.segment or 1
+    broken = {seat.rank // size for seat in lent}
+    count = max(0, current.world_size - run.aim - size * len(broken))
+    whole = [seat for seat in current.seats if seat.rank // size not in broken]
     if run.settings.segment is not None:
-        return current.seats[-count:]
-    named = [seat for seat in current.seats if seat.name in run.removals]
-    rest = [seat for seat in reversed(current.seats) if seat.name not in run.removals]
+        return tuple(whole[len(whole) - count :])
+    named = [seat for seat in whole if seat.name in run.removals]
+    rest = [seat for seat in reversed(whole) if seat.name not in run.removals]
     return tuple((named + rest)[:count])
 
 
@@ -163,6 +174,8 @@ def _goes_on(run: Run, current: Round) -> Decision:
         reason += "; no rank has made a step at this size yet"
     if run.aim != run.target and run.taken_back is not None:
         reason += f"; taken back to {run.aim}: {run.taken_back.why}"
+    if lent := lending.here(run):
+        reason += f"; {lending.why(run, [member.name for member in lent])}"
     if run.kept_out:
         reason += f"; {'; '.join(sorted(set(run.kept_out.values())))}"
     return Decision(Stay(), reason, min(next_expiry(run), _quiet_at(run, current)))

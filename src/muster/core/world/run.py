@@ -46,6 +46,7 @@ class Run:
     next_round: int = 0
     target_set_at: float = -math.inf
     removals: tuple[str, ...] = ()  # names that the next shrink should take first
+    lent: Mapping[str, str] = field(default_factory=dict)  # workers without their GPUs, by name, and who has them
     ordered: RunOutcome | None = None  # an end that was asked for from outside
     min_reached_at: float | None = None
     below_min_since: float | None = None

@@ -2,24 +2,31 @@
 
 A program may be unable to run with another number of workers. The first round at a new size that its own ranks end,
 before any of them gets further than the run had been, is put down to the size: it costs no restart, and the size is
-not tried again before somebody asks for one.
+not tried again before somebody asks for one. Where the size before would need workers that are lent, there is nothing
+to go back to, and the failure costs what any does.
 """
 
 from __future__ import annotations
 
 from muster.core.world.run import Run, advanced
 from muster.types.records import replace
-from muster.types.world import RankEnd, Round, Settings, TakenBack
+from muster.types.world import RankEnd, Role, Round, Settings, TakenBack
 
 TRIAL_S = 600.0  # ranks that tell no steps and have run for so long have shown that they can
 BACK_S = 60.0  # how long workers are awaited at most that the size before needs
 _LONGEST_LINE = 300
 
 
-def asked(run: Run, target: int) -> Run:
-    """Another target, or the same once more: the size that the world has now is the one to come back to."""
+def asked(run: Run, target: int, *, lending: bool = False) -> Run:
+    """Another target, or the same once more: the size that the world has now is the one to come back to.
+
+    A target that follows what is lent is nobody's wish to try again a size that did not work.
+    """
     size = run.round.world_size if run.round is not None else None
-    return replace(run, target=target, proven=size if run.proven is None else run.proven, taken_back=None)
+    back = run.taken_back
+    keeps = lending and back is not None and back.target == run.target and back.size < target
+    back = replace(back, target=target) if keeps and back is not None else None
+    return replace(run, target=target, proven=size if run.proven is None else run.proven, taken_back=back)
 
 
 def works(run: Run, closed: Round) -> bool:
@@ -50,13 +57,20 @@ def taken_back(run: Run, closed: Round, first: RankEnd | None) -> TakenBack | No
     proven = run.proven
     if proven is None or proven in (closed.world_size, run.aim) or works(run, closed):
         return None
-    if not run.settings.min <= proven <= run.settings.max:
+    if not run.settings.min <= proven <= run.settings.max or not _can_be_formed(run, proven):
         return None
     assert closed.recall is not None
     cause = closed.recall.reason if first is None else f"rank {first.rank} on {first.worker}: {first.reason}"
     last = last_line(first) if first is not None else ""
     why = f"{closed.world_size} workers failed without progress: {cause}" + (f": {last}" if last else "")
     return TakenBack(run.target, proven, why)
+
+
+def _can_be_formed(run: Run, size: int) -> bool:
+    """Whether there are so many without those that are lent."""
+    able = (Role.ACTIVE, Role.SPARE)
+    have = [member for member in run.members.values() if member.role in able and member.name not in run.lent]
+    return not run.lent or len(have) >= size
 
 
 def back_s(settings: Settings) -> float:

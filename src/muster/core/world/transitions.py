@@ -66,6 +66,7 @@ def restored(
     now: float,
     *,
     gate: Gate | None = None,
+    lent: Mapping[str, str] | None = None,
     certain: bool = True,
     soon: bool = False,
 ) -> Run:
@@ -85,6 +86,7 @@ def restored(
         recovery_until=None if last is None else now + wait,
         not_before=-math.inf if certain else now + fence,
         gate=gate,
+        lent=lent or {},
     )
 
 
@@ -481,16 +483,26 @@ def order(run: Run, outcome: RunOutcome) -> Run:
     return run if run.outcome is not None or run.ordered is not None else replace(run, ordered=outcome)
 
 
-def reconfigure(run: Run, settings: Settings, target: int, now: float) -> Run:
-    """Whoever fixed the settings from outside fixes them anew."""
+def reconfigure(run: Run, settings: Settings, target: int, now: float, lent: Mapping[str, str] | None = None) -> Run:
+    """Whoever fixed the settings from outside fixes them anew, and who is `lent`; None: those that are."""
     settings = kept_lease(run, settings)
-    if run.outcome is not None or (settings == run.settings and target == run.target):
+    lent = run.lent if lent is None else lent
+    if run.outcome is not None or (settings == run.settings and target == run.target and lent == run.lent):
         return run
     if target != run.target:
-        run = replace(sizes.asked(run, target), target_set_at=now)
+        run = replace(sizes.asked(run, target, lending=lent.keys() != run.lent.keys()), target_set_at=now)
+    if lent != run.lent:
+        run = replace(
+            run, lent=dict(lent), surplus=frozenset(i for i in run.surplus if run.members[i].name not in lent)
+        )
     if run.settings.below_min_timeout_s == NEVER_S and run.below_min_since is not None:
         run = replace(run, below_min_since=now)  # it was suspended: the time for workers to come begins now
     return replace(run, settings=settings)
+
+
+def lent_too(run: Run, lent: Mapping[str, str]) -> Run:
+    """A record shows who else was lent, as far as it knows. Whoever directs the run says so if it is over."""
+    return replace(run, lent={**lent, **run.lent}) if lent.keys() - run.lent.keys() else run
 
 
 def confirm(run: Run, outcome: RunOutcome) -> Run:

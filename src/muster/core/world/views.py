@@ -32,13 +32,14 @@ def view(
         "target": run.target,
         "taken_back": _plain(run.taken_back) if run.taken_back is not None else None,
         "max": run.settings.max,
-        "spares": sum(member.role is Role.SPARE for member in run.members.values()),
+        "spares": sum(member.role is Role.SPARE and member.name not in run.lent for member in run.members.values()),
         "restarts_used": run.restarts_used,
         "max_restarts": run.settings.max_restarts,
         "lease_s": run.settings.lease_s,
         "false_alarms": run.false_alarms,
         "members": [
-            _member_view(member, now, member.member_id in lifelines) | _holds(run, member) for member in _in_order(run)
+            _member_view(member, now, member.member_id in lifelines) | _lent(run, member) | _holds(run, member)
+            for member in _in_order(run)
         ],
         "steps": {str(rank): mark.step for rank, mark in sorted(current.progress.items())} if current else {},
         "outcome": _outcome_view(run.outcome) if run.outcome else None,
@@ -51,6 +52,14 @@ def _state_view(run: Run, now: float) -> dict[str, Any]:
     """Of a run that keeps state; others look as if there were no such thing."""
     known = safe_state.kept(run, now)
     return {} if known is None else {"kept_state": _plain(known.state) | {"age_s": known.age_s}}
+
+
+def _lent(run: Run, member: Member) -> dict[str, Any]:
+    """Of one whose GPUs are with somebody else: who has them. It has a rank until its round is called back."""
+    if (why := run.lent.get(member.name)) is None:
+        return {}
+    note = f"{why}; {member.note}" if member.note else why
+    return {"note": note} | ({"role": "lent"} if member.role is Role.SPARE else {})
 
 
 def _holds(run: Run, member: Member) -> dict[str, Any]:
