@@ -16,6 +16,7 @@ from muster.control import loop as loops
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, TOKEN_KIND, Loop
 from muster.core.training.reconcile import LEAVE
 from muster.ports import Store, Write
+from muster.sharing import Pool, Scheduler
 from muster.store.sqlite import SqliteStore
 from muster.types.state import Held, Holding, KeptState
 from muster.types.training import Cancel, Resources, Training, Uid, WorldSize
@@ -71,6 +72,7 @@ class Site:
         self.worlds = SimulatedWorlds(self.clock, lambda uid: self.loop.run_changed(uid))
         self.cluster.changed = self._changed
         self.loop = Loop(self.store, {"kube": self.cluster}, self.worlds, self.clock, alive_every_s=None)
+        self.pool = Scheduler(Pool(gpus or 1, gpus or 1))
 
     def _changed(self, worker: Worker) -> None:
         self.worlds.worker_changed(worker)
@@ -100,11 +102,15 @@ def play(scenario: Callable[[Site], Awaitable[None]], make: Callable[[], Site] =
     async def run() -> None:
         async with asyncio.timeout(BOUND_S):
             site = make()
+            await site.pool.start()
+            if site.cluster.capacity() is not None:
+                site.loop.use_pool("kube", site.pool.trainings)
             site.loop.start()
             try:
                 await scenario(site)
             finally:
                 await site.loop.stop()
+                await site.pool.stop()
                 await site.store.close()
 
     asyncio.run(run())
@@ -129,7 +135,7 @@ def test_who_wants_gpus_is_admitted_at_once_and_each_worker_is_ordered_with_as_m
         assert training.status.holds("Admitted") and message(training, "Admitted") == "the cluster places its workers"
         assert training.status.holds("TargetReached")
         assert sorted(site.cluster.started) == [(f"demo-{index}", (0, 1)) for index in range(3)]
-        assert list(site.loop._observer.waiting()) == [], "nobody's share depends on another's"
+        assert not site.pool.shares.crews, "nobody's share depends on another's"
 
     play(scenario)
 

@@ -407,9 +407,9 @@ async def _until(look: Callable[[], bool]) -> None:
 # The daemon and the command line
 
 
-def test_trainings_skip_the_gpus_of_the_pool() -> None:
-    assert gpus.visible({"MUSTER_GPUS": "6", "MUSTER_POOL_GPUS": "0,1, 2"}) == ("3", "4", "5")
-    assert gpus.visible({"CUDA_VISIBLE_DEVICES": "4,5,6", "MUSTER_POOL_GPUS": "5"}) == ("4", "6")
+def test_what_the_pool_of_0_1_had_comes_first_and_the_rest_is_in_it_too() -> None:
+    assert gpus.visible({"MUSTER_GPUS": "6", "MUSTER_POOL_GPUS": "3,1, 2"}) == ("3", "1", "2", "0", "4", "5")
+    assert gpus.visible({"CUDA_VISIBLE_DEVICES": "4,5,6", "MUSTER_POOL_GPUS": "5"}) == ("5", "4", "6")
     assert gpus.pooled({}) == ()
     with pytest.raises(ValueError, match="1 more than once"):
         gpus.pooled({"MUSTER_POOL_GPUS": "1,2,1"})

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from muster import errors
 from muster.background import Tasks
 from muster.control.observe import Observer
+from muster.control.pool_claims import PoolClaims
 from muster.control.publish import Publisher
 from muster.control.work_queue import RETRY, WorkQueue, sentence
 from muster.core import keeping
@@ -21,6 +22,7 @@ from muster.core.training.admission import backend_of
 from muster.core.training.edits import marks
 from muster.core.training.reconcile import Plan
 from muster.ports import Backend, Clock, Filter, Record, Store, StoreChange, Stored, Worlds, Write, insist
+from muster.sharing.trainings import Trainings
 from muster.types.codec import to_wire
 from muster.types.event import Event
 from muster.types.state import KeptState
@@ -131,6 +133,13 @@ class Loop:
         if (key := self._observer.key_of(uid)) is not None:
             self.wake(key)
 
+    def use_pool(self, name: str, pool: Trainings) -> None:
+        """The GPUs of that backend are given by a pool. To be told before the start."""
+        claims = PoolClaims(pool, self._backends[name], self._worlds, self._clock, self.note)
+        live = [one.training for one in self._store.page(_EVERYTHING).items if one.phase not in TERMINAL]
+        self._observer.use_pool(name, claims, live)
+        pool.heard_by(lambda uid: self.run_changed(Uid(uid)))
+
     def key_of(self, uid: Uid) -> Key | None:
         """Of a training that was looked at."""
         return self._observer.key_of(uid)
@@ -141,14 +150,9 @@ class Loop:
         return self._publisher.withdraw(key) if self._publisher is not None and key is not None else None
 
     def workers_changed(self, uid: Uid) -> None:
-        """A worker came or went; what it held is free for others."""
-        self._observer.workers_changed()
+        """A worker came or went."""
+        self._observer.workers_changed(uid)
         self.run_changed(uid)
-        self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        for key in self._observer.waiting():
-            self.wake(key)
 
     def note(self, uid: Uid, event: Event) -> None:
         """Something that happened to a training, for the journal."""
@@ -176,9 +180,6 @@ class Loop:
         else:
             self._observer.know(change.stored.training)
         self.wake(change.stored.key)
-        gone = change.type == "DELETED" or change.stored.phase in TERMINAL
-        if gone and change.stored.training.spec.resources.gpus:
-            self._wake_waiting()  # it may have been the one before them
 
     # What is left of a training that somebody removed around us
 
@@ -237,11 +238,11 @@ class Loop:
 
     async def _carry_out(self, stored: Stored, plan: Plan) -> None:
         training = stored.training
-        starts = []
+        starts: list[reconcile.StartWorker] = []
         for action in plan.actions:
             match action:
-                case reconcile.OpenRun(settings=settings, target=target):
-                    self._worlds.open(training.uid, settings, target)
+                case reconcile.OpenRun(settings=settings, target=target, lent=lent):
+                    self._worlds.open(training.uid, settings, target, lent)
                 case reconcile.EndRun(state=state, reason=reason, message=message):
                     self._worlds.end(training.uid, state, reason, message)
                 case reconcile.Confirm(outcome=outcome):
@@ -254,8 +255,8 @@ class Loop:
                     self._worlds.let_go(training.uid)
                 case reconcile.CloseRun():
                     self._worlds.close(training.uid)
-                case reconcile.StartWorker(name=name):
-                    starts.append(name)
+                case reconcile.StartWorker():
+                    starts.append(action)
                 case reconcile.StopWorker(name=name, why=why, kill=kill):
                     await self._backend(training).stop(training.uid, name, why=why, kill=kill)
                 case reconcile.Suspend(why=why):
@@ -268,18 +269,14 @@ class Loop:
     def _backend(self, training: Training) -> Backend:
         return self._backends[backend_of(training.spec, self._backends)]
 
-    async def _start_workers(self, training: Training, names: list[str]) -> None:
+    async def _start_workers(self, training: Training, starts: list[reconcile.StartWorker]) -> None:
         backend, each = self._backend(training), training.spec.resources.gpus
         token = await self._token(training)
+        await self._observer.written()
         begun = []
-        for name in names:
-            capacity = backend.capacity()
-            free = capacity.free if capacity is not None else tuple(range(each))
-            if len(free) < each:
-                break  # somebody took them in between; the next look says who
-            begun.append(asyncio.ensure_future(backend.start(training, name, free[:each], token)))
-            await asyncio.sleep(0)  # its GPUs are taken now
-            self._observer.workers_changed()
+        for one in starts:
+            gpus = tuple(range(each)) if one.gpus is None else one.gpus
+            begun.append(asyncio.ensure_future(backend.start(training, one.name, gpus, token)))
         # All are waited for: one that is still under way must not be begun again because another one failed.
         for done in await asyncio.gather(*begun, return_exceptions=True):
             if isinstance(done, BaseException):

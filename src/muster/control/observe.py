@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from muster.core.training.admission import Claim, Grant, admit, backend_of, suspended
+from muster.control.pool_claims import PoolClaims
+from muster.core.training.admission import Grant, backend_of, suspended
 from muster.core.training.edits import altered
-from muster.core.training.status import NOT_LOOKED_AT, Observed
+from muster.core.training.status import Observed
 from muster.core.world import safe_state
 from muster.ports import Backend, Clock, Worlds
-from muster.types.training import Key, Training, Uid, problems_of
+from muster.types.training import Key, Training, Uid
 from muster.types.worker import Worker
 
 INSTALLING = timedelta(minutes=30)  # what a worker that makes an environment first may take to join its world
@@ -34,8 +34,8 @@ class Observer:
         self._clock = clock
         self._keys: dict[Uid, Key] = {}
         self._live: set[Uid] = set()
-        self._claims: dict[Uid, tuple[str, Claim]] = {}  # of those that want GPUs, with their backend's name
-        self._grants: dict[str, Mapping[Uid, Grant]] = {}  # by backend, until something that counts has changed
+        self._pools: dict[str, PoolClaims] = {}  # by backend
+        self._wanting: dict[Uid, str] = {}  # trainings that want GPUs of a pool, with their backend's name
         self._joined: dict[Uid, set[str]] = {}
         self._absent: dict[Uid, dict[str, datetime]] = {}
 
@@ -48,29 +48,25 @@ class Observer:
         self._keys[uid] = training.key
         if training.is_terminal:
             self._live.discard(uid)
-            self._ask_for(uid, None)
+            self._release(uid)
             return
         self._live.add(uid)
         name = backend_of(training.spec, self._backends)
         backend = self._backends.get(name)
-        asks = training.spec.resources.gpus and backend is not None and backend.capacity() is not None
-        self._ask_for(uid, (name, _claim(training)) if asks else None)
+        if training.spec.resources.gpus and backend is not None and name in self._pools:
+            self._wanting[uid] = name
+            self._pools[name].know(training)
 
     def forget(self, training: Training) -> None:
         uid = training.uid
         self._live.discard(uid)
-        self._ask_for(uid, None)
+        self._release(uid)
         for kept in (self._keys, self._joined, self._absent):
             kept.pop(uid, None)
 
-    def _ask_for(self, uid: Uid, claim: tuple[str, Claim] | None) -> None:
-        if claim == self._claims.get(uid):
-            return
-        self._grants.clear()
-        if claim is None:
-            del self._claims[uid]
-        else:
-            self._claims[uid] = claim
+    def _release(self, uid: Uid) -> None:
+        if (name := self._wanting.get(uid)) is not None:
+            self._pools[name].forget(uid)
 
     def key_of(self, uid: Uid) -> Key | None:
         return self._keys.get(uid)
@@ -78,12 +74,20 @@ class Observer:
     def known(self) -> frozenset[Key]:
         return frozenset(self._keys.values())
 
-    def workers_changed(self) -> None:
-        self._grants.clear()
+    def use_pool(self, name: str, claims: PoolClaims, live: Sequence[Training]) -> None:
+        """GPUs of that backend are given by a pool from now on."""
+        self._pools[name] = claims
+        claims.begin([one for one in live if one.spec.resources.gpus and backend_of(one.spec, self._backends) == name])
 
-    def waiting(self) -> Iterable[Key]:
-        """Trainings whose share may change when somebody else's does."""
-        return [claim.key for _, claim in self._claims.values()]
+    def workers_changed(self, uid: Uid) -> None:
+        """Of one that has ended somebody else may have what its last worker had."""
+        if uid in self._wanting and uid not in self._live:
+            self._release(uid)
+
+    async def written(self) -> None:
+        """Until what pools have decided cannot be lost: only then is a worker started on it."""
+        for claims in self._pools.values():
+            await claims.written()
 
     def look(self, training: Training) -> Observed:
         name = backend_of(training.spec, self._backends)
@@ -115,15 +119,11 @@ class Observer:
             return Grant(wanted, True, "Admitted", "the cluster places its workers")
         if spec.resources.gpus == 0:
             return Grant(wanted, True, "Admitted", "it needs no GPU")
-        if name not in self._grants:
-            claims = [
-                replace(claim, have=have, admitted=claim.admitted or have > 0)
-                for where, claim in self._claims.values()
-                if where == name
-                for have in [sum(worker.alive for worker in backend.workers(claim.uid))]
-            ]
-            self._grants[name] = admit(claims, capacity.gpus)
-        return self._grants[name].get(training.uid, NOT_LOOKED_AT)
+        if name in self._pools:
+            return self._pools[name].grant(training)
+        need, workers = spec.world_size.min * spec.resources.gpus, spec.world_size.min
+        told = f"needs {need} GPUs ({workers} workers × {spec.resources.gpus}), there are only 0 here"
+        return Grant(0, False, "InsufficientGPUs", f"{told}: it can never start")
 
     def _absences(self, training: Training, backend: Backend, workers: tuple[Worker, ...]) -> Mapping[str, datetime]:
         """Since when a worker that runs, and should be known to the coordinator, has not been."""
@@ -142,21 +142,3 @@ class Observer:
             else:
                 absent.pop(worker.name, None)
         return dict(absent)
-
-
-def _claim(training: Training) -> Claim:
-    """What a training asks for; one that is to end, or that nothing follows from, asks for nothing more."""
-    spec, created = training.spec, training.metadata.creation_timestamp
-    assert created is not None
-    ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None or bool(problems_of(training))
-    ends = ends or spec.suspend
-    return Claim(
-        key=training.key,
-        uid=training.uid,
-        created_at=created,
-        min=0 if ends else spec.world_size.min,
-        wanted=0 if ends else spec.world_size.target + spec.spares,
-        gpus_each=spec.resources.gpus,
-        priority=spec.priority,
-        admitted=training.status.holds("Admitted"),
-    )

@@ -46,6 +46,7 @@ class WorkerRecord:
     pid: int = 0
     ticks: int | None = None  # when the process with that pid was started, since the machine's boot
     boot: str = ""
+    devices: tuple[str, ...] = ()  # the names of its GPUs, as CUDA has them; 0.1 did not say
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("muster.daemon")
 
-DEFAULT_POOL = "default"  # the pool of MUSTER_POOL_GPUS
+DEFAULT_POOL = "default"
 REPLACED = 75  # another control plane acts: start again, and stand by
 SWITCH_S = 0.0005  # the coordinator's thread waits no longer than this for a busy API, each time it is woken
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
@@ -155,10 +155,10 @@ class ControlPlane:
                 spec = in_effect(stored.training)
                 worlds.open(stored.uid, settings_of(spec), spec.world_size.target)
         await site.listen(self._direction)
+        await self._start_pools(os.environ, TrainingRounds(store, worlds, backends, self._loop.key_of))
         self._loop.start()
         self._tidier = PackageTidier(store, self._packages, self._clock)
         self._tidier.start()
-        await self._start_pools(os.environ, TrainingRounds(store, worlds, backends, self._loop.key_of))
         store.subscribe(lambda change: self._training_changed(change.stored.uid))
         await site.serving(await self._start_http(backends))
         log.info("serving on %s, %d workers adopted", self.url, adopted)
@@ -169,8 +169,12 @@ class ControlPlane:
         return await self._site.maintain()
 
     async def _start_pools(self, env: Mapping[str, str], rounds: TrainingRounds) -> None:
-        """GPUs that several pipelines share, where the environment names some."""
-        devices = gpus.pooled(env)
+        """All GPUs of this machine, for trainings and pipelines. In a cluster GPUs are its own, and so are Pods."""
+        local = self._site.name == "local"
+        devices = gpus.visible(env) if local else gpus.pooled(env)
+        if gpus.pooled(env):
+            more = f"the pool has all {len(devices)} GPUs of this machine" if local else "the pool has only these"
+            log.warning("MUSTER_POOL_GPUS is understood for the last time: %s", more)
         if not devices:
             return
         from muster.sharing.journal import boot_id
@@ -184,6 +188,8 @@ class ControlPlane:
         service = PoolService(DEFAULT_POOL, pool, journal, devices=devices, rounds=rounds)
         await service.start()
         self._pools[DEFAULT_POOL] = service
+        if local:
+            self._loop.use_pool(self._site.name, service.scheduler.trainings)
 
     async def _start_http(self, backends: Mapping[str, Backend]) -> int:
         # The web framework is imported after the coordinator listens: workers need not wait for it.

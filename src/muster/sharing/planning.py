@@ -34,6 +34,7 @@ class Planning:
         self._recheck: asyncio.TimerHandle | None = None
         self._reattach: asyncio.TimerHandle | None = None
         state.changed = self.wake
+        state.plan_now = self.now
 
     def start(self) -> None:
         if self._state.shares.pipelines:
@@ -45,6 +46,13 @@ class Planning:
             if timer is not None:
                 timer.cancel()
         self._pass = self._recheck = self._reattach = None
+
+    def now(self) -> None:
+        """Without waiting for what else happens in this turn of the loop."""
+        if self._state.running:
+            if self._pass is not None:
+                self._pass.cancel()
+            self._plan()
 
     def wake(self) -> None:
         if self._state.running and self._pass is None:

@@ -63,6 +63,7 @@ class PoolState:
         self.standings: Mapping[str, Standing] = {}  # of trainings, as the last plan left them
         self.changed: Callable[[], None] = lambda: None
         self.workers_changed: Callable[[str], None] = lambda training: None
+        self.plan_now: Callable[[], None] = lambda: None
         self.limits = limits
         self._journal = journal
         self._on_event = on_event

@@ -12,7 +12,9 @@ from muster.core.sharing import workers
 from muster.core.sharing.crews import with_whom
 from muster.core.sharing.plans import Standing
 from muster.sharing.pool_state import PoolState
-from muster.types.sharing import WORKERS, Crew, LeaseState, gpus_of
+from muster.types.sharing import WORKERS, Crew, LeaseState, WorkerLease, gpus_of
+
+UNKNOWN = Standing(False, "Unknown", "not looked at yet")
 
 
 class Trainings:
@@ -63,16 +65,27 @@ class Trainings:
         """Masks of the GPUs that its workers may use, one for each."""
         return workers.held(self._state.shares, training)
 
-    def leaving(self, training: str) -> dict[int, str]:
-        """Masks of the GPUs that it has to leave, each with the reason."""
+    def masks(self, training: str) -> set[int]:
+        """Of all that is its own, or is still being left by it."""
+        return {one.mask for one in self._state.shares.workers.values() if one.training == training}
+
+    def leaving(self, training: str) -> dict[int, WorkerLease]:
+        """Masks of the GPUs that it has to leave."""
         return {
-            one.mask: one.reason
+            one.mask: one
             for one in self._state.shares.workers.values()
             if one.training == training and one.state is LeaseState.DRAINING
         }
 
-    def standing(self, training: str) -> Standing | None:
-        return self._state.standings.get(training)
+    def age_of(self, lease: WorkerLease) -> float:
+        """For how long it has been as it is."""
+        return self._state.begin() - lease.since
+
+    def settled(self, training: str) -> Standing:
+        """How it fares, all that was said before considered."""
+        if training not in self._state.standings:
+            self._state.plan_now()
+        return self._state.standings.get(training, UNKNOWN)
 
     def with_whom(self, mask: int) -> str:
         """Who has these GPUs now, in words."""

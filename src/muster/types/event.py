@@ -15,6 +15,8 @@ SYSTEM = "muster"  # the actor of what the control plane does on its own
 # day was set, data["steady"] is the same moment on the clock that durations are measured with.
 WORKER_STARTED = "WorkerStarted"
 WORKER_EXITED = "WorkerExited"
+WORKER_LENT = "WorkerLent"
+WORKER_BACK = "WorkerBack"
 FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelled"}
 STEADY = "steady"
 TRIMMED = "JournalTrimmed"  # stands for older entries that were dropped; data is a `usage.Dropped`

@@ -165,8 +165,10 @@ class Spec:
     template: Mapping[str, Any] | None = None
     storage: tuple[Storage, ...] = limited((), max_items=MOST_VOLUMES)
     suspend: bool = False
+    elasticity: Literal["fixed", "lend", "fill"] = "fixed"
 
 
+LENT = "Lent"  # the reason of `Admitted` and `TargetReached` while workers wait for GPUs that somebody else uses
 SUSPENDED = "Suspended"  # the reason of `Admitted` while `suspend` is true
 TAKEN_BACK = "TakenBack"  # the reason of `Resizing` and `TargetReached` when the size asked for does not work
 
@@ -392,7 +394,12 @@ def _spec_problems(spec: Spec) -> list[Problem]:
 
 def _segment_problems(spec: Spec) -> list[Problem]:
     size, each = spec.world_size, spec.segment
-    return [
+    found = []
+    if spec.elasticity != "fixed" and each is not None:
+        found.append(Problem("spec.elasticity", f"{spec.elasticity} does not go with segment: workers come one by one"))
+    if spec.elasticity != "fixed" and spec.resources.gpus == 0:
+        found.append(Problem("spec.elasticity", f"{spec.elasticity} needs resources.gpus: there is nothing to lend"))
+    return found + [
         Problem(f"spec.worldSize.{name}", f"{value} is not a multiple of segment, which is {each}")
         for name, value in (("min", size.min), ("target", size.target))
         if each is not None and value % each

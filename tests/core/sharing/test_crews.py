@@ -56,9 +56,9 @@ def test_no_plan_breaks_a_rule(shares: Shares) -> None:
 def test_equal_inputs_give_equal_plans(shares: Shares) -> None:
     turned = replace(
         shares,
-        crews=dict(reversed(shares.crews.items())),
-        workers=dict(reversed(shares.workers.items())),
-        leases=dict(reversed(shares.leases.items())),
+        crews=dict(list(shares.crews.items())[::-1]),
+        workers=dict(list(shares.workers.items())[::-1]),
+        leases=dict(list(shares.leases.items())[::-1]),
     )
     first, second = plan(shares, NOW), plan(turned, NOW)
     assert set(first.seats) == set(second.seats) and first.leaves.keys() == second.leaves.keys()

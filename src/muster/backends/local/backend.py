@@ -101,6 +101,7 @@ class LocalBackend:
         found = 0
         for kept in records.oldest_first(self._store):
             worker, key = records.read(kept)
+            worker = replace(worker, gpus=self._numbers(kept))
             self._keys[worker.uid] = key
             # A pipe tells nothing of processes on another machine.
             cleared = kept.boot == self._boot and self._presence.find(worker.uid, worker.name)
@@ -117,6 +118,13 @@ class LocalBackend:
             if not worker.pid:
                 await self._note(self._workers[worker.uid][worker.name])
         return found
+
+    def _numbers(self, kept: WorkerRecord) -> tuple[int, ...]:
+        """The places of its GPUs among those that there are now: what the control plane sees may be other ones."""
+        if kept.devices:
+            return tuple(self._devices.index(one) for one in kept.devices if one in self._devices)
+        first = len(devices.pooled(os.environ))  # which trainings could not have
+        return tuple(index + first for index in kept.gpus)
 
     def _find(self, worker: Worker, kept: WorkerRecord) -> processes.ProcessHandle | None:
         pid, ticks = worker.pid, kept.ticks
@@ -282,7 +290,9 @@ class LocalBackend:
 
     async def _note(self, worker: Worker, *events: Event, durable: bool = False) -> None:
         key, ticks = self._keys[worker.uid], processes.start_ticks(worker.pid) if worker.pid and worker.alive else None
-        await records.write(self._store, worker, key, *events, durable=durable, ticks=ticks, boot=self._boot)
+        named = tuple(self._devices[index] for index in worker.gpus if index < len(self._devices))
+        process = {"ticks": ticks, "boot": self._boot, "devices": named}
+        await records.write(self._store, worker, key, *events, durable=durable, **process)
 
     async def forget(self, uid: Uid) -> None:
         gone = self._workers.pop(uid, {})

@@ -9,7 +9,7 @@ ASK_TIMEOUT_S = 10.0
 
 
 def pooled(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that pipelines share, from `MUSTER_POOL_GPUS`: two inventories, so no training gets one of them."""
+    """Those that `MUSTER_POOL_GPUS` names: what the pool had when trainings had GPUs of their own, until 0.1."""
     named = tuple(part.strip() for part in env.get("MUSTER_POOL_GPUS", "").split(",") if part.strip())
     twice = sorted({one for one in named if named.count(one) > 1})
     if twice:
@@ -18,9 +18,9 @@ def pooled(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def visible(env: Mapping[str, str]) -> tuple[str, ...]:
-    """What trainings may have: all that is there, less what pipelines share."""
-    taken = pooled(env)
-    return tuple(one for one in _present(env) if one not in taken)
+    """All that is there. What the pool had in 0.1 comes first: pipelines know their GPUs by their numbers."""
+    first = pooled(env)
+    return (*first, *(one for one in _present(env) if one not in first))
 
 
 def _present(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def _standing(draft: Draft, hand: Hand, waiting: Crew | None) -> Standing:
         fills = f", {_gpus(more * crew.gpus_each)} of them until somebody needs them" if more else ""
         return Standing(True, "Admitted", f"{has * crew.gpus_each} of {gpus} GPUs are its own{fills}")
     if crew.lends and (lent := lent_to(draft.shares, crew)):
-        return Standing(True, "Lent", f"{has} of {crew.wanted} workers: {lent}")
+        return Standing(True, "Lent", lent)
     behind = f"; {waiting.name} waits for them too" if waiting is not None else ""
     missing = (crew.wanted - has) * crew.gpus_each
     return Standing(True, "InsufficientGPUs", f"waits for {_gpus(missing)} to have {crew.wanted} workers{behind}")

@@ -119,18 +119,17 @@ def read(entries: Mapping[str, Value], empty: Shares, where: str, *, boot: str =
             f"{where} is about {head.pool}, not about {empty.pool}",
             hint=f"start it as it was, and end {', '.join(sorted(pipelines)) or 'its trainings'} first",
         )
+    mask = empty.pool.mask  # who trains on a GPU that is not there any more has nothing that others could be given
+    workers = {key: one for key, one in shares.workers.items() if not one.mask & ~mask}
+    lost = {gpu: why for gpu, why in shares.lost_gpus.items() if gpu < empty.pool.gpus}
+    shares = replace(shares, workers=workers, lost_gpus=lost)
     return KeptShares(shares, head.at, head.reasons, head.boot != boot)
 
 
 def _fits(shares: Shares, pool: Pool) -> bool:
     """Whether everybody could have just what it has in a pool of that size: GPUs were added, or the rest is unused."""
-    inside = all(not worker.mask & ~pool.mask for worker in shares.workers.values())
-    lost = all(gpu < pool.gpus for gpu in shares.lost_gpus)
-    return (
-        inside
-        and lost
-        and not any(maps.problems(pool, one.pipeline_id, one.clusters, one.weight) for one in shares.pipelines.values())
-    )
+    kept = shares.pipelines.values()
+    return not any(maps.problems(pool, one.pipeline_id, one.clusters, one.weight) for one in kept)
 
 
 def _by_kind(entries: Mapping[str, Value]) -> dict[str, dict[str, Value]]:

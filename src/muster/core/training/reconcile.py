@@ -46,11 +46,13 @@ USAGE_ERROR = 2  # what muster-node answers to an order that cannot be carried o
 class OpenRun:
     settings: world.Settings
     target: int
+    lent: Mapping[str, str] = field(default_factory=dict)  # workers that may have no rank now, and why
 
 
 @dataclass(frozen=True)
 class StartWorker:
     name: str
+    gpus: tuple[int, ...] | None = None  # None: its backend chooses
 
 
 @dataclass(frozen=True)
@@ -325,10 +327,11 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
         return Plan((), status, seen.grant.message, events, wake, keys)
     talked = statuses.wait_counts_at(seen)
     wake = _sooner(wake, talked if talked is not None and talked > now else None)
-    settings = run.kept_lease(seen.run, settings_of(training.spec))
+    size, lent = statuses.size_of(training.spec, seen), seen.grant.lent
+    settings = run.kept_lease(seen.run, replace(settings_of(training.spec), target=size))
     actions: list[Action] = []
-    if seen.run is None or (seen.run.settings, seen.run.target) != (settings, settings.target):
-        actions.append(OpenRun(settings, training.spec.world_size.target))
+    if seen.run is None or (seen.run.settings, seen.run.target, seen.run.lent) != (settings, size, lent):
+        actions.append(OpenRun(settings, size, lent))
     if dead := _dead_and_awaited(seen):
         actions.append(MarkDead(dead))
     if (spots := _spots(seen)) != (seen.run.spots if seen.run is not None else {}):
@@ -348,7 +351,7 @@ def _held_back(training: Training, seen: Observed) -> tuple[Action, ...]:
     if seen.run is not None:
         settings = run.kept_lease(seen.run, replace(settings_of(training.spec), below_min_timeout_s=world.NEVER_S))
         if (seen.run.settings, seen.run.target) != (settings, settings.target):
-            actions.append(OpenRun(settings, training.spec.world_size.target))
+            actions.append(OpenRun(settings, training.spec.world_size.target, seen.run.lent))
     if dead := _dead_and_awaited(seen):
         actions.append(MarkDead(dead))
     actions += [
@@ -439,7 +442,9 @@ def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Pl
     """Through the coordinator if there is one; a training that never had one ends with a single write."""
     if seen.run is not None:
         settings = run.kept_lease(seen.run, settings_of(statuses.in_effect(training, seen)))
-        actions: list[Action] = [OpenRun(settings, seen.run.target)] if seen.run.settings != settings else []
+        settings = replace(settings, target=seen.run.settings.target)
+        differ = seen.run.settings != settings
+        actions: list[Action] = [OpenRun(settings, seen.run.target, seen.run.lent)] if differ else []
         status = statuses.mirrored(training, seen, now)
         return Plan((*actions, order), status, order.message, statuses.news(training, seen, status))
     outcome = Outcome(order.state.value, order.reason, order.message, None, seen.shown(now))
@@ -450,15 +455,21 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
     """Start those that are missing, each under a name that nobody had before; stop spares that are too many."""
     spec = training.spec
     back = statuses.taken_back(training, seen)
-    size = back.size if back is not None else spec.world_size.target
+    size = back.size if back is not None else statuses.size_of(spec, seen)
     wanted = min(size + spec.spares, seen.grant.workers)
     leaving = {
         member.name
         for member in (seen.run.members.values() if seen.run is not None else ())
         if member.role is world.Role.LEAVING
     }
-    alive = [worker for worker in seen.workers if worker.alive and not worker.stopping]
-    useless: list[Action] = []
+    here = [worker for worker in seen.workers if worker.alive and not worker.stopping]
+    alive = [worker for worker in here if worker.name not in seen.grant.lent]
+    useless: list[Action] = [StopWorker(name, "it does not leave its GPUs", kill=True) for name in seen.grant.overdue]
+    useless += [
+        StopWorker(worker.name, "its GPUs are used by others, and enough workers wait for theirs")
+        for worker in here
+        if worker.name in seen.grant.surplus
+    ]
     wake: datetime | None = None
     for worker in alive:
         since = seen.absent_since.get(worker.name)
@@ -480,7 +491,16 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
         return useless, _sooner(wake, ready_at)
     first = 1 + max((_ordinal(worker.name) for worker in seen.workers), default=-1)
     names = [f"{training.metadata.name}-{first + index}" for index in range(missing)]
-    return [*useless, *(StartWorker(name) for name in names)], wake
+    return [*useless, *_started(names, seen)], wake
+
+
+def _started(names: list[str], seen: Observed) -> list[StartWorker]:
+    """On GPUs of its own on which there is no other worker."""
+    if seen.grant.places is None:
+        return [StartWorker(name) for name in names]
+    taken = {worker.gpus for worker in seen.workers if worker.alive}
+    free = [gpus for gpus in seen.grant.places if gpus not in taken]
+    return [StartWorker(name, gpus) for name, gpus in zip(names, free, strict=False)]
 
 
 def _too_many(size: int, seen: Observed, have: list[Worker], count: int) -> list[Action]:

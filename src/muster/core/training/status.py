@@ -23,6 +23,7 @@ from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
 from muster.types.state import KeptState
 from muster.types.training import (
+    LENT,
     SUSPENDED,
     TAKEN_BACK,
     RankStatus,
@@ -112,7 +113,8 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     current = seen.run.running if seen.run is not None else None
     ready = _ready(old, seen, current)
     below = seen.run is None or seen.run.below_min_since is not None
-    reached = current is not None and current.world_size == size.target == ready and not problems
+    reached = current is not None and current.world_size == ready and not problems
+    reached = reached and (ready == size.target or (spec.elasticity == "fill" and ready > size.target))
     reached = reached and not (seen.run is not None and sizes.on_trial(seen.run))
     status = replace(
         old,
@@ -135,6 +137,21 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     status = _validity(training, status, problems, seen.shown(now))
     told = replace(training, spec=spec)
     return lifecycle.set_back(_conditions(told, seen, status, reached=reached, below=below, now=now))
+
+
+def size_of(spec: Spec, seen: Observed) -> int:
+    """How many workers are to train together now. One that lends does without spares first."""
+    size = spec.world_size
+    if spec.elasticity == "fixed" or seen.grant.places is None:
+        return size.target
+    held = len(seen.grant.places)
+    return max(size.min, min(size.max, max(min(size.target, held), held - spec.spares)))
+
+
+def _lent(spec: Spec, seen: Observed) -> bool:
+    """It trains with all that it has, and others have what it lacks."""
+    current = seen.run.running if seen.run is not None else None
+    return seen.grant.reason == LENT and current is not None and current.world_size == size_of(spec, seen)
 
 
 def _restarts_used(spec: Spec, seen: Observed) -> int:
@@ -179,14 +196,16 @@ def _conditions(
     why = f"taken back to {back.size}: {back.why}" if back is not None else why
     told = f"{ready} of {size.target} workers train" if reached else f"{ready} of {size.target} ready: {invalid or why}"
     name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
+    lent = _lent(training.spec, seen) and not reached and not invalid
+    name = LENT if lent else name
     name = TAKEN_BACK if back is not None and not invalid else name
     status = turn(status, "TargetReached", reached, name, told, shown, generation)
     name = "Enough" if not below else "WorkersMissing" if status.phase == "ready" else "Forming"
     told = _why(seen, size.min, invalid) if below else f"at least {size.min} workers are there"
     status = turn(status, "BelowMinimum", below, name, told, shown, generation)
-    moving = status.phase == "ready" and not reached and not below and not invalid and back is None
-    told = f"towards {size.target}: {why}" if moving else why if back is not None else "no resize is going on"
-    name = "Resizing" if moving else TAKEN_BACK if back is not None else "Settled"
+    moving = status.phase == "ready" and not reached and not below and not invalid and back is None and not lent
+    told = f"towards {size.target}: {why}" if moving else why if back is not None or lent else "no resize is going on"
+    name = "Resizing" if moving else TAKEN_BACK if back is not None else LENT if lent else "Settled"
     status = turn(status, "Resizing", moving, name, told, shown, generation)
     ended = status.outcome is not None or (seen.run is not None and seen.run.outcome is not None)
     if ended or not training.spec.mesh.required:  # how the mesh was at the end stays to be seen
@@ -197,12 +216,12 @@ def _conditions(
 def taken_back(training: Training, seen: Observed) -> world.TakenBack | None:
     """The size that its spec asks for and that was seen not to work, with what is formed instead."""
     back = seen.run.taken_back if seen.run is not None else None
-    return back if back is not None and back.target == training.spec.world_size.target else None
+    return back if back is not None and back.target == size_of(training.spec, seen) else None
 
 
 def _why(seen: Observed, wanted: int, invalid: str) -> str:
     """What so many workers wait for: their platform, the coordinator, or to be given a place."""
-    if seen.grant.reason == SUSPENDED:
+    if seen.grant.reason in (SUSPENDED, LENT):
         return invalid or seen.grant.message
     running = sum(worker.alive and not worker.waiting and not worker.stopping for worker in seen.workers)
     if running < wanted and (told := waits(seen)):

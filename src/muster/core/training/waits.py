@@ -118,7 +118,8 @@ def after_look(receipt: Receipt | None, training: Training) -> Receipt | None:
         return receipt
     world, reached = training.status.world_size, training.status.condition("TargetReached")
     holds = reached is not None and reached.status == "True" and reached.observed_generation >= receipt.generation
-    return replace(receipt, over=True) if holds and world.ready == world.target == receipt.target else receipt
+    there = world.ready == world.target or (world.ready > world.target and training.spec.elasticity == "fill")
+    return replace(receipt, over=True) if holds and there and world.target == receipt.target else receipt
 
 
 def after_news(receipt: Receipt, events: Iterable[Event]) -> Receipt:
@@ -257,7 +258,8 @@ def _below_target(training: Training) -> str | None:
     if reached is None or reached.status != "True" or reached.observed_generation < training.generation:
         said = f": {reached.message}" if reached is not None and reached.message else ""
         return f"{_counted(training)}{said}"
-    agreed = training.status.world_size.ready == training.spec.world_size.target
+    ready, target = training.status.world_size.ready, training.spec.world_size.target
+    agreed = ready == target or (ready > target and training.spec.elasticity == "fill")
     return None if agreed else _counted(training)
 
 

@@ -173,7 +173,7 @@ def _pool(call: Call) -> PoolService:
     name = call.request.path_params["pool"]
     found = call.services.pools.get(name)
     if found is None:
-        hint = "MUSTER_POOL_GPUS=0,1,2,3 in the control plane's environment makes the pool 'default'"
+        hint = "the pool 'default' has the GPUs of the control plane's machine; MUSTER_GPUS=4 imitates four"
         raise NotFound(f"there is no pool {name[:80]!r}", hint="" if call.services.pools else hint)
     return found
 

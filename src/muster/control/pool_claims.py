@@ -1,0 +1,208 @@
+"""What do trainings want of a pool, and what may they use of it? Between the control loop and the pool's planner.
+
+Whoever looks at a training asks here. On the way the pool is told where its workers are, and which GPUs nothing of
+theirs is left on: both are looked up each time, so that nothing is lost with this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from muster.core.training import metering
+from muster.core.training.admission import Grant
+from muster.core.world import lending
+from muster.core.world.run import Run
+from muster.ports import Backend, Clock, Worlds
+from muster.sharing.trainings import Trainings
+from muster.types.event import WORKER_BACK, WORKER_LENT, Event
+from muster.types.sharing import Crew, gpus_of, mask_of
+from muster.types.training import Training, Uid, problems_of
+from muster.types.worker import Worker
+from muster.types.world import Role
+
+CLEARED = timedelta(seconds=10)  # how long a process of a worker that has ended may be waited for
+OVERDUE_S = 10.0  # beyond the grace, for ranks to leave GPUs that somebody else gets
+Note = Callable[[Uid, Event], None]
+
+
+@dataclass
+class _Known:
+    """What was seen of a training at the last look."""
+
+    parked: frozenset[str] | None = None  # None: not looked at since this process began
+    held: frozenset[int] = frozenset()
+    grew_at: float | None = None  # when it got GPUs on which it does not train yet
+
+
+@dataclass
+class _Where:
+    """Where its workers are."""
+
+    using: int = 0
+    resting: int = 0
+    parked: dict[str, int] = field(default_factory=dict)  # worker → mask of GPUs that it waits for
+    vacated: int = 0
+
+
+class PoolClaims:
+    def __init__(self, pool: Trainings, backend: Backend, worlds: Worlds, clock: Clock, note: Note) -> None:
+        self._pool, self._backend, self._worlds, self._clock, self._note = pool, backend, worlds, clock, note
+        self._known: dict[Uid, _Known] = {}
+
+    def begin(self, live: Sequence[Training]) -> None:
+        """After a restart: what workers have that run is theirs, whatever the journal says; who is gone has nothing."""
+        for training in live:
+            self.know(training)
+            there = self._pool.masks(training.uid)
+            alive = [mask_of(one.gpus) for one in self._backend.workers(training.uid) if one.alive and one.gpus]
+            self._pool.adopt(training.uid, [mask for mask in alive if mask not in there])
+        uids = {training.uid for training in live}
+        for uid in self._pool.known():
+            if uid not in uids:
+                self._pool.withdraw(uid)
+
+    def know(self, training: Training) -> None:
+        """It wants GPUs, or other ones than before."""
+        self._known.setdefault(training.uid, _Known())
+        self._pool.declare(self._crew(training, self._where(training)))
+
+    def forget(self, uid: Uid) -> None:
+        """It wants none any more. What its workers still have stays theirs until they are gone."""
+        if any(one.alive and one.gpus for one in self._backend.workers(uid)):
+            return
+        self._known.pop(uid, None)
+        self._pool.withdraw(uid)
+
+    async def written(self) -> None:
+        await self._pool.written()
+
+    # Looking
+
+    def grant(self, training: Training) -> Grant:
+        uid, where = training.uid, self._where(training)
+        if where.vacated:
+            self._pool.left(uid, where.vacated)
+        self._pool.declare(self._crew(training, where))
+        standing = self._pool.settled(uid)
+        held = self._pool.held(uid)
+        self._account(training, where, held)
+        lent = {name: self._why(uid, mask) for name, mask in where.parked.items() if mask not in held}
+        leaving = self._pool.leaving(uid)
+        for worker in self._backend.workers(uid):
+            if worker.alive and worker.gpus and mask_of(worker.gpus) in leaving:
+                lent[worker.name] = leaving[mask_of(worker.gpus)].reason
+        grace = training.spec.stop_grace_seconds + OVERDUE_S
+        late = {mask for mask, one in leaving.items() if self._pool.age_of(one) > grace}
+        places = tuple(tuple(gpus_of(mask)) for mask in held)
+        room = max(0, _most(training) - len(held))
+        return Grant(
+            workers=len(held),
+            admitted=standing.admitted,
+            reason=standing.reason,
+            message=standing.message,
+            places=places,
+            lent=lent,
+            overdue=tuple(one.name for one in self._backend.workers(uid) if one.alive and mask_of(one.gpus) in late),
+            surplus=tuple(sorted(set(where.parked).intersection(lent))[room:]),
+        )
+
+    def _where(self, training: Training) -> _Where:
+        uid, now, found = training.uid, self._clock.steady(), _Where()
+        view = self._worlds.look(uid)
+        run = view.run if view is not None else None
+        held, leaving = set(self._pool.held(uid)), self._pool.leaving(uid)
+        there = [worker for worker in self._backend.workers(uid) if worker.gpus and _is_there(worker, now)]
+        for worker in there:
+            mask = mask_of(worker.gpus)
+            if mask in held:
+                found.using |= mask
+                found.resting |= mask if _rests(run, worker.name) else 0
+            elif worker.alive and lending.vacated(run, worker.name, self._clock.monotonic()):
+                found.parked[worker.name] = mask
+            elif mask in leaving:
+                found.using |= mask
+            elif worker.alive:
+                found.parked[worker.name] = mask  # nobody has said yet that it may have no rank: that follows now
+        found.vacated = mask_of(gpu for mask in leaving for gpu in gpus_of(mask)) & ~found.using
+        return found
+
+    def _crew(self, training: Training, where: _Where) -> Crew:
+        """What a training asks for; one that is to end, or that nothing follows from, asks for nothing more."""
+        spec, created = training.spec, training.metadata.creation_timestamp
+        assert created is not None
+        ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None or training.is_terminal
+        ends = ends or spec.suspend or training.status.outcome is not None or bool(problems_of(training))
+        return Crew(
+            training=training.uid,
+            name=str(training.key),
+            gpus_each=spec.resources.gpus,
+            min=0 if ends else spec.world_size.min,
+            wanted=0 if ends else spec.world_size.target + spec.spares,
+            most=0 if ends else _most(training),
+            elasticity=spec.elasticity,
+            priority=spec.priority,
+            created=created.timestamp(),
+            admitted=training.status.holds("Admitted"),
+            using=where.using,
+            resting=where.resting,
+            parked=mask_of(gpu for mask in where.parked.values() for gpu in gpus_of(mask)),
+        )
+
+    def _why(self, uid: Uid, mask: int) -> str:
+        shown = ", ".join(map(str, gpus_of(mask)))
+        return f"GPU {shown} is {self._pool.with_whom(mask) or 'free'}"
+
+    # What it costs
+
+    def _account(self, training: Training, where: _Where, held: list[int]) -> None:
+        """Journal who stopped and who began to use its GPUs, and measure how long a return takes."""
+        known = self._known.setdefault(training.uid, _Known())
+        workers = {one.name: one for one in self._backend.workers(training.uid) if one.alive and one.gpus}
+        parked = frozenset(name for name in where.parked if where.parked[name] not in held)
+        if training.spec.elasticity != "fixed" or known.parked or parked:
+            for name in sorted(parked - (known.parked or frozenset())):
+                self._told(training.uid, WORKER_LENT, workers[name], self._why(training.uid, where.parked[name]))
+            back = workers.keys() - parked if known.parked is None else known.parked - parked
+            for name in sorted(back & workers.keys()):
+                if mask_of(workers[name].gpus) in held:
+                    self._told(training.uid, WORKER_BACK, workers[name], "it has its GPUs again")
+        known.parked = parked
+        self._measure(training.uid, known, held)
+
+    def _told(self, uid: Uid, reason: str, worker: Worker, why: str) -> None:
+        steady = self._clock.steady()
+        data = {"worker": worker.name, "gpus": list(worker.gpus), **metering.when(self._clock.now(), steady)}
+        self._note(uid, Event(reason, f"{worker.name}: {why}", data=data))
+
+    def _measure(self, uid: Uid, known: _Known, held: list[int]) -> None:
+        now, before = self._clock.monotonic(), known.held
+        known.held = frozenset(held)
+        view = self._worlds.look(uid)
+        current = view.run.running if view is not None else None
+        if known.held - before and before:
+            known.grew_at = now if known.grew_at is None else known.grew_at
+        elif len(known.held) < len(before):
+            known.grew_at = None
+        if known.grew_at is None or current is None or view is None:
+            return
+        if current.world_size >= view.run.target and len(current.up) == current.world_size:
+            self._pool.returned(uid, now - known.grew_at)
+            known.grew_at = None
+
+
+def _most(training: Training) -> int:
+    size = training.spec.world_size
+    return (size.max if training.spec.elasticity == "fill" else size.target) + training.spec.spares
+
+
+def _is_there(worker: Worker, now: datetime) -> bool:
+    """Whether a process of it may use its GPUs."""
+    if worker.ended_at is None:
+        return True
+    return not worker.cleared and now - worker.ended_at < CLEARED
+
+
+def _rests(run: Run | None, name: str) -> bool:
+    return run is not None and any(member.name == name and member.role is Role.SPARE for member in run.members.values())
