@@ -6,7 +6,7 @@ theirs is left on: both are looked up each time, so that nothing is lost with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -82,12 +82,13 @@ class PoolClaims:
 
     def grant(self, training: Training) -> Grant:
         uid, where = training.uid, self._where(training)
+        why = {mask: lease.reason for mask, lease in self._pool.leaving(uid).items()}
         if where.vacated:
             self._pool.left(uid, where.vacated)
         self._pool.declare(self._crew(training, where))
         standing = self._pool.settled(uid)
         held = self._pool.held(uid)
-        self._account(training, where, held)
+        self._account(training, where, held, why)
         lent = {name: self._why(uid, mask) for name, mask in where.parked.items() if mask not in held}
         leaving = self._pool.leaving(uid)
         for worker in self._backend.workers(uid):
@@ -156,34 +157,37 @@ class PoolClaims:
 
     # What it costs
 
-    def _account(self, training: Training, where: _Where, held: list[int]) -> None:
+    def _account(self, training: Training, where: _Where, held: list[int], why: Mapping[int, str]) -> None:
         """Journal who stopped and who began to use its GPUs, and measure how long a return takes."""
         known = self._known.setdefault(training.uid, _Known())
         workers = {one.name: one for one in self._backend.workers(training.uid) if one.alive and one.gpus}
         parked = frozenset(name for name in where.parked if where.parked[name] not in held)
         if training.spec.elasticity != "fixed" or known.parked or parked:
             for name in sorted(parked - (known.parked or frozenset())):
-                self._told(training.uid, WORKER_LENT, workers[name], self._why(training.uid, where.parked[name]))
+                mask = where.parked[name]
+                self._told(training.uid, WORKER_LENT, workers[name], why.get(mask) or self._why(training.uid, mask))
             back = workers.keys() - parked if known.parked is None else known.parked - parked
             for name in sorted(back & workers.keys()):
                 if mask_of(workers[name].gpus) in held:
                     self._told(training.uid, WORKER_BACK, workers[name], "it has its GPUs again")
         known.parked = parked
-        self._measure(training.uid, known, held)
+        self._measure(training.uid, known, held, set(where.parked.values()))
 
     def _told(self, uid: Uid, reason: str, worker: Worker, why: str) -> None:
         steady = self._clock.steady()
         data = {"worker": worker.name, "gpus": list(worker.gpus), **metering.when(self._clock.now(), steady)}
         self._note(uid, Event(reason, f"{worker.name}: {why}", data=data))
 
-    def _measure(self, uid: Uid, known: _Known, held: list[int]) -> None:
+    def _measure(self, uid: Uid, known: _Known, held: list[int], parked: set[int]) -> None:
+        """What a worker takes that has to be started first says nothing about those that wait."""
         now, before = self._clock.monotonic(), known.held
         known.held = frozenset(held)
         view = self._worlds.look(uid)
         current = view.run.running if view is not None else None
-        if known.held - before and before:
+        new = known.held - before
+        if new and new <= parked:
             known.grew_at = now if known.grew_at is None else known.grew_at
-        elif len(known.held) < len(before):
+        elif new or before - known.held:
             known.grew_at = None
         if known.grew_at is None or current is None or view is None:
             return

@@ -248,6 +248,7 @@ class Crew:
     weight: float = 1.0
     vacate_s: float | None = None  # moving averages of what it took to leave a GPU, and to train on one again
     return_s: float | None = None
+    kept_s: float | None = None  # how long it had what it filled, before somebody else got it
 
     @property
     def shown(self) -> PipelineId:

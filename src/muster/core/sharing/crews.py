@@ -1,8 +1,8 @@
 """What do trainings get beyond their minima, and how do they fare?
 
 Those that do not lend grow to what they want when there is room. Those that fill get what nobody else has a use for,
-once it has lain idle for as long as the change will cost them: every worker of theirs stands still while one more
-joins. Bundles that a pipeline holds and can no longer fill with work are idle in that sense, too.
+unless that was taken from them too soon the last times: all their workers stand still while one more joins. Bundles
+that a pipeline holds and can no longer fill with work are of no use to it in that sense, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from muster.core.sharing.hands import Hand, fitting, places, seat_of
 from muster.core.sharing.plans import Seat, Standing
 from muster.types.sharing import Crew, Gpu, Lease, Shares, gpus_of
 
-SETTLE_S = 0.25  # a GPU that was released is often asked for again at once
+SETTLE_S = 0.05  # a GPU that was released is often asked for again at once
+WORTH_IT = 2.0  # what is filled is to be kept for so many times what the change costs
 LONG_AGO = -1e9
 UNMEASURED_S = 1.0  # what a change costs each worker, until that is known
 
@@ -114,12 +115,16 @@ class Crews:
             self._give(hand, lease.mask, "its holder cannot fill it any more")
 
     def _worth_it(self, hand: Hand, since: Iterable[float]) -> float:
-        """When what has been lost by waiting is as much as the change costs; that is never far from the best moment."""
+        """At once, if what it filled before was kept for long enough to be worth the change; if not, when what has been
+        lost by waiting is as much as the change costs, which is never far from the best moment."""
         starts = sorted(since)
         crew = hand.crew
         switch_s = UNMEASURED_S if crew.vacate_s is None or crew.return_s is None else crew.vacate_s + crew.return_s
-        cost = switch_s * max(1, hand.count) + SETTLE_S * len(starts)
-        return max((sum(starts) + cost) / len(starts), starts[-1] + SETTLE_S)
+        cost = switch_s * max(1, hand.count)
+        settled = starts[-1] + SETTLE_S
+        if crew.kept_s is None or crew.kept_s * len(starts) > WORTH_IT * cost:
+            return settled
+        return max((sum(starts) + cost) / len(starts), settled)
 
     def _idle_since(self, crew: Crew, mask: int) -> float:
         """What was vacated for it need not lie idle first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from muster.core.sharing import demand
 from muster.core.sharing.leases import used_mask
@@ -21,7 +22,8 @@ def declared(shares: Shares, crew: Crew, now: float) -> Shares:
     if there is None:
         crew = replace(crew, asked_at=now)
     else:
-        crew = replace(crew, asked_at=there.asked_at, vacate_s=there.vacate_s, return_s=there.return_s)
+        seen = {name: getattr(there, name) for name in ("asked_at", "vacate_s", "return_s", "kept_s")}
+        crew = replace(crew, **seen)
     if crew == there:
         return shares
     return replace(shares, crews={**shares.crews, crew.training: crew})
@@ -68,8 +70,9 @@ def leaving(shares: Shares, leaves: Mapping[str, str], now: float) -> Shares:
         crew = shares.crews.get(lease.training)
         if crew is not None and not lease.mask & crew.using:
             del workers[key]
-        else:
-            workers[key] = replace(lease, state=LeaseState.DRAINING, since=now, reason=why)
+            continue
+        workers[key] = replace(lease, state=LeaseState.DRAINING, since=now, reason=why)
+        shares = measured(shares, lease.training, kept_s=now - lease.held_since)
     return replace(shares, workers=workers) if workers != shares.workers else shares
 
 
@@ -87,16 +90,13 @@ def left(shares: Shares, training: str, mask: int, now: float) -> Shares:
     return measured(shares, training, vacate_s=max(now - lease.since for lease in gone))
 
 
-def measured(shares: Shares, training: str, *, vacate_s: float | None = None, return_s: float | None = None) -> Shares:
-    """What a change took, for the planner to weigh others with."""
+def measured(shares: Shares, training: str, **seconds: float) -> Shares:
+    """What a change took (`vacate_s`, `return_s`), or what it was good for (`kept_s`), to weigh others with."""
     crew = shares.crews.get(training)
     if crew is None:
         return shares
-    if vacate_s is not None:
-        crew = replace(crew, vacate_s=demand.moving(crew.vacate_s, vacate_s))
-    if return_s is not None:
-        crew = replace(crew, return_s=demand.moving(crew.return_s, return_s))
-    return replace(shares, crews={**shares.crews, training: crew})
+    means: dict[str, Any] = {name: demand.moving(getattr(crew, name), took) for name, took in seconds.items()}
+    return replace(shares, crews={**shares.crews, training: replace(crew, **means)})
 
 
 def held(shares: Shares, training: str) -> list[int]:

@@ -194,7 +194,8 @@ def _conditions(
     why = _why(seen, size.target, invalid)
     ready, back = status.world_size.ready, taken_back(training, seen)
     why = f"taken back to {back.size}: {back.why}" if back is not None else why
-    told = f"{ready} of {size.target} workers train" if reached else f"{ready} of {size.target} ready: {invalid or why}"
+    aim = max(size.target, size_of(training.spec, seen))
+    told = f"{ready} of {aim} workers train" if reached else f"{ready} of {aim} ready: {invalid or why}"
     name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
     lent = _lent(training.spec, seen) and not reached and not invalid
     name = LENT if lent else name
@@ -204,7 +205,7 @@ def _conditions(
     told = _why(seen, size.min, invalid) if below else f"at least {size.min} workers are there"
     status = turn(status, "BelowMinimum", below, name, told, shown, generation)
     moving = status.phase == "ready" and not reached and not below and not invalid and back is None and not lent
-    told = f"towards {size.target}: {why}" if moving else why if back is not None or lent else "no resize is going on"
+    told = f"towards {aim}: {why}" if moving else why if back is not None or lent else "no resize is going on"
     name = "Resizing" if moving else TAKEN_BACK if back is not None else LENT if lent else "Settled"
     status = turn(status, "Resizing", moving, name, told, shown, generation)
     ended = status.outcome is not None or (seen.run is not None and seen.run.outcome is not None)
