@@ -47,6 +47,13 @@ class Gate:
                 wake()
             return True
 
+    def renew(self, version: str) -> None:
+        """The same module has other weights now: a turn that began before has to be made again."""
+        with self._changed:
+            self._version = version
+            for turn in self._turns:
+                turn.interrupted = True
+
     def drain(self, within_s: float, given_up: threading.Event) -> None:
         """Wait until no turn is inside."""
         until = time.monotonic() + within_s

@@ -1,4 +1,4 @@
-"""What do engines behind HTTP have in common? Told to sleep, believed when memory is free; woken, believed after a probe.
+"""What do engines behind HTTP have in common? Asleep is what memory says; awake is who has answered a probe.
 
 Each contract (`vllm`, `sglang`) says how to put to sleep, to wake, to update weights and to ask for one token. Here is
 what makes them true: waiting for memory, comparing the version, and keeping in mind what is known of each server.
@@ -98,7 +98,7 @@ class HttpEngine(abc.ABC):
 
     @property
     def awake(self) -> frozenset[int]:
-        """Ranks that may be sent work: they have answered a probe with the newest weights and were not told to sleep."""
+        """Ranks that may be sent work: they answered a probe with the newest weights, and were not told to sleep."""
         return frozenset(rank for rank, serial in self._proved_awake.items() if serial == self._serial)
 
     def publish(
@@ -159,6 +159,8 @@ class HttpEngine(abc.ABC):
                     return
                 raise
         self._proved_asleep.discard(server.rank)
+        if not self.keeps_weights:
+            self._loaded.pop(server.rank, None)  # before it is asked: a call that is cancelled may have done it
         who = f"{self.kind} of rank {server.rank}"
         try:
             await self._sleep(server)
@@ -167,14 +169,19 @@ class HttpEngine(abc.ABC):
                 raise
             log.warning("%s is gone, and so is what it had on GPUs %s: %s", who, list(server.gpus), gone.message)
         else:
-            if server.gpus:
-                await self._watch.until_free(server.gpus, who)
-            await self._check_asleep(server)
-        if not self.keeps_weights:
-            self._loaded.pop(server.rank, None)
+            await self._asleep_by_memory(server, who)
         if server.gpus:
             self._watch.forget(server.gpus)
             self._proved_asleep.add(server.rank)
+
+    async def _asleep_by_memory(self, server: EngineServer, who: str) -> None:
+        try:
+            if server.gpus:
+                await self._watch.until_free(server.gpus, who)
+        except MemoryNotFree:
+            self._disbelieve(server)
+            raise
+        await self._check_asleep(server)
 
     async def _expand(self, server: EngineServer) -> None:
         published = self._published
@@ -255,6 +262,10 @@ class HttpEngine(abc.ABC):
     @abc.abstractmethod
     async def _check_asleep(self, server: EngineServer) -> None:
         """Raise if it says itself that it is awake."""
+
+    @abc.abstractmethod
+    def _disbelieve(self, server: EngineServer) -> None:
+        """It said that it sleeps, and that is not so: what is known of it by its own word is void."""
 
     @abc.abstractmethod
     async def _still_asleep(self, server: EngineServer) -> bool:

@@ -45,7 +45,7 @@ class EngineServer:
         return reply.value(asked)
 
     async def _sent(self, request: Request) -> Reply:
-        """A request that was begun is not abandoned with its caller: the next one waits until it is known to be over."""
+        """A request that was begun is not abandoned with its caller: the next one waits until it is over."""
         await self.settled()
         task = asyncio.create_task(wire.send(self.url, request, self._headers, self._within_s))
         task.add_done_callback(_read)

@@ -59,6 +59,9 @@ class SglangEngine(HttpEngine):
     async def _check_asleep(self, server: EngineServer) -> None:
         """It cannot say; memory has spoken."""
 
+    def _disbelieve(self, server: EngineServer) -> None:
+        self._released.pop(server.rank, None)
+
     async def _still_asleep(self, server: EngineServer) -> bool:
         return self._released.get(server.rank) == {KV_CACHE, WEIGHTS}
 

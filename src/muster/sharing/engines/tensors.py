@@ -21,6 +21,7 @@ from muster.sharing.engines.meters import readable_bytes
 
 Named = dict[str, Tensor]
 DEEPEST = 8
+MOVABLE = (Tensor, nn.Parameter)  # others may have no storage of their own
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size)
 _CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 
@@ -85,7 +86,7 @@ def of_cache(name: str, cache: object) -> Named:
 
 
 def _inside(name: str, thing: object, seen: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(thing, _PLAIN) or isinstance(thing, _CODE) or id(thing) in seen or depth > DEEPEST:
+    if isinstance(thing, (*_PLAIN, *_CODE)) or id(thing) in seen or depth > DEEPEST:
         return
     seen.add(id(thing))
     if isinstance(thing, Tensor):
@@ -225,14 +226,14 @@ def _blocks(named: Named) -> list[_Block]:
     found: dict[tuple[torch.device, int], list[_Place]] = {}
     sizes: dict[tuple[torch.device, int], int] = {}
     for name, tensor in named.items():
-        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or tensor.layout is not torch.strided:
+        if type(tensor) not in MOVABLE or tensor.layout is not torch.strided:
             raise InvalidRequest(f"{name} is a {type(tensor).__name__}, {tensor.layout}: it cannot be moved by storage")
         storage = tensor.untyped_storage()
         if not storage.nbytes():
             continue
         key = (tensor.device, storage.data_ptr())
         sizes[key] = storage.nbytes()
-        place = _Place(name, tensor, tensor.storage_offset(), tensor.size(), tensor.stride())
+        place = _Place(name, tensor, int(tensor.storage_offset()), tensor.size(), tensor.stride())
         found.setdefault(key, []).append(place)
     return [_Block(sizes[key], tuple(places)) for key, places in found.items()]
 
@@ -242,7 +243,7 @@ def strangers(device: torch.device, known: Named, most: int = 3) -> str:
     own = {id(tensor) for tensor in known.values()}
     sizes: dict[int, tuple[int, str]] = {}
     for thing in gc.get_objects():
-        if not issubclass(type(thing), Tensor) or id(thing) in own or thing.device != device:
+        if type(thing) not in MOVABLE or id(thing) in own or thing.device != device:
             continue
         storage = thing.untyped_storage()
         told = f"{readable_bytes(storage.nbytes())} in a tensor {tuple(thing.shape)} of {thing.dtype}"
@@ -252,13 +253,15 @@ def strangers(device: torch.device, known: Named, most: int = 3) -> str:
 
 def copy_weights(model: nn.Module, weights: Mapping[str, Any], loaded: Callable[[str], None]) -> str:
     """Put published weights into the model, all or none; what is wrong with them, or ""."""
-    wanted: Named = {name: value for name, value in model.state_dict(keep_vars=True).items() if type(value) is not dict}
+    wanted: Named = {
+        name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
+    }
     wrong = [f"{name} is not of the model" for name in weights if name not in wanted]
     for name, value in weights.items():
         if name in wanted and tuple(value.shape) != tuple(wanted[name].shape):
             wrong.append(f"{name} is {tuple(value.shape)}, not {tuple(wanted[name].shape)}")
-    given = {wanted[name].untyped_storage().data_ptr() for name in weights if name in wanted}
-    missing = [name for name, value in wanted.items() if value.untyped_storage().data_ptr() not in given]
+    given = {wanted[name].data_ptr() for name in weights if name in wanted}
+    missing = [name for name, value in wanted.items() if value.nbytes and value.data_ptr() not in given]
     wrong += [f"{name} is missing" for name in missing]
     if wrong:
         return "; ".join(wrong[:5])
@@ -266,6 +269,6 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Any], loaded: Callable[
         for name, value in weights.items():
             wanted[name].copy_(value)
     for name, tensor in of_model(model).items():
-        if tensor.untyped_storage().data_ptr() in given:
+        if tensor.data_ptr() in given:
             loaded(name)
     return ""

@@ -1,7 +1,7 @@
 """How does a module of this process give its GPU away and come back? It is moved, and memory is looked at.
 
-Work is done in a thread of the engine's own, one piece at a time: the event loop is not held up, and a call that is made
-again waits until the one before, which was given up, has let go.
+Work is done in a thread of the engine's own, one piece at a time: the event loop is not held up, and a call that is
+made again waits until the one before, which was given up, has let go.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from muster.sharing.engines.tensors import CudaMemory, DeviceMemory, Mover, Name
 
 MAY_KEEP = 128 << 20  # workspaces of libraries, which the allocator does not give back
 
+UNKNOWN = -1
 StateDict = Mapping[str, Any]
 Weights = StateDict | Callable[[], StateDict]
 
@@ -101,15 +102,16 @@ class TorchEngine:
     def publish(self, version: str | int, weights: Weights | None = None) -> None:
         """New weights exist: a state dict, or a function that returns one. None: the module itself was trained.
 
-        They are loaded at the next wake. Awake, no turn is let in before `refresh`.
+        Those are loaded at the next wake; while it is awake, no turn is let in before `refresh`.
         """
-        if weights is None and self._mover.dropped:
+        if weights is None and self._without_contents():
             raise InvalidRequest(f"the parameters were dropped: {version} needs weights to be loaded from")
         with self._lock:
             self._published = _Published(str(version), weights, self._published.serial + 1)
             if weights is None:
                 self._loaded = self._published.serial
-            if self._gate.open:
+                self._gate.renew(str(version))
+            elif self._gate.open:
                 self._gate.close(f"weights {version} were published and are not loaded yet")
 
     async def refresh(self) -> None:
@@ -152,14 +154,14 @@ class TorchEngine:
             raise Unproven(
                 "parameters cannot be dropped (level 2): nothing was published that they could be loaded from"
             )
-        named, own = self._named(), {*tensors.of_model(self.model)}
+        named = self._named()
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
         self._memory.settle()
+        if self.level == 2:
+            self._loaded = UNKNOWN
         self._mover.park(named, lambda name: self.level == 2 and name not in buffers, given_up)
         if given_up.is_set():
             return
-        if self.level == 2 and own - buffers:
-            self._loaded = 0
         self._memory.empty()
         self._verify_gone(named)
 
@@ -199,6 +201,7 @@ class TorchEngine:
             return
         if published.weights is None:
             raise Unproven(f"weights {published.version} are nowhere: the module's own were dropped")
+        self._loaded = UNKNOWN  # until all of them are there
         weights = published.weights() if callable(published.weights) else published.weights
         if wrong := tensors.copy_weights(self.model, weights, self._mover.loaded):
             raise StaleWeights(f"weights {published.version} do not fit the model: {wrong}")
@@ -208,12 +211,16 @@ class TorchEngine:
         away = [name for name, one in self._named().items() if one.nbytes and not self._mover.on_device(one)]
         if away:
             raise EngineFault(f"not on {self.device} after waking: {', '.join(away[:5])}")
-        parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
-        if empty := sorted(self._mover.dropped & parameters):
+        if empty := self._without_contents():
             raise StaleWeights(f"dropped, and not among weights {published.version}: {', '.join(empty[:5])}")
         said = self._probe(self.model) if self._probe is not None else None
         if said is not None and str(said) != published.version:
             raise StaleWeights(f"the probe answers with weights {said!s}, and {published.version} were published")
+
+    def _without_contents(self) -> list[str]:
+        """Parameters that were dropped and not loaded since."""
+        dropped = self._mover.dropped
+        return [name for name, _ in self.model.named_parameters(remove_duplicate=False) if name in dropped]
 
     def _named(self) -> Named:
         found = tensors.of_model(self.model)

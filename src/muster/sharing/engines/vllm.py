@@ -53,6 +53,9 @@ class VllmEngine(HttpEngine):
         if not await self._asleep(server):
             raise MemoryNotFree(f"vLLM of rank {server.rank} answered /sleep with 200, and says that it is awake")
 
+    def _disbelieve(self, server: EngineServer) -> None:
+        """Nothing was believed: it is asked each time."""
+
     async def _still_asleep(self, server: EngineServer) -> bool:
         return await self._asleep(server)
 
