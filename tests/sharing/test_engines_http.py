@@ -334,7 +334,7 @@ def test_weights_that_come_while_it_wakes_are_brought_before_it_takes_work(serve
 
         engine.publish("1", slow)
         await engine.expand({0: [0]})
-        assert (engine.awake, server.label, server.weights) == ({0}, "2", "2")
+        assert (set(engine.awake), server.label, server.weights) == ({0}, "2", "2")
 
     run(story)
 

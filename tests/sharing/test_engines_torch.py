@@ -158,7 +158,7 @@ def test_a_shrink_that_is_made_twice_does_it_once_and_verifies_again() -> None:
         engine = TorchEngine(Tied(), memory=memory, may_keep=10)
         await engine.shrink([0])
         await engine.shrink([0])
-        assert memory.emptied == 2
+        assert memory.emptied == 2, "given back each time"
         memory.extra = 11
         with pytest.raises(MemoryNotFree, match="the model has left cpu, but 11 B are in use, and 10 B may stay"):
             await engine.shrink([0])
@@ -249,6 +249,8 @@ def test_dropped_parameters_take_no_memory_and_keep_their_shapes() -> None:
         await engine.shrink([0])
         assert all(one.untyped_storage().nbytes() == 4 for one in model.parameters())
         assert (model.out.weight.shape, kv.shape) == ((2, 8), (4, 4))
+        with pytest.raises(InvalidRequest, match="dropped by another engine"):
+            TorchEngine(model)
         with pytest.raises(InvalidRequest, match="dropped: 2 needs weights"):
             engine.publish(2)
         await engine.expand(AWAKE)

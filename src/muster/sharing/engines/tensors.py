@@ -47,7 +47,6 @@ class CudaMemory:
         return max(torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device))
 
     def empty(self) -> None:
-        gc.collect()
         with torch.cuda.device(self._device):
             torch.cuda.empty_cache()
 
@@ -62,7 +61,7 @@ class NoAllocator:
         return 0
 
     def empty(self) -> None:
-        gc.collect()
+        pass
 
     def settle(self) -> None:
         pass
@@ -164,8 +163,7 @@ class Mover:
         if self._device.type != "cpu":
             return False
         where = tensor.untyped_storage().data_ptr()
-        blank = tensor.numel() > 1 and not any(tensor.stride())
-        return blank or any(where == buffer.untyped_storage().data_ptr() for buffer in self._host.values())
+        return is_blank(tensor) or any(where == buffer.untyped_storage().data_ptr() for buffer in self._host.values())
 
     def park(self, named: Named, drop: Callable[[str], bool], given_up: threading.Event) -> None:
         for block in _blocks({name: tensor for name, tensor in named.items() if self.on_device(tensor)}):
@@ -216,6 +214,11 @@ class Mover:
     def loaded(self, name: str) -> None:
         """It has contents again."""
         self._dropped.discard(name)
+
+
+def is_blank(tensor: Tensor) -> bool:
+    """Whether its contents were dropped."""
+    return tensor.numel() > 1 and not any(tensor.stride())
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> Tensor:

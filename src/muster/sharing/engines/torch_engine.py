@@ -7,6 +7,7 @@ made again waits until the one before, which was given up, has let go.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,8 @@ class TorchEngine:
             raise InvalidRequest(f"the level of sleep is 1 or 2, not {level!r}")
         if probe is not None and inspect.iscoroutinefunction(probe):
             raise InvalidRequest("probe must be a plain function: it is called in the engine's own thread")
+        if blank := [name for name, one in model.named_parameters() if tensors.is_blank(one)]:
+            raise InvalidRequest(f"parameters were dropped by another engine, which must wake first: {blank[0]}")
         self.model, self.level = model, level
         self.device = _whole(torch.device(device) if device is not None else _device_of(model))
         self._caches = caches if isinstance(caches, Mapping) else {f"caches[{i}]": one for i, one in enumerate(caches)}
@@ -170,8 +173,10 @@ class TorchEngine:
         if left:
             told = ", ".join(f"{name} ({readable_bytes(one.nbytes)})" for name, one in list(left.items())[:5])
             raise MemoryNotFree(f"still on {self.device}: {told}")
-        used = self._memory.used()
-        if used > self._may_keep:
+        if self._memory.used() > self._may_keep:
+            gc.collect()  # slow, and seldom needed: tensors that only a cycle of objects keeps alive
+            self._memory.empty()
+        if (used := self._memory.used()) > self._may_keep:
             known = f"{readable_bytes(used)} are in use, and {readable_bytes(self._may_keep)} may stay"
             others = tensors.strangers(self.device, named) if self.device.type != "cpu" else ""
             raise MemoryNotFree(
