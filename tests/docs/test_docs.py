@@ -265,6 +265,16 @@ def test_the_pipeline_of_the_sharing_page_runs_as_written(tmp_path: Path) -> Non
     assert done.stdout == "trains on [0, 1]\n" * 2
 
 
+def test_the_module_of_the_engines_page_shares_as_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    bodies = [body for kind, body in _FENCE.findall(text_of("docs/engines.md")) if kind == "python"]
+    script = tmp_path / "engine.py"
+    script.write_text(bodies[0])
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "generates with weights 0\ngenerates with weights 1\nit was told to sleep\n"
+
+
 def test_the_calls_of_the_api_page_are_answered_as_it_says(plane: Plane) -> None:
     bodies = re.findall(r"--json '(\{.*?\})' \$API(\S*)", text_of("docs/api.md"), re.DOTALL)
     assert [tail for _, tail in bodies] == ["", "/web/scale"]

@@ -17,6 +17,7 @@ from muster.sharing import ClusterSpec
 from muster.sharing.engines import (
     EngineFault,
     EngineGarbled,
+    EngineRanks,
     EngineServer,
     EngineUnreachable,
     LogprobProof,
@@ -509,6 +510,19 @@ def test_each_rank_has_its_server_and_a_rank_without_one_is_refused(server: Lyin
                 assert server.asleep, "the others were let go of all the same"
             with pytest.raises(InvalidRequest, match="no vLLM server for rank 2"):
                 await engine.shrink([2])
+
+    run(story)
+
+
+def test_engines_of_one_rank_each_are_asked_about_the_gpus_that_the_scheduler_names(server: LyingServer) -> None:
+    async def story() -> None:
+        with lying_server([1]) as second:
+            meter = GpuMeter(server, second)
+            ranks = EngineRanks({0: vllm(server, meter=meter, gpus=None), 1: vllm(second, meter=meter, gpus=None)})
+            second.lies["/sleep"] = "frees nothing"
+            await ranks.shrink([0, 1])
+            assert await ranks.vacated([0])
+            assert not await ranks.vacated([1])
 
     run(story)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from muster.errors import InvalidRequest
@@ -21,6 +21,14 @@ class EngineRanks:
 
     async def expand(self, ranks: Mapping[int, Sequence[int]]) -> None:
         await together(self._of(rank).expand({0: gpus}) for rank, gpus in ranks.items())
+
+    async def vacated(self, gpus: Sequence[int]) -> bool:
+        """Whether all engines that can tell say so: what they are asked about is memory, whoever's rank it is."""
+        for engine in self._engines.values():
+            tells: Callable[[Sequence[int]], Awaitable[bool]] | None = getattr(engine, "vacated", None)
+            if tells is not None and not await tells(gpus):
+                return False
+        return True
 
     def _of(self, rank: int) -> PipelineHooks:
         if rank not in self._engines:
