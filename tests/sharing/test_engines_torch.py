@@ -480,6 +480,20 @@ def test_a_call_that_is_cancelled_in_the_middle_can_be_made_again(level: int) ->
     run(story)
 
 
+def test_a_shrink_that_comes_while_it_wakes_ends_asleep() -> None:
+    async def story() -> None:
+        engine = TorchEngine(Tied())
+        await engine.shrink([0])
+        await asyncio.gather(engine.expand(AWAKE), engine.shrink([0]))
+        assert not engine.awake
+        assert not any(engine._mover.on_device(one) for one in engine._named().values())
+        await engine.expand(AWAKE)
+        await engine.shrink([])
+        assert engine.awake
+
+    run(story)
+
+
 def test_the_event_loop_is_not_held_up() -> None:
     async def story() -> None:
         go_on = threading.Event()

@@ -28,6 +28,7 @@ from muster.sharing.engines.tensors import CudaMemory, DeviceMemory, Mover, Name
 MAY_KEEP = 128 << 20  # workspaces of libraries, which the allocator does not give back
 
 UNKNOWN = -1
+TOLD = "it was told to sleep"
 StateDict = Mapping[str, Any]
 Weights = StateDict | Callable[[], StateDict]
 
@@ -127,8 +128,9 @@ class TorchEngine:
 
     async def shrink(self, ranks: Sequence[int]) -> None:
         self._check(ranks)
-        self._gate.close("it was told to sleep")
-        await self._run(self._shrunk)
+        if ranks:
+            self._gate.close(TOLD)
+            await self._run(self._shrunk)
 
     async def expand(self, ranks: Mapping[int, Sequence[int]]) -> None:
         self._check(ranks)
@@ -152,6 +154,7 @@ class TorchEngine:
             raise
 
     def _shrunk(self, given_up: threading.Event) -> None:
+        self._gate.close(TOLD)  # again: a call before this one may just have opened it
         self._gate.drain(self._turn_s, given_up)
         if self.level == 2 and self._published.weights is None:
             raise Unproven(
