@@ -75,6 +75,11 @@ def run(
     secret_env: list[str] = typer.Option([], metavar="K", help="One that is secret: its value is never shown."),
     label: list[str] = typer.Option([], "-l", "--label", metavar="K=V", help="A label to find it by."),
     priority: int = typer.Option(0, help="Higher goes first when GPUs are short."),
+    elasticity: str = typer.Option(
+        "fixed",
+        metavar="fixed|lend|fill",
+        help="Lend GPUs above MIN to others that need them, or also fill idle ones up to MAX.",
+    ),
     mesh: bool = typer.Option(False, "--mesh", help="Hold ranks until all workers reach each other."),
     mesh_timeout: float | None = typer.Option(
         None, parser=durations.option, metavar="D", help="Start them anyway after so long (60s)."
@@ -141,6 +146,7 @@ def run(
         **({"storage": [pod_words.storage_of(one) for one in storage]} if storage else {}),
         **({"template": pod_words.template_of(template)} if template is not None else {}),
         **({"suspend": True} if suspend else {}),
+        **({"elasticity": elasticity} if elasticity != "fixed" else {}),
         "labels": _pairs(label, "--label"),
         "name": name,
         **({"requirements": requirements} if requirements is not None else {}),

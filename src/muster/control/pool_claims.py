@@ -41,6 +41,7 @@ class _Where:
     """Where its workers are."""
 
     using: int = 0
+    ready: int = 0
     resting: int = 0
     parked: dict[str, int] = field(default_factory=dict)  # worker → mask of GPUs that it waits for
     vacated: int = 0
@@ -119,7 +120,9 @@ class PoolClaims:
             mask = mask_of(worker.gpus)
             if mask in held:
                 found.using |= mask
-                found.resting |= mask if _rests(run, worker.name) else 0
+                role = _role(run, worker.name)
+                found.ready |= mask if role is not None else 0
+                found.resting |= mask if role is Role.SPARE else 0
             elif worker.alive and lending.vacated(run, worker.name, self._clock.monotonic()):
                 found.parked[worker.name] = mask
             elif mask in leaving:
@@ -147,6 +150,7 @@ class PoolClaims:
             created=created.timestamp(),
             admitted=training.status.holds("Admitted"),
             using=where.using,
+            ready=where.ready,
             resting=where.resting,
             parked=mask_of(gpu for mask in where.parked.values() for gpu in gpus_of(mask)),
         )
@@ -208,5 +212,6 @@ def _is_there(worker: Worker, now: datetime) -> bool:
     return not worker.cleared and now - worker.ended_at < CLEARED
 
 
-def _rests(run: Run | None, name: str) -> bool:
-    return run is not None and any(member.name == name and member.role is Role.SPARE for member in run.members.values())
+def _role(run: Run | None, name: str) -> Role | None:
+    """Of a worker that has joined."""
+    return next((one.role for one in run.members.values() if one.name == name), None) if run is not None else None

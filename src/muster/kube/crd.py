@@ -88,6 +88,9 @@ ABOUT: dict[str, str] = {
     "spec.storage.class": "The StorageClass of the claim that is made; by default the cluster's own.",
     "spec.storage.access": "The access mode of the claim that is made.",
     "spec.storage.keep": "Whether the claim that is made stays when the training is deleted.",
+    "spec.elasticity": "fixed: it keeps what it was admitted with. lend: workers above min may be taken for somebody "
+    "with a better claim, and come back. fill: as lend, and it grows to max while GPUs would idle. In a cluster it has "
+    "no effect in this version.",
     "spec.suspend": "No worker runs while this is true; those that do are told to save, and leave. Kueue and others "
     "that admit trainings turn it.",
     "status": "What is; written by the control plane alone, in one step per change.",

@@ -218,12 +218,14 @@ def explain(key: Key) -> Flow[Explanation]:
 # Writing -----------------------------------------------------------------------------------------
 
 
-_NEW = (
-    "package",
-    "requirements",
-    "storage",
-    "suspend",
-)  # what says nothing is not sent: a control plane that is older may not know of it
+# What says nothing is not sent: a control plane that is older may not know of it.
+_NEW: Mapping[str, Any] = {
+    "package": None,
+    "requirements": [],
+    "storage": [],
+    "suspend": False,
+    "elasticity": "fixed",
+}
 
 
 def create(training: Training, idempotency_key: str) -> Flow[Training]:
@@ -245,7 +247,7 @@ def _request(training: Training) -> dict[str, Any]:
     # The server fills these in; sending empty ones would claim to know them.
     wire = training.to_wire()
     wire.pop("status", None)
-    wire["spec"] = {name: value for name, value in wire["spec"].items() if value or name not in _NEW}
+    wire["spec"] = {name: value for name, value in wire["spec"].items() if value != _NEW.get(name, ...)}
     kept = ("name", "namespace", "labels", "annotations")
     wire["metadata"] = {name: wire["metadata"][name] for name in kept if name in wire["metadata"]}
     return wire

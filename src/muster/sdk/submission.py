@@ -64,6 +64,7 @@ class SubmitOptions(TypedDict, total=False):
     template: Mapping[str, Any] | None
     storage: Sequence[Storage | Mapping[str, Any]]
     suspend: bool
+    elasticity: Literal["fixed", "lend", "fill"]
 
 
 def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) -> Training:

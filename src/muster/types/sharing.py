@@ -243,6 +243,7 @@ class Crew:
     asked_at: float = 0.0  # since when the pool has known of it
     admitted: bool = False
     using: int = 0  # mask of the GPUs on which it has workers that may train
+    ready: int | None = None  # of these, the ones whose workers have joined its world; None: all
     resting: int = 0  # of these, the ones whose workers are spares
     parked: int = 0  # mask of the GPUs of workers that wait for them to come back
     weight: float = 1.0

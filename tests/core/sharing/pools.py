@@ -170,7 +170,15 @@ def shared_states(draw: st.DrawFn) -> Shares:
         masks = [mask_of(one) for one in chosen]
         using = sum(mask for mask in masks if draw(st.integers(0, 4)))
         parked = draw(st.integers(0, shares.pool.mask)) & ~used_mask(shares)
-        here = replace(here, using=using, admitted=admitted, parked=parked, vacate_s=draw(st.sampled_from([None, 0.2])))
+        ready = draw(st.sampled_from([None, using & draw(st.integers(0, shares.pool.mask))]))
+        here = replace(
+            here,
+            ready=ready,
+            using=using,
+            admitted=admitted,
+            parked=parked,
+            vacate_s=draw(st.sampled_from([None, 0.2])),
+        )
         shares = replace(shares, crews={**shares.crews, crew.training: here})
         for mask in masks:
             if draw(st.integers(0, 4)) == 0:

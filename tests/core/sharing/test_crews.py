@@ -49,6 +49,9 @@ def test_no_plan_breaks_a_rule(shares: Shares) -> None:
     for uid, crew in shares.crews.items():
         before, now = len(workers.held(shares, uid)), len(workers.held(after, uid))
         assert now >= min(before, crew.min) or before > crew.most, "nobody's minimum is ever taken"
+        if crew.ready is not None and before <= crew.most:
+            joined = [[mask for mask in workers.held(one, uid) if not mask & ~crew.ready] for one in (shares, after)]
+            assert len(joined[1]) >= min(len(joined[0]), crew.min), "nor replaced by one that is still to come"
 
 
 @settings(max_examples=300)
@@ -123,6 +126,21 @@ def test_a_fixed_stage_gets_what_is_above_a_minimum_and_never_the_minimum() -> N
     assert tight.reasons["#1"] == "waits for training default/t (its minimum)"
     firm = plan(crewed(shares, a_crew("t", 1, 4), 0, 1, 2, 3), NOW)
     assert not firm.leaves and firm.reasons["#1"] == "waits for training default/t"
+
+
+def test_a_minimum_in_the_way_moves_to_other_gpus_before_it_leaves() -> None:
+    shares = a_state(2, [a_pipeline("p", ClusterSpec([0, 1]), actor_train=ClusterSpec([0]))])
+    shares = replace(shares, requests=(a_request(1, "p", "actor_train"),))
+    crew = a_crew("t", 1, 1, 2, "fill")
+    made = plan(crewed(shares, crew, 0), NOW)
+    assert seats(made, "t") == [[1]] and not made.leaves and not made.grants
+    assert made.reasons["#1"] == "waits for training default/t (its minimum), which moves to other GPUs"
+    both = crewed(shares, crew, 0, 1)
+    starting = replace(both, crews={"t": replace(both.crews["t"], ready=mask_of([0]))})
+    assert not plan(starting, NOW).leaves, "its worker there has not joined yet"
+    joined = replace(both, crews={"t": replace(both.crews["t"], ready=mask_of([0, 1]))})
+    made = plan(joined, NOW)
+    assert set(made.leaves) == {"t/0"} and made.grants
 
 
 def test_lenders_and_generation_share_by_need() -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from muster.core.sharing.hands import Hand, Hands, fitting, places, seat_of, trained_on
+from muster.core.sharing.hands import Hand, Hands, by_training, fitting, places, seat_of, trained_on
 from muster.core.sharing.plans import ClusterGrant, Seat
 from muster.core.sharing.room import Room, holders, listed
 from muster.types.sharing import (
@@ -130,8 +130,31 @@ class FixedRequests:
         for other in self._reserving(claim, need, waiting):
             return f"GPU {listed(need & other.need)} is reserved for {other.claim}, which waits longer"
         if self._hands.in_the_way(need) is None:
-            return f"waits for {self._hands.keepers(need)}"
+            moves = self._move_out(need, claim, waiting)
+            return f"waits for {self._hands.keepers(need)}" + (", which moves to other GPUs" if moves else "")
         return ""
+
+    def _move_out(self, need: int, claim: _Claim, waiting: list[_Waiting]) -> bool:
+        """Trainings whose minima are in the way get places elsewhere, where there are any; when their workers have
+        joined there, they can leave here."""
+        usable = self._usable() & ~need
+        for other in self._reserving(claim, usable, waiting):
+            usable &= ~other.need
+        there = {lease.training for gpu in gpus_of(need & self._room.working) if (lease := self._hands.at(gpu))}
+        moved = False
+        for uid in sorted(there):
+            hand = self._hands.by_training[uid]
+            here = [mask for mask in hand.held if mask & need]
+            more = len(here) - (len(hand.held) - hand.crew.min)
+            coming = sum(not hand.is_ready(mask) for mask in hand.held)
+            if not hand.crew.lends or more <= 0:
+                moved = moved or coming > 0
+                continue
+            found = self._places(hand, more, usable) if hand.count + more <= hand.crew.most else None
+            if found is not None:
+                self._give(hand, found, f"{claim} waits for other GPUs of it")
+                moved = True
+        return moved
 
     def _reserving(self, claim: _Claim, need: int, waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
         """Waiting claims that keep these GPUs from it: not those that wait for it themselves."""
@@ -182,12 +205,16 @@ class FixedRequests:
                 self.first_waiting = self.first_waiting or crew
                 return _Waiting(claim, usable, frozenset())
             return None
-        for mask in found:
-            self._clear(mask, f"{crew.shown} gets its minimum")
-            self.promised |= mask
-            hand.given.append(seat_of(self._shares.crews, crew.training, mask, self._room.free))
-        self.seats += hand.given[-len(found) :]
+        self._give(hand, found)
         return None
+
+    def _give(self, hand: Hand, found: list[int], why: str = "") -> None:
+        for mask in found:
+            self._clear(mask, f"{hand.crew.shown} gets its minimum")
+            self.promised |= mask
+            seat = seat_of(self._shares.crews, hand.crew.training, mask, self._room.free, why)
+            hand.given.append(seat)
+            self.seats.append(seat)
 
     def _usable(self) -> int:
         room = self._room
@@ -224,13 +251,11 @@ class FixedRequests:
     def _may_take(self, mask: int, taken: dict[str, WorkerLease]) -> bool:
         """Whether workers on these GPUs may be taken, beside those that are to be."""
         here = [lease for gpu in gpus_of(mask & self._room.working) if (lease := self._hands.at(gpu)) is not None]
-        for lease in here:
-            hand = self._hands.by_training[lease.training]
-            others = sum(one.training == lease.training for one in taken.values())
-            more = len({one.key for one in here if one.training == lease.training} - taken.keys())
-            if others + more > hand.spare:
+        all_of_them = taken | {lease.key: lease for lease in here}
+        for uid, masks in by_training(all_of_them.values()).items():
+            if here and not self._hands.by_training[uid].may_give(masks):
                 return False
-        taken |= {lease.key: lease for lease in here}
+        taken |= all_of_them
         return True
 
     def _fits_at_all(self, crew: Crew) -> bool:

@@ -7,7 +7,7 @@ One that does not lend gives nothing but GPUs on which it has no worker and for 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from muster.core.sharing.plans import Seat
@@ -41,10 +41,16 @@ class Hand:
     def count(self) -> int:
         return len(self.held) + len(self.given)
 
-    @property
-    def spare(self) -> int:
-        """How many of its GPUs' workers may be taken: what is to come does not count, it may take a while."""
-        return max(0, len(self.held) - self.crew.min) if self.crew.lends else 0
+    def may_give(self, masks: Collection[int]) -> bool:
+        """Whether its minimum is there without these. What is to come does not count: it may take a while."""
+        if not self.crew.lends or len(self.held) - len(masks) < self.crew.min:
+            return False
+        going = sum(self.is_ready(mask) for mask in masks)
+        return not going or sum(map(self.is_ready, self.held)) - going >= self.crew.min
+
+    def is_ready(self, mask: int) -> bool:
+        """A worker is there, and has joined its world."""
+        return self.crew.ready is None or mask & ~self.crew.ready == 0
 
     @property
     def lacks(self) -> int:
@@ -96,8 +102,8 @@ class Hands:
     def in_the_way(self, need: int) -> list[WorkerLease] | None:
         """The workers on these GPUs, if all of them may be taken."""
         found = {lease.key: lease for gpu in _bits(need) if (lease := self.at(gpu)) is not None}
-        for uid in {lease.training for lease in found.values()}:
-            if sum(lease.training == uid for lease in found.values()) > self.by_training[uid].spare:
+        for uid, masks in by_training(found.values()).items():
+            if not self.by_training[uid].may_give(masks):
                 return None
         return list(found.values())
 
@@ -115,16 +121,29 @@ class Hands:
         self.leaves[lease.key] = why
 
     def protected_first(self, hand: Hand) -> list[WorkerLease]:
-        """Those that it would rather give come last: spares, then GPUs on which pipelines train."""
-        trained_on = self._trained_on
+        """Those that it would rather give come last: who is not there yet, spares, GPUs on which pipelines train."""
+        resting, trained = hand.crew.resting, self._trained_on
         return sorted(
             hand.held.values(),
-            key=lambda one: (bool(one.mask & hand.crew.resting), bool(one.mask & trained_on), one.mask),
+            key=lambda one: (
+                not hand.is_ready(one.mask),
+                bool(one.mask & resting),
+                bool(one.mask & trained),
+                one.mask,
+            ),
         )
 
     @functools.cached_property
     def _trained_on(self) -> int:
         return trained_on(self._shares)
+
+
+def by_training(leases: Iterable[WorkerLease]) -> dict[str, list[int]]:
+    """The masks of each training's."""
+    found: dict[str, list[int]] = {}
+    for lease in leases:
+        found.setdefault(lease.training, []).append(lease.mask)
+    return found
 
 
 def trained_on(shares: Shares) -> int:

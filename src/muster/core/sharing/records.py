@@ -144,7 +144,7 @@ def _written(record: Any) -> dict[str, Any]:
     if isinstance(record, Lease):
         record = replace(record, mask=0)
     elif isinstance(record, Crew):  # which workers are there is not for a journal to say
-        record = replace(record, using=0, resting=0, parked=0)
+        record = replace(record, using=0, ready=None, resting=0, parked=0)
     elif isinstance(record, WorkerLease):
         gpus = tuple(gpus_of(record.mask))
         record = KeptWorker(record.training, gpus, record.state, record.since, record.held_since, record.reason)

@@ -375,6 +375,7 @@ def _ignored(training: Training, backend: str) -> list[Event]:
         "resources.cpu": backend == "local" and spec.resources.cpu is not None,
         "template": backend == "local" and spec.template is not None,
         "topologyKey": backend == "local" and spec.topology_key is not None,
+        "elasticity": backend != "local" and spec.elasticity != "fixed",
     }
     return [
         Event("FieldIgnored", f"spec.{name} has no effect on the {backend} backend in this version", "Warning")
