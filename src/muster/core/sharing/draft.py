@@ -125,7 +125,7 @@ class Draft:
             self.avail &= ~_union(hand.held)
             return
         spec = places(self.shares.pool, crew.gpus_each)
-        where = {mask: rank for rank, mask in enumerate(spec.masks)} if hand.held else {}
+        where = {mask: rank for rank, mask in enumerate(spec.masks)} if hand.count else {}
         ordered = self.hands.protected_first(hand)
         ordered.sort(key=lambda lease: lease.mask in where)  # what fits nowhere else has to stay
         firm, lent = min(crew.min, len(ordered)), min(crew.wanted, len(ordered))
@@ -135,6 +135,9 @@ class Draft:
             one.taken |= 1 << where[lease.mask] if lease.mask in where else 0
         for lease in ordered[firm:lent]:
             self._stands(one, lease, where)
+        one.count += max(0, len(hand.given) - max(0, crew.min - len(ordered)))  # what was found for it beyond that
+        for seat in hand.given:
+            one.taken |= 1 << where[seat.mask] if seat.mask in where else 0
         for lease in ordered[lent:]:
             self._yields.update(dict.fromkeys(gpus_of(lease.mask), self._as_lease(crew, lease, where)))
         if crew.wanted > crew.min and not hand.lacks:
