@@ -271,7 +271,7 @@ class Worlds(Protocol):
         """Open a run, or give one that is open other settings.
 
         `lent` are all the workers that may have no rank, by name, each with a sentence that says who has its GPUs;
-        None leaves it as it is. A run that was taken over may know of more than were ordered here: compare, and order.
+        None leaves it as it is, which is as records tell it where nobody has ordered anything since this process began.
         """
 
     def end(self, uid: Uid, state: OutcomeState, reason: str, message: str) -> None:

@@ -376,6 +376,10 @@ class SimulatedCoordinator:
 
     # Settling
 
+    def settle_soon(self) -> None:
+        """Something was ordered from outside."""
+        self._touch()
+
     def _touch(self) -> None:
         if not self._touched:
             self._touched = True

@@ -130,6 +130,9 @@ class SimulatedFleet:
         """The newest of that name."""
         return next(agent for agent in reversed(self.agents) if agent.name == name)
 
+    def name_of(self, member_id: MemberId) -> str:
+        return self._by_id[member_id].name
+
     @property
     def seats(self) -> list[str]:
         """Names by rank, in the last round that the coordinator formed."""

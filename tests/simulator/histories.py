@@ -13,6 +13,7 @@ from random import Random
 from muster.core.world import notices, sizes
 from muster.types.world import OutcomeState, Settings
 from tests.simulator import faults
+from tests.simulator.director import SimulatedDirector
 from tests.simulator.fleet import SimulatedFleet
 from tests.simulator.invariants import Broken
 from tests.simulator.processes import WorkerConfig
@@ -55,6 +56,10 @@ def a_setting(rng: Random) -> Settings:
     )
 
 
+def _now(call: Callable[[], None]) -> None:
+    call()
+
+
 def _worker(rng: Random, index: int, settings: Settings, given: dict[str, object]) -> WorkerConfig:
     return WorkerConfig(
         name=f"w{index}",
@@ -80,6 +85,8 @@ class History:
         self._lifelines = Random(seed ^ 0x11FE)
         self.settings = replace(a_setting(self._rng), gate_timeout_s=self._mesh.choice((None, None, 0.5, 2.0)))
         self.fleet = SimulatedFleet(seed ^ 0x5EED, collateral=self._rng.choice((0.0, 0.7)), tell=tell)
+        self._lending = Random(seed ^ 0x1E4D)
+        self.director = SimulatedDirector(self.fleet, self._lending)
         self._calm = False
         self._to_bid_farewell: list[SimulatedWorker] = []
         self._given: dict[str, object] = {
@@ -104,6 +111,7 @@ class History:
         for _ in range(self._lifelines.choice((0, 0, 1, 2))):
             at, fault = self._lifelines.uniform(0.05, FAULTS_UNTIL_S), self._lifelines.choice(faults.OF_LIFELINES)
             fleet.clock.at(at, self._befall, fault, self._lifelines)
+        self._plan_to_lend()
         fleet.advance(FAULTS_UNTIL_S + 0.01)
         self._calm_down()
         fleet.until("training or an outcome", self._decided, self._patience_s)
@@ -124,6 +132,14 @@ class History:
             self.fleet.say(f"--- {source} does not reach {target}")
             self.fleet.network.part(source, target)
             self.fleet.clock.after(self._mesh.uniform(0.2, 4.0), self.fleet.network.join, source, target)
+
+    def _plan_to_lend(self) -> None:
+        """GPUs go to somebody else and come back."""
+        rng, director = self._lending, self.director
+        for _ in range(rng.choice((0, 0, 2, 4, 7))):
+            order = director.lend_someone if rng.random() < 0.6 else director.give_someone_back
+            at_turn = rng.random() < 0.4
+            self.fleet.clock.at(rng.uniform(0.1, FAULTS_UNTIL_S), self.fleet.at_turn if at_turn else _now, order)
 
     def _befall_at_turn(self, fault: faults.Fault) -> None:
         self.fleet.at_turn(lambda: self._befall(fault))
@@ -147,6 +163,8 @@ class History:
             fleet.heal(agent)
             agent.process.go_on()
             agent.healthy = True
+        if self._lending.random() < 0.7:
+            self.director.give_back()
         self._to_bid_farewell = fleet.present if fleet.outcome is None else []
         short = self.settings.min - len(fleet.present)
         if short > 0 and self._rng.random() < 0.6:
@@ -155,7 +173,11 @@ class History:
 
     def _decided(self) -> bool:
         fleet = self.fleet
-        return fleet.trains() or fleet.outcome is not None or self._nothing_left()
+        return (fleet.trains() and not self._lent_train()) or fleet.outcome is not None or self._nothing_left()
+
+    def _lent_train(self) -> bool:
+        current = self.fleet.run.running
+        return current is not None and any(seat.name in self.director.lent for seat in current.seats)
 
     def _nothing_left(self) -> bool:
         """A coordinator that never heard of the run, and nobody to tell it."""

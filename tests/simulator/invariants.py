@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from muster.core.world.run import CallBack, Decision, Farewell, Finish, GiveUpOn, Release, Run, Stay
+from muster.core.world.run import CallBack, Decision, Dismiss, Farewell, Finish, GiveUpOn, Release, Run, Stay
 from muster.types.frames import RunRecord
 from muster.types.run_event import RunEvent
-from muster.types.world import MemberId, OutcomeState, Role, Round, RunOutcome
+from muster.types.world import Cause, MemberId, OutcomeState, Role, Round, RunOutcome, Seat
 from tests.simulator.clock import VirtualClock
 from tests.simulator.coordinator import SimulatedCoordinator
 from tests.simulator.machine import Census, SimulatedRank
@@ -159,6 +159,9 @@ class Checker:
                 self._ended(before, outcome)
             case CallBack(recall=recall):
                 self._demand(bool(recall.reason.strip()), "a round is called back without a reason")
+            case Dismiss(members=ids):
+                lent = [before.members[one].name for one in ids if before.members[one].name in before.lent]
+                self._demand(not lent, f"{lent} are lent and sent home")
             case Farewell():
                 busy = [rank for member_id in before.members for rank in self._ranks_of(member_id)]
                 self._demand(not busy, "farewell while ranks of members run")
@@ -188,10 +191,13 @@ class Checker:
         self._demand(before.outcome is None, "a round after the outcome")
         self._demand(bool(formed.why), "a round without a reason")
         self._highest = formed.number
+        lent = [seat.name for seat in seats if seat.name in before.lent]
+        self._demand(not lent, f"{lent} are lent and get a rank")
         if settings.segment is not None:
             self._whole_segments(formed, settings.segment)
         if before.round is not None:
             self._survivors_keep_ranks(before, before.round, formed)
+            self._only_lent_ones_go(before, before.round, formed)
             charged = after.restarts_used - before.restarts_used
             fair = not charged or before.round.number in self.chargeable
             self._demand(fair, f"a restart was charged for round {before.round.number}, which only lost members")
@@ -207,9 +213,7 @@ class Checker:
         kept: list[tuple[int, int]] = []
         for start in range(0, last.world_size, size):
             part = last.seats[start : start + size]
-            stayed = [
-                seat for seat in part if (member := before.members.get(seat.member_id)) and member.role is Role.ACTIVE
-            ]
+            stayed = [seat for seat in part if _stays(before, seat)]
             if len(stayed) == len(part):
                 again = [(seat.rank, found.rank) for seat in part if (found := formed.seat_of(seat.member_id))]
                 kept += again
@@ -218,6 +222,14 @@ class Checker:
             self._demand(not moved, f"survivors changed ranks though the world did not shrink: {moved}")
         order = [new for _, new in kept]
         self._demand(order == sorted(order), f"survivors changed their order: {kept}")
+
+    def _only_lent_ones_go(self, before: Run, last: Round, formed: Round) -> None:
+        """Where nobody was lost, and there is room for all that are not lent."""
+        others = [seat for seat in last.seats if seat.name not in before.lent]
+        planned = last.recall is not None and last.recall.cause is Cause.SHRINK and last.first_failed_at is None
+        if before.settings.segment is None and planned and len(others) <= before.aim:
+            gone = [seat.name for seat in others if _stays(before, seat) and not formed.seat_of(seat.member_id)]
+            self._demand(not gone, f"{gone} have to go, though others are lent")
 
     def _ended(self, before: Run, outcome: RunOutcome) -> None:
         self._demand(before.outcome is None, "a second outcome")
@@ -228,6 +240,10 @@ class Checker:
             assert before.round is not None
             fair = before.round.number in self.chargeable
             self._demand(fair, f"failed for round {before.round.number}, which only lost members")
+        if outcome.reason == "below_minimum" and before.settings.segment is None:
+            able = (Role.ACTIVE, Role.SPARE)
+            here = [one for one in before.members.values() if one.role in able and one.name not in before.lent]
+            self._demand(len(here) < before.settings.min, "below the minimum, with enough that are not lent")
 
     # Records and members
 
@@ -269,3 +285,9 @@ class Checker:
         """The record was lost with the coordinator: rounds that nobody can present were never known."""
         self._highest = highest
         self._started = {key: value for key, value in self._started.items() if key[0] <= highest}
+
+
+def _stays(run: Run, seat: Seat) -> bool:
+    """Whether its worker is here, and may keep it."""
+    member = run.members.get(seat.member_id)
+    return member is not None and member.role is Role.ACTIVE and member.name not in run.lent

@@ -18,7 +18,7 @@ from muster.core.member.guard import GuardState
 from muster.core.member.held_round import HeldRound
 from muster.core.member.standing import MemberLease, Standing
 from muster.core.member.state import MemberState
-from muster.core.world import decisions, forming
+from muster.core.world import decisions, forming, lending, live, records
 from muster.world.joining import Joining
 from muster.world.protocol import RunProtocol
 from tests.simulator import histories
@@ -101,6 +101,30 @@ FAULTS = {
     "a round is told before it is kept": (
         *(RunProtocol, "_release", "at.unsaved = at.led", "at.led"),
         "is told before it is kept",
+    ),
+    "a lent worker is a spare": (
+        *(forming, "candidates", " and member.name not in run.lent", ""),
+        "are lent and get a rank|runs on a GPU that .* lent",
+    ),
+    "a lent worker keeps its place": (
+        *(forming, "_stays", " and member.name not in run.lent", ""),
+        "are lent and get a rank|runs on a GPU that .* lent",
+    ),
+    "a lent worker is not called back": (
+        *(live, "_resize", "lent = lending.seats(run, current)", "lent = []"),
+        "not in .* s: training or an outcome",
+    ),
+    "a lent worker is sent home": (
+        *(forming, "_not_needed", "[member for member in out if member.name not in run.lent]", "out"),
+        "are lent and sent home",
+    ),
+    "a lent worker counts as gone before its ranks are": (
+        *(lending, "vacated", "still_there(last, now)", "()"),
+        "runs on a GPU that .* lent",
+    ),
+    "who is lent is not kept": (
+        *(records, "record", "lent=run.lent,", ""),
+        "runs on a GPU that .* lent",
     ),
     "members may leave while ranks run": (
         *(decisions, "_ended", "slow := unacknowledged(run)", "slow := []"),

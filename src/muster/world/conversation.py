@@ -43,6 +43,7 @@ class Conversation:
         self.confirmed = False  # a directed run's outcome is recorded, so members may be told
         self.ended_at: float | None = None
         self.led = False  # it has released a round of its own
+        self.knows_lent = False  # from whoever directs the run, who is asked before any record
         self.electorate = Electorate()  # as its members know it
         self.announced = 0  # how often that has changed
         self.unaware: set[MemberId] = set()  # who has not said that it knows the last change

@@ -303,7 +303,8 @@ class Joining:
         elif before.recovery_until is not None:
             for seat in record.told_seats:  # of a large world each knows its own alone
                 at.run = transitions.seat_shown(at.run or before, record.round, seat)
-            at.run = transitions.lent_too(at.run or before, record.lent)
+            if not at.knows_lent:
+                at.run = transitions.lent_too(at.run or before, record.lent)
 
     def _retell(self, before: Run) -> None:
         """Members that were here before a higher round was presented have to hear of it."""
@@ -316,7 +317,7 @@ class Joining:
         at = self._at
         before, last = at.run, record.as_round()
         settings, target = record.settings, record.target
-        lent = {**record.lent, **(before.lent if before is not None else {})}
+        lent = {**({} if at.knows_lent else record.lent), **(before.lent if before is not None else {})}
         if at.directed and before is not None:
             settings, target = replace(before.settings, lease_s=settings.lease_s), before.target
         settings = kept_lease(before, settings)

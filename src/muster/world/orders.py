@@ -81,6 +81,7 @@ class Orders:
         at = self._at
         before = at.renewed_run()
         at.run = transitions.reconfigure(before, settings, target, now, lent)
+        at.knows_lent |= lent is not None
         if at.run is before:
             return
         at.unsaved = True

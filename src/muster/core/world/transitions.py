@@ -501,7 +501,7 @@ def reconfigure(run: Run, settings: Settings, target: int, now: float, lent: Map
 
 
 def lent_too(run: Run, lent: Mapping[str, str]) -> Run:
-    """A record shows who else was lent, as far as it knows. Whoever directs the run says so if it is over."""
+    """A record shows who else was lent, as far as it knows; whoever directs the run has not said so yet."""
     return replace(run, lent={**lent, **run.lent}) if lent.keys() - run.lent.keys() else run
 
 
