@@ -76,6 +76,8 @@ def test_what_the_director_says_goes_before_what_records_say() -> None:
     fleet.cut(stale, 2 * fleet.lease_s)
     director.give_back("b", target=3)
     fleet.crash(keep_record=False, back_after_s=0.0)
+    fleet.until("they train on", lambda: fleet.trains(1, 2))
+    director.give_back(target=3)
     fleet.until("all train again", lambda: fleet.trains(size=3))
     assert fleet.run.lent == {}
 
