@@ -21,7 +21,7 @@ from muster.core import keeping
 from muster.kube.client import Json
 from muster.ports import Record, Write
 from muster.types.codec import from_wire, to_wire
-from muster.types.event import TRIMMED, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.event import TRIMMED, WORKER_BACK, WORKER_EXITED, WORKER_LENT, WORKER_STARTED, Event
 from muster.types.training import REQUEST, Key
 
 OUTBOX = "muster.dev/journal"  # annotation
@@ -30,7 +30,8 @@ LARGEST = 65_536  # characters
 ASIDE = "aside-"  # how the mark begins of an entry that tells what was not taken
 _SEAL = 64  # characters, and a dot after them
 _MARK = re.compile(r'(?:[0-9a-f]{64}\.)?\{"mark": ?"([0-9a-f]{16})"')  # how what muster wrote begins, whatever its seal
-USAGE = (WORKER_STARTED, WORKER_EXITED, TRIMMED)  # is written together with its worker or not at all, and never travels
+# Is written together with its worker or not at all, and never travels.
+USAGE = (WORKER_STARTED, WORKER_EXITED, WORKER_LENT, WORKER_BACK, TRIMMED)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ EventType = Literal["Normal", "Warning"]
 SYSTEM = "muster"  # the actor of what the control plane does on its own
 
 # Reasons that programs look for. Metering reads data["worker"], data["gpus"] and, where the time of writing is not
-# the time meant, data["at"] (ISO) of the first two; any of the last three closes what is still open. Where the time of
+# the time meant, data["at"] (ISO) of the first four; any of the last three closes what is still open. Where the time of
 # day was set, data["steady"] is the same moment on the clock that durations are measured with.
 WORKER_STARTED = "WorkerStarted"
 WORKER_EXITED = "WorkerExited"
-WORKER_LENT = "WorkerLent"
-WORKER_BACK = "WorkerBack"
+WORKER_LENT = "WorkerLent"  # its GPUs are somebody else's from now on
+WORKER_BACK = "WorkerBack"  # and its own again
 FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelled"}
 STEADY = "steady"
 TRIMMED = "JournalTrimmed"  # stands for older entries that were dropped; data is a `usage.Dropped`

@@ -11,6 +11,7 @@ class OpenWorker:
     worker: str
     gpus: int
     since: datetime
+    lent: tuple[tuple[datetime, datetime | None], ...] = ()  # what its entries told of its GPUs' absence
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Interval:
     until: datetime | None = None
     why: str = ""  # what closed it
     dropped: Dropped | None = None  # it stands for all those, from the first start to the last end
+    lent: tuple[tuple[datetime, datetime | None], ...] = ()  # when its GPUs were with somebody else
 
 
 @dataclass(frozen=True)

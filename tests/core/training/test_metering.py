@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core.training import metering
+from muster.core.training import lent_spans, metering
 from muster.core.training.metering import Rates
 from muster.types.codec import Invalid, show_time
-from muster.types.event import FINISHED, TRIMMED, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.event import FINISHED, TRIMMED, WORKER_BACK, WORKER_EXITED, WORKER_LENT, WORKER_STARTED, Event
 from muster.types.usage import Interval, Usage
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -33,6 +33,14 @@ def started(worker: str, seconds: float, gpus: object = 0, **more: Any) -> Event
 
 def exited(worker: str, seconds: float, **more: Any) -> Event:
     return an_event(WORKER_EXITED, seconds, worker=worker, **more)
+
+
+def lent(worker: str, seconds: float, **more: Any) -> Event:
+    return an_event(WORKER_LENT, seconds, worker=worker, **more)
+
+
+def back(worker: str, seconds: float, **more: Any) -> Event:
+    return an_event(WORKER_BACK, seconds, worker=worker, **more)
 
 
 def ended(state: str, seconds: float, **more: Any) -> Event:
@@ -103,6 +111,49 @@ def test_a_start_in_the_future_counts_as_now() -> None:
 
 def test_gpus_may_be_given_as_indices() -> None:
     assert the_usage([started("w0", 0, gpus=[3, 5, 7]), exited("w0", 10)], now=20).gpu_seconds == 30
+
+
+LENT = [
+    ("for a while", [lent("w0", 10), back("w0", 30)], 80.0),
+    ("until the end", [lent("w0", 60)], 60.0),
+    ("twice", [lent("w0", 10), back("w0", 20), lent("w0", 50), back("w0", 60)], 80.0),
+    ("told twice", [lent("w0", 10), back("w0", 30), lent("w0", 10), back("w0", 30)], 80.0),
+    ("lent while it is lent", [lent("w0", 10), lent("w0", 20), back("w0", 30)], 80.0),
+    ("back without being lent", [back("w0", 30)], 100.0),
+    ("told the other way round", [back("w0", 30), lent("w0", 10)], 80.0),
+    ("for no time", [back("w0", 30), lent("w0", 30)], 100.0),
+    ("before it started", [lent("w0", -20), back("w0", 10)], 90.0),
+    ("after it ended", [lent("w0", 120)], 100.0),
+    ("back after it ended", [lent("w0", 90), back("w0", 130)], 90.0),
+    ("another worker", [lent("w1", 10)], 100.0),
+    ("another training", [lent("w0", 10, training="other")], 100.0),
+    ("told late", [lent("w0", 300, at=show_time(at(10))), back("w0", 300, at=show_time(at(30)))], 80.0),
+]
+
+
+@pytest.mark.parametrize(("entries", "seconds"), [row[1:] for row in LENT], ids=[row[0] for row in LENT])
+def test_gpus_that_are_lent_do_not_count_and_the_worker_does(entries: list[Event], seconds: float) -> None:
+    usage = the_usage([started("w0", 0, gpus=2), exited("w0", 100), *entries], now=1000)
+
+    assert (usage.worker_seconds, usage.gpu_seconds) == (100, 2 * seconds)
+
+
+def test_what_is_lent_now_does_not_count_up_to_now() -> None:
+    usage = the_usage([started("w0", 0, gpus=1), lent("w0", 40)], now=100)
+
+    assert (usage.worker_seconds, usage.gpu_seconds, usage.running) == (100, 40, 1)
+
+
+def test_only_what_was_not_lent_after_since_counts() -> None:
+    events = [started("w0", 0, gpus=1), lent("w0", 10), back("w0", 60)]
+
+    assert the_usage(events, now=100, since=at(50)).gpu_seconds == 40
+
+
+def test_the_end_of_a_worker_ends_what_it_lent() -> None:
+    [one] = metering.intervals([started("w0", 0, gpus=1), lent("w0", 10), exited("w0", 30)], at(100))
+
+    assert one.lent == ((at(10), at(30)),)
 
 
 def test_a_name_that_is_used_again_has_a_row_of_its_own() -> None:
@@ -183,6 +234,8 @@ _trainings = st.sampled_from(["a", "b"])
 _entries = st.one_of(
     st.builds(lambda w, s, g, t: started(w, s, gpus=g, training=t), _names, _seconds, st.integers(0, 8), _trainings),
     st.builds(lambda w, s, t: exited(w, s, training=t), _names, _seconds, _trainings),
+    st.builds(lambda w, s, t: lent(w, s, training=t), _names, _seconds, _trainings),
+    st.builds(lambda w, s, t: back(w, s, training=t), _names, _seconds, _trainings),
     st.builds(lambda p, s, t: ended(p, s, training=t), st.sampled_from(sorted(FINISHED)), _seconds, _trainings),
 )
 _journals = st.lists(_entries, max_size=30)
@@ -230,13 +283,36 @@ def test_two_spans_that_meet_sum_up_to_the_whole(journal: list[Event], middle: i
     assert (first[0] + second[0], first[1] + second[1]) == _sum(found, now=2000, since=start)
 
 
+@given(_journals, _seconds)
+def test_what_counts_and_what_is_lent_are_all_the_gpus_time(journal: list[Event], since: int) -> None:
+    for one in metering.intervals(journal, at(2000)):
+        end = at(2000) if one.until is None else one.until
+        begin = max(one.since, at(since))
+        lent_s = lent_spans.seconds(one.lent, begin, end)
+        [usage] = metering.totals([one], now=at(2000), since=at(since)) or [Usage("")]
+        assert 0 <= lent_s <= max(0.0, (end - begin).total_seconds())
+        assert usage.gpu_seconds + lent_s * one.gpus == usage.worker_seconds * one.gpus
+
+
+@given(_journals)
+def test_spans_that_are_lent_are_apart_in_order_and_within_the_workers_time(journal: list[Event]) -> None:
+    for one in metering.intervals(journal, at(2000)):
+        times = [time for span in one.lent for time in span if time is not None]
+        assert times == sorted(times) and all(one.since <= time <= (one.until or at(2000)) for time in times)
+        assert one.until is None or all(end is not None for _, end in one.lent)
+
+
 # What is left of entries that were dropped -------------------------------------------------------
 
-_turns = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 8), st.sampled_from(["start", "exit", "tell", "end"])))
+_turns = st.lists(
+    st.tuples(
+        st.integers(1, 50), st.integers(0, 8), st.sampled_from(["start", "exit", "lend", "lend", "back", "tell", "end"])
+    )
+)
 
 
 def _life(turns: list[tuple[int, int, str]]) -> list[Event]:
-    """The journal of one training, in order: workers start under new names, exit, and other things happen."""
+    """The journal of one training, in order: workers start under new names, lend, exit, and other things happen."""
     found, alive, now = list[Event](), list[str](), 0
     for number, (passes, which, what) in enumerate(turns):
         now += passes
@@ -245,6 +321,8 @@ def _life(turns: list[tuple[int, int, str]]) -> list[Event]:
             found.append(started(f"w{number}", now, gpus=which))
         elif what == "exit" and alive:
             found.append(exited(alive.pop(which % len(alive)), now))
+        elif what in ("lend", "back") and alive:
+            found.append((lent if what == "lend" else back)(alive[which % len(alive)], now))
         else:
             found.append(an_event("RoundReleased", now))
     return [*found, ended("failed", now + 1)] if turns and turns[-1][2] == "end" else found
@@ -275,3 +353,39 @@ def test_dropped_usage_is_spread_over_its_time() -> None:
     found = metering.intervals([one], at(200))
     assert _sum(found, now=200, since=75) == (25.0, 50.0) and _sum(found, now=200) == (100.0, 200.0)
     assert one.message == "2 older entries were dropped; what they tell of usage is kept"
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 500)), max_size=12), st.integers(0, 12))
+def test_what_is_dropped_of_a_worker_that_runs_is_told_whatever_comes_late(
+    marks: list[tuple[bool, int]], cut: int
+) -> None:
+    journal = [started("w0", 0, gpus=1), *((lent if out else back)("w0", seconds) for out, seconds in marks)]
+    left = [metering.folded(journal[: cut + 1], at(600)), *journal[cut + 1 :]]
+
+    assert metering.intervals(left, at(600))[0].lent == metering.intervals(journal, at(600))[0].lent
+
+
+def test_of_very_many_spans_the_oldest_become_one_and_no_second_is_lost() -> None:
+    times = range(0, 40 * lent_spans.MOST, 40)
+    journal = [started("w0", 0, gpus=1), *(one for t in times for one in (lent("w0", t), back("w0", t + 10)))]
+    journal += [lent("w0", 50 * lent_spans.MOST)]
+    one = metering.folded(journal, at(60 * lent_spans.MOST))
+
+    assert len(one.data["running"][0]["lent"]) == lent_spans.MOST
+    now = 60 * lent_spans.MOST
+    assert the_usage([one], now=now).gpu_seconds == the_usage(journal, now=now).gpu_seconds
+    recent = at(30 * lent_spans.MOST)
+    assert the_usage([one], now=now, since=recent) == the_usage(journal, now=now, since=recent)
+
+
+def test_what_older_versions_kept_of_open_workers_is_read() -> None:
+    one = metering.folded([started("w0", 0, gpus=2), lent("w0", 5)], at(50))
+    del one.data["running"][0]["lent"]
+
+    assert the_usage([one], now=100).gpu_seconds == 200
+
+
+def test_marks_that_change_nothing_push_out_no_span() -> None:
+    marks = lent_spans.Marks({at(0)}, {at(10), *(at(20 + number) for number in range(lent_spans.MOST))})
+
+    assert lent_spans.kept(marks) == ((at(0), at(10)),)

@@ -1,5 +1,7 @@
 """What did a training use? A fold over the journal: from each worker's start to its exit, and what that costs.
 
+While a worker's GPUs are lent it is there, and they do not count: they are somebody else's (`lent_spans`).
+
 The journal may hold an entry twice, late, or in another order than things happened: the control plane writes again
 what it is not sure to have written, and learns of exits that took place while it was down. So the answer never
 depends on the order of entries: a worker starts at its earliest start and ends at its earliest end. A replacement
@@ -14,16 +16,30 @@ from __future__ import annotations
 import contextlib
 import json
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from muster.core.steady import apart
+from muster.core.training import lent_spans
+from muster.core.training.lent_spans import Marks, Span
 from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
-from muster.types.event import FINISHED, STEADY, SYSTEM, TRIMMED, WORKER_EXITED, WORKER_STARTED, Event
+from muster.types.event import (
+    FINISHED,
+    STEADY,
+    SYSTEM,
+    TRIMMED,
+    WORKER_BACK,
+    WORKER_EXITED,
+    WORKER_LENT,
+    WORKER_STARTED,
+    Event,
+)
 from muster.types.usage import Dropped, Interval, OpenWorker, Usage
 
+_Name = tuple[str, str]  # of a worker, after its training's
 By = Literal["training", "namespace"]
 
 _ENDS = frozenset(FINISHED.values())
@@ -59,24 +75,28 @@ def when(shown: datetime, steady: datetime) -> dict[str, str]:
 
 def folded(events: Sequence[Event], now: datetime) -> Event:
     """One entry that stands for these, the oldest of one training."""
-    found = intervals(events, now)
+    told = _Told(events, now)
+    found = told.intervals()
     closed = [one for one in found if one.until is not None]
     totals = _Sum(now)
     for one in closed:
         totals.add(one, since=None, now=now)
     before = sum(_dropped(event).entries for event in events if event.reason == TRIMMED)
-    told = Dropped(
+    running = (one for one in found if one.until is None)
+    dropped = Dropped(
         entries=before + sum(event.reason != TRIMMED for event in events),
         workers=totals.workers,
         worker_seconds=totals.worker_seconds,
         gpu_seconds=totals.gpu_seconds,
         since=min((one.since for one in closed), default=None),
         until=max((one.until for one in closed if one.until is not None), default=None),
-        running=tuple(OpenWorker(one.worker, one.gpus, one.since) for one in found if one.until is None),
+        running=tuple(OpenWorker(one.worker, one.gpus, one.since, told.lent(one)) for one in running),
     )
-    message = f"{told.entries} older entries were dropped; what they tell of usage is kept"
+    message = f"{dropped.entries} older entries were dropped; what they tell of usage is kept"
     last = events[-1]
-    return replace(last, reason=TRIMMED, message=message, type="Normal", actor=SYSTEM, round=None, data=to_wire(told))
+    return replace(
+        last, reason=TRIMMED, message=message, type="Normal", actor=SYSTEM, round=None, data=to_wire(dropped)
+    )
 
 
 def _dropped(event: Event) -> Dropped:
@@ -85,31 +105,61 @@ def _dropped(event: Event) -> Dropped:
 
 def intervals(events: Iterable[Event], now: datetime) -> list[Interval]:
     """Every worker's interval, oldest first. One that is open has no end."""
-    starts: dict[tuple[str, str], _Start] = {}
-    sums: list[Interval] = []
-    exits: dict[tuple[str, str], datetime] = {}
-    ends: dict[str, tuple[datetime, str]] = {}
-    for event in events:
-        at = _time_of(event, now)
+    return _Told(events, now).intervals()
+
+
+class _Told:
+    """What the entries of a journal tell, whatever their order."""
+
+    def __init__(self, events: Iterable[Event], now: datetime) -> None:
+        self._starts: dict[_Name, _Start] = {}
+        self._exits: dict[_Name, datetime] = {}
+        self._ends: dict[str, tuple[datetime, str]] = {}
+        self._sums: list[Interval] = []
+        self._marks: defaultdict[_Name, Marks] = defaultdict(Marks)
+        for event in events:
+            self._enter(event, _time_of(event, now), now)
+
+    def _enter(self, event: Event, at: datetime, now: datetime) -> None:
         owner = event.uid or f"{event.namespace}/{event.training}"
         worker = (owner, str(event.data.get("worker", "")))
         if event.reason == WORKER_STARTED:
-            start = _Start(at, -_gpus_of(event.data), event)
-            starts[worker] = min(starts.get(worker, start), start)
+            self._start(worker, _Start(at, -_gpus_of(event.data), event))
         elif event.reason == WORKER_EXITED:
-            exits[worker] = min(exits.get(worker, at), at)
+            self._exits[worker] = min(self._exits.get(worker, at), at)
+        elif event.reason == WORKER_LENT:
+            self._marks[worker].lent.add(at)
+        elif event.reason == WORKER_BACK:
+            self._marks[worker].back.add(at)
         elif event.reason in _ENDS:
-            ends[owner] = min(ends.get(owner, (at, event.reason)), (at, event.reason))
+            self._ends[owner] = min(self._ends.get(owner, (at, event.reason)), (at, event.reason))
         elif event.reason == TRIMMED:
             dropped = _dropped(event)
             if dropped.since is not None:
                 place = (event.namespace, event.training, event.uid)
-                sums.append(Interval(*place, "", 0, dropped.since, dropped.until, TRIMMED, dropped))
+                self._sums.append(Interval(*place, "", 0, dropped.since, dropped.until, TRIMMED, dropped))
             for one in dropped.running:
                 start = _Start(min(one.since, now), -one.gpus, replace(event, data={"worker": one.worker}))
-                starts[owner, one.worker] = min(starts.get((owner, one.worker), start), start)
-    found = [_interval(start, exits.get(worker), ends.get(worker[0])) for worker, start in starts.items()]
-    return sorted((*sums, *found), key=lambda one: (one.since, one.namespace, one.training, one.uid, one.worker))
+                self._start((owner, one.worker), start)
+                if one.lent:
+                    self._marks[owner, one.worker].add(one.lent)
+
+    def _start(self, worker: _Name, start: _Start) -> None:
+        self._starts[worker] = min(self._starts.get(worker, start), start)
+
+    def intervals(self) -> list[Interval]:
+        found = [
+            _interval(start, self._exits.get(worker), self._ends.get(worker[0]), self._marks.get(worker))
+            for worker, start in self._starts.items()
+        ]
+        return sorted(
+            (*self._sums, *found), key=lambda one: (one.since, one.namespace, one.training, one.uid, one.worker)
+        )
+
+    def lent(self, one: Interval) -> tuple[Span, ...]:
+        """All that is told of the absence of a worker's GPUs, to be told again."""
+        marks = self._marks.get((one.uid or f"{one.namespace}/{one.training}", one.worker))
+        return lent_spans.kept(marks) if marks is not None else ()
 
 
 def totals(
@@ -160,7 +210,7 @@ class _Sum:
             return
         self.workers += 1
         self.worker_seconds += seconds
-        self.gpu_seconds += seconds * one.gpus
+        self.gpu_seconds += (seconds - _lent_seconds(one, since, now)) * one.gpus
         self.running += one.until is None
 
     def usage(self, owner: tuple[str, str, str], rates: Rates | None) -> Usage:
@@ -168,7 +218,9 @@ class _Sum:
         return Usage(*owner, self.workers, self.worker_seconds, self.gpu_seconds, self.running, cost)
 
 
-def _interval(start: _Start, exited: datetime | None, ended: tuple[datetime, str] | None) -> Interval:
+def _interval(
+    start: _Start, exited: datetime | None, ended: tuple[datetime, str] | None, marks: Marks | None
+) -> Interval:
     event = start.event
     owner = (event.namespace, event.training, event.uid)
     closes = [] if exited is None else [(exited, WORKER_EXITED)]
@@ -176,13 +228,23 @@ def _interval(start: _Start, exited: datetime | None, ended: tuple[datetime, str
     until, why = min(closes, default=(None, ""))
     if until is not None:
         until = max(until, start.at)  # clocks differ: an exit is never before its start
-    return Interval(*owner, str(event.data.get("worker", "")), -start.minus_gpus, start.at, until, why)
+    lent = lent_spans.within(lent_spans.spans(marks), start.at, until) if marks is not None else ()
+    worker = str(event.data.get("worker", ""))
+    return Interval(*owner, worker, -start.minus_gpus, start.at, until, why, lent=lent)
 
 
 def _seconds(one: Interval, since: datetime | None, now: datetime) -> float:
-    begin = one.since if since is None else max(one.since, since)
-    end = now if one.until is None else min(one.until, now)
+    begin, end = _bounds(one, since, now)
     return max(0.0, (end - begin).total_seconds())
+
+
+def _lent_seconds(one: Interval, since: datetime | None, now: datetime) -> float:
+    return lent_spans.seconds(one.lent, *_bounds(one, since, now)) if one.lent else 0.0
+
+
+def _bounds(one: Interval, since: datetime | None, now: datetime) -> tuple[datetime, datetime]:
+    begin = one.since if since is None else max(one.since, since)
+    return begin, now if one.until is None else min(one.until, now)
 
 
 def _time_of(event: Event, now: datetime) -> datetime:
