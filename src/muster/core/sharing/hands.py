@@ -62,8 +62,8 @@ class Hands:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self.leaves: dict[str, str] = {}  # key of a worker's lease → why it has to go
-        self.by_training = {uid: Hand(crew, {}) for uid, crew in shares.crews.items()}
-        for lease in shares.workers.values():
+        self.by_training = {uid: Hand(crew, {}) for uid, crew in sorted(shares.crews.items())}  # the same every time
+        for lease in sorted(shares.workers.values(), key=lambda one: one.mask):
             if lease.state is LeaseState.HELD and lease.training in self.by_training:
                 self.by_training[lease.training].held[lease.mask] = lease
         self._at: dict[Gpu, WorkerLease] | None = None
