@@ -72,10 +72,10 @@ _PLACES = {
     "muster.core.training.explain": "Explanation",
     "muster.errors": (
         "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden GrantTimeout "
-        "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineQuarantined QuotaExceeded "
-        "RendezvousUnavailable RequestRefused ResizeTakenBack ScaleSuperseded SchedulerStopped SharingError TooLarge "
-        "TooManyRequests TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable WaitTimeout "
-        "WorldSizeOutOfBounds WouldDeadlock"
+        "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineKilled PipelineQuarantined "
+        "QuotaExceeded RendezvousUnavailable RequestRefused ResizeTakenBack ScaleSuperseded SchedulerStopped SharingError "
+        "TooLarge TooManyRequests TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable "
+        "WaitTimeout WorldSizeOutOfBounds WouldDeadlock"
     ),
     "muster.mesh.wait": "mesh_status mesh_wait",
     "muster.node.progress": "progress",

@@ -15,6 +15,7 @@ MusterError                     message, code, retryable, hint
 ├── SharingError                about GPUs that several pipelines share                   sharing
 │   ├── SchedulerStopped        the scheduler does not run: start it, then ask again      scheduler_stopped
 │   ├── PipelineQuarantined     its hooks failed: register it again with working ones     pipeline_quarantined
+│   │   └── PipelineKilled      somebody has ended it: end, or begin anew in another process  pipeline_killed
 │   ├── RequestRefused          it could never be met, or contradicts what is held        request_refused
 │   │   └── WouldDeadlock       it would close a cycle of hold-and-wait; names the cycle  would_deadlock
 │   ├── GrantTimeout            also a TimeoutError: not granted or vacated in time       grant_timeout
@@ -141,6 +142,12 @@ class PipelineQuarantined(SharingError):
     """Its hooks failed, it fell silent or it did not come back: nothing of it moves before it registers anew."""
 
     code = "pipeline_quarantined"
+
+
+class PipelineKilled(PipelineQuarantined):
+    """Somebody has ended it: its process is not served any more, and does not come back."""
+
+    code = "pipeline_killed"
 
 
 class RequestRefused(SharingError):
@@ -305,6 +312,7 @@ _WIRE: tuple[type[MusterError], ...] = (
     SharingError,
     SchedulerStopped,
     PipelineQuarantined,
+    PipelineKilled,
     RequestRefused,
     WouldDeadlock,
     GrantTimeout,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, PipelineQuarantined
+from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, PipelineKilled, PipelineQuarantined
 from muster.sharing import (
     ClusterSpec,
     GrantTimeout,
@@ -232,6 +232,34 @@ async def unregistering_frees_everything_and_tells_who_waits(stage: Stage) -> No
     assert told == ["its owner went home", ""]
 
 
+async def a_killed_pipeline_gives_back_what_it_generates_on_and_is_served_no_more(stage: Stage) -> None:
+    hooks = await joined(stage, "p1")
+    await joined(stage, "p2", 2, 3)
+    await generating(stage, "p1")
+    await training(stage, "p2")
+    waiting = asyncio.ensure_future(training(stage, "p1", BOUND_S))
+    assert await waiting == [0, 1]
+    held = [gpu for gpu, one in (await stage.scheduler.snapshot()).leases.items() if one.pipeline == "p1"]
+    assert held == [0, 1]
+    released = await stage.scheduler.kill_pipeline("p1", "its owner has left")
+    assert released.gpus == () and "keeps GPU 0, 1 until its process is gone" in released.text
+    assert "its owner has left" in (await stage.scheduler.snapshot()).quarantined["p1"]
+    with pytest.raises(PipelineKilled, match="its owner has left"):
+        await generating(stage, "p1")
+    with pytest.raises(PipelineKilled):
+        await stage.scheduler.register_pipeline("p1", maps(), hooks)
+    await stage.scheduler.notify_release_gpus("p1", TRAIN)  # its owner may still say that they are free
+    assert (await stage.scheduler.snapshot()).idle == (0, 1)
+    with pytest.raises(PipelineKilled):
+        await training(stage, "p1")
+    forced = await stage.scheduler.kill_pipeline("p2", force=True)
+    assert forced.gpus == (2, 3) and not (await stage.scheduler.snapshot()).leases
+    told = [(one.pipeline, one.text) for one in await events(stage) if one.kind == "killed"]
+    assert [name for name, _ in told] == ["p1", "p2"] and "its owner has left" in told[0][1]
+    with pytest.raises(NotFound):
+        await stage.scheduler.kill_pipeline("p3")
+
+
 async def a_quarantined_pipeline_is_frozen_until_new_hooks_have_shrunk_everything(stage: Stage) -> None:
     await joined(stage, "p1")
     await generating(stage, "p1")
@@ -288,6 +316,7 @@ STORIES: tuple[Story, ...] = (
     releasing_what_is_not_held_says_so,
     a_report_for_a_rollout_that_is_not_open_is_shown_and_not_counted,
     unregistering_frees_everything_and_tells_who_waits,
+    a_killed_pipeline_gives_back_what_it_generates_on_and_is_served_no_more,
     a_quarantined_pipeline_is_frozen_until_new_hooks_have_shrunk_everything,
     a_lost_nodes_gpus_are_out_of_use_until_it_is_back,
     events_come_in_order_and_a_snapshot_does_not_change,

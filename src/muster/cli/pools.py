@@ -1,7 +1,8 @@
-"""`muster share status|pipelines|events|unregister`: look at the pool of a control plane, and take a pipeline out."""
+"""`muster share status|pipelines|events|unregister|kill`: look at a control plane's pool, and take a pipeline out."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -12,6 +13,8 @@ from muster.cli import output, session
 from muster.cli.output import Report
 from muster.sdk import flows
 from muster.sdk.effects import HttpRequest
+
+WAIT_S = 10.0
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -91,6 +94,30 @@ def unregister(
         output.write_data({"pipeline": pipeline, **found}, form)
         return
     typer.echo(f"pipeline {pipeline!r} is unregistered", err=True)
+
+
+@app.command(epilog="Example: muster share kill p1 --why 'its owner has left'")
+def kill(
+    pipeline: str = typer.Argument(..., metavar="PIPELINE", help="Which one."),
+    why: str = typer.Option("", "--why", metavar="TEXT", help="Told to whoever is ended, and in the events."),
+    force: bool = typer.Option(False, "--force", help="Free its GPUs at once: be sure that it uses none."),
+    pool: PoolName = "default",
+    form: Form = Report.TABLE,
+    url: session.Url = None,
+    token: session.Token = None,
+) -> None:
+    """End somebody's pipeline. What it does not give back stays quarantined until its process is gone."""
+    path = f"{_path(pool)}/pipelines/{quote(pipeline, safe='')}/kill"
+    body, headers = {"why": why, "force": force}, {"Idempotency-Key": uuid.uuid4().hex}
+    client = session.open_client(url, token, session.DEFAULT)
+    order = HttpRequest("POST", path, {"wait": f"{WAIT_S:g}"}, json=body, headers=headers, timeout_s=2 * WAIT_S)
+    while (answer := client.run(flows.call(order))).status == 202:
+        typer.echo(answer.json["reason"], err=True)
+    found: dict[str, Any] = answer.json
+    if form is not Report.TABLE:
+        output.write_data({"pipeline": pipeline, "gpus": found["gpus"], "text": found["text"]}, form)
+        return
+    typer.echo(found["text"], err=True)
 
 
 def _asked(

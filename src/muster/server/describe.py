@@ -221,6 +221,7 @@ def _pool_schemas() -> Schema:
         "PipelineAction": schema_of(pools.Action),
         "ActionAnswer": _closed(schema_of(pools.ActionAnswer)),
         "NodeState": _closed(schema_of(pools.NodeState)),
+        "KillOrder": _closed(schema_of(pools.KillOrder)),
         "Why": _closed(schema_of(pools.Why)),
         "ProgressReport": schema_of(ProgressReport),
         "ProgressReportList": _list_of("ProgressReportList", "ProgressReport"),

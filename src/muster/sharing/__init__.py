@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from muster.errors import GrantTimeout as GrantTimeout
     from muster.errors import JournalUnusable as JournalUnusable
+    from muster.errors import PipelineKilled as PipelineKilled
     from muster.errors import PipelineQuarantined as PipelineQuarantined
     from muster.errors import RequestRefused as RequestRefused
     from muster.errors import SchedulerStopped as SchedulerStopped
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "muster.errors": (
-        "GrantTimeout JournalUnusable PipelineQuarantined RequestRefused SchedulerStopped SharingError WouldDeadlock"
+        "GrantTimeout JournalUnusable PipelineKilled PipelineQuarantined RequestRefused SchedulerStopped SharingError "
+        "WouldDeadlock"
     ),
     "muster.sharing.hooks": "PipelineClient PipelineHooks",
     "muster.sharing.scheduler": "Scheduler",

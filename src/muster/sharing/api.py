@@ -82,6 +82,9 @@ class SchedulerApi(PipelineApi, Protocol):
 
     async def unregister_pipeline(self, pipeline: str, why: str = "") -> None: ...
 
+    async def kill_pipeline(self, pipeline: str, why: str = "", force: bool = False) -> Released:
+        """End somebody else's pipeline: its hooks are asked to shrink, its process is not served any more."""
+
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         """For those who see that a pipeline is dead or silent."""
 

@@ -158,6 +158,17 @@ class PoolState:
         self.waiters.fail_pipeline(name, PipelineQuarantined(f"{name} is quarantined: {why}"))
         self.note("quarantined", name, why)
 
+    def bury(self, name: PipelineId, why: str) -> tuple[Gpu, ...]:
+        """A pipeline is no more; what it held is free."""
+        held = [lease.bundle for lease in self.shares.leases.values() if lease.bundle.pipeline == name]
+        freed = self.gpus_of(held)
+        self.commit(leases.unregistered(self.shares, name))
+        self.drop_hooks(name)
+        self.reports.pop(name, None)
+        self.waiters.fail_pipeline(name, RequestRefused(f"{name} was unregistered{f': {why}' if why else ''}"))
+        self.note("unregistered", name, why, gpus=freed)
+        return freed
+
     def refuse_lost(self, name: PipelineId, why: str) -> None:
         """Fail the calls of this pipeline whose place in the queue is no more."""
         there = {one.seq for one in self.shares.requests}

@@ -116,6 +116,10 @@ class SchedulerHandle:
     async def unregister_pipeline(self, pipeline: str, why: str = "") -> None:
         await self._call("unregister_pipeline", pipeline, why)
 
+    async def kill_pipeline(self, pipeline: str, why: str = "", force: bool = False) -> Released:
+        released: Released = await self._call("kill_pipeline", pipeline, why, force)
+        return released
+
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         await self._call("quarantine_pipeline", pipeline, why)
 

@@ -22,12 +22,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from muster import files
+from muster.core.sharing import leases
 from muster.errors import AlreadyExists, InvalidRequest, JournalUnusable, MusterError, NotFound
 from muster.sharing import ray_notes
 from muster.sharing.ray_notes import Contact, LivingNode, NodeSlot, Notes, RaySettings
 from muster.sharing.scheduler import Scheduler
 from muster.types.codec import Problem
-from muster.types.sharing import ClusterSpec, PipelineId, Pool, Tenant
+from muster.types.sharing import ClusterSpec, PipelineId, Pool, Released, Tenant
 
 log = logging.getLogger("muster.sharing")
 
@@ -131,6 +132,7 @@ class SchedulerActor:
         own: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "register_pipeline": self._register,
             "unregister_pipeline": self._unregister,
+            "kill_pipeline": self._kill,
             "nodes": self._nodes,
             "stop": self._stop,
         }
@@ -178,6 +180,7 @@ class SchedulerActor:
         if problems:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         adapter = ActorHooks(hooks)
+        await self._must_not_be_killed(pipeline, adapter)
         process = await self._supersede(pipeline, adapter)
         await self._scheduler.register_pipeline(pipeline, clusters, adapter, weight, tenant=tenant)
         contact = Contact(base64.b64encode(_pickle.dumps(hooks)).decode(), process)
@@ -217,6 +220,24 @@ class SchedulerActor:
         self._forget(pipeline)
         self._note_contact(pipeline, None)
 
+    async def _kill(self, pipeline: str, why: str = "", force: bool = False) -> Released:
+        contact = self._notes.contacts.get(pipeline)
+        process = contact.process if contact is not None else ""
+        if contact is not None and not process:
+            process = await _process_within(_loaded(contact).actor, ASK_S) or ""
+        if process:
+            await self._scheduler.bar_process(pipeline, process, why or "no reason was given")
+        released = await self._scheduler.kill_pipeline(pipeline, why, force)
+        if PipelineId(pipeline) not in self._scheduler.shares.pipelines:
+            self._forget(pipeline)
+            self._note_contact(pipeline, None)
+        return released
+
+    async def _must_not_be_killed(self, pipeline: str, hooks: ActorHooks) -> None:
+        if any(one.pipeline == pipeline for one in self._scheduler.shares.killed):
+            process = await _process_within(hooks.actor, ASK_S)
+            leases.check_not_killed(self._scheduler.shares, PipelineId(pipeline), Tenant(process or None))
+
     def _watch(self, pipeline: str, hooks: ActorHooks, contact: Contact) -> None:
         self._forget(pipeline)
         self._watches[pipeline] = asyncio.create_task(self._watched(pipeline, hooks, contact))
@@ -244,8 +265,14 @@ class SchedulerActor:
             if process and contact.process not in ("", process):
                 why = "its actor died, and Ray has restarted it"
             there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
-            if there is None or there.quarantined:
+            if there is None or (there.quarantined and not there.killed):
                 return
+            if there.killed:
+                if why:
+                    await self._unregister(pipeline, f"it was killed; {why}")
+                    return
+                await asyncio.sleep(WATCH_S)
+                continue
             if why:
                 await self._scheduler.quarantine_pipeline(pipeline, why)
                 return

@@ -43,6 +43,7 @@ from muster.types.pools import (
     ActionAnswer,
     ClusterForm,
     GpuRequest,
+    KillOrder,
     NodeState,
     PoolEvent,
     ProgressForm,
@@ -163,6 +164,13 @@ class RemoteScheduler:
         params = {"why": why} if why else {}
         await self._call(HttpRequest("DELETE", self._path(pipeline), params, headers=self._session(pipeline)))
         self._sessions.pop(pipeline, None)
+
+    async def kill_pipeline(self, pipeline: str, why: str = "", force: bool = False) -> Released:
+        """End somebody else's pipeline; see `Scheduler.kill_pipeline`."""
+        order = to_wire(KillOrder(why, force))
+        answer, _ = await self._settled(pipeline, "kill", order, uuid.uuid4().hex, None)
+        assert answer is not None  # it was waited for
+        return Released(tuple(answer["gpus"]), str(answer["text"]))
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         """For those who see that a pipeline is dead or silent."""
@@ -288,6 +296,11 @@ class RemoteScheduler:
         await self._post(pipeline, "progress", {"clear": True}, uuid.uuid4().hex)
 
     # What is
+
+    async def view(self) -> dict[str, Any]:
+        """The pool as JSON: what a snapshot has, its pipelines and its devices."""
+        found: dict[str, Any] = (await self._get("")).json
+        return found
 
     async def snapshot(self) -> Snapshot:
         return read_snapshot((await self._get("")).json)

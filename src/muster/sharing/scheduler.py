@@ -20,6 +20,7 @@ from muster.sharing import execution
 from muster.sharing import hooks as pipeline_hooks
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.journal import FileJournal, Journal
+from muster.sharing.killing import Kills
 from muster.sharing.planning import Planner, Planning
 from muster.sharing.pool_state import OnEvent, PoolState, ranks_of
 from muster.sharing.proving import Proofs
@@ -72,6 +73,7 @@ class Scheduler:
         self._requests = Requests(self._state)
         self._proofs = Proofs(self._state)
         self.trainings = Trainings(self._state)
+        self._kills = Kills(self._state)
 
     # Life
 
@@ -86,7 +88,7 @@ class Scheduler:
         if not self._state.running:
             return
         self._planning.stop()
-        await self._state.stop(self._proofs.cancel())
+        await self._state.stop([*self._proofs.cancel(), *self._kills.cancel()])
 
     # What is
 
@@ -127,6 +129,7 @@ class Scheduler:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         _check_tenant(tenant)
         name = PipelineId(pipeline)
+        leases.check_not_killed(self._state.shares, name, tenant or Tenant())
         shares = leases.registered(self._state.shares, name, clusters, weight)
         if tenant is None or tenant.process is None:
             tenant = shares.pipelines[name].tenant  # who does not say who he is changes nothing about that
@@ -156,14 +159,24 @@ class Scheduler:
         name = PipelineId(pipeline)
         if name not in self._state.shares.pipelines:
             return
-        freed = self._state.gpus_of(
-            lease.bundle for lease in self._state.shares.leases.values() if lease.bundle.pipeline == name
-        )
-        self._state.commit(leases.unregistered(self._state.shares, name))
-        self._state.drop_hooks(name)
-        self._state.reports.pop(name, None)
-        self._state.waiters.fail_pipeline(name, RequestRefused(f"{name} was unregistered{f': {why}' if why else ''}"))
-        self._state.note("unregistered", name, why, gpus=freed)
+        self._kills.forget(name)
+        self._state.bury(name, why)
+        await self._state.written()
+
+    async def kill_pipeline(self, pipeline: str, why: str = "", force: bool = False) -> Released:
+        """End somebody else's pipeline: its calls are refused from now on, its hooks are asked to shrink.
+
+        GPUs that it does not give back stay quarantined until its process is known to be gone; with `force` they are
+        free at once, whoever uses them. What was freed, and what was not.
+        """
+        self._state.begin()
+        return await self._kills.kill(PipelineId(pipeline), why, force=force)
+
+    async def bar_process(self, pipeline: str, process: str, why: str) -> None:
+        """For those who know better than a tenant's name which process is being killed: it is not registered again."""
+        self._state.begin()
+        demand.known(self._state.shares, PipelineId(pipeline))
+        self._state.commit(leases.barred(self._state.shares, PipelineId(pipeline), process, readable(why)))
         await self._state.written()
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
@@ -240,6 +253,7 @@ class Scheduler:
         gone = self._state.waiters.for_departure(name, going)
         self._state.kick(name)
         await gone
+        self._kills.bury_if_empty(name)
         await self._state.written()
         return Released(freed, text)
 

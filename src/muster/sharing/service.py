@@ -19,13 +19,15 @@ from typing import Any
 from muster.core.sharing import demand, planner
 from muster.errors import Conflict, InvalidRequest
 from muster.sharing.journal import Journal
+from muster.sharing.pending_calls import PendingCalls
 from muster.sharing.scheduler import Scheduler
-from muster.sharing.tenants import Granted, Remote, Rounds, StillWaiting, Tenants, is_quarantined
+from muster.sharing.tenants import Granted, Remote, Rounds, StillWaiting, Tenants
 from muster.types.codec import Problem, show_time, to_wire
 from muster.types.pools import (
     Action,
     ActionAnswer,
     GpuRequest,
+    KillOrder,
     PipelineView,
     PoolEvent,
     ProgressForm,
@@ -74,6 +76,7 @@ class PoolService:
         # It grows over a restart as well: whoever remembers one from before must not take a new one for old.
         self._event_ids: Iterator[int] = itertools.count(time.time_ns() // 1000)
         self._events: deque[PoolEvent] = deque(maxlen=EVENTS_KEPT)
+        self._kills: PendingCalls[Granted] = PendingCalls()
 
     async def start(self) -> None:
         await self.scheduler.start()
@@ -137,8 +140,10 @@ class PoolService:
             event.gpus,
         )
         self._events.append(shown)
-        if event.kind in ("quarantined", "unregistered"):
+        if event.kind == "quarantined":
             self.tenants.vacated(event.pipeline)
+        elif event.kind == "unregistered":
+            self.tenants.forget(event.pipeline)
 
     # Requests
 
@@ -202,6 +207,24 @@ class PoolService:
         ]
         return found[0] if found else ""
 
+    # Ends
+
+    async def kill(
+        self, pipeline: str, key: str | None, form: KillOrder, by: str, wait_s: float
+    ) -> Granted | StillWaiting:
+        """End it, in somebody's name. It may have to shrink first."""
+        why = f"by {by}: {form.why or 'no reason was given'}"
+        name = key or f"kill {pipeline} {form.force}"
+        call = self._kills.begin(
+            name, (pipeline, form), lambda: self._kill(pipeline, why, form), replay=key is not None
+        )
+        found = await self._kills.outcome(call, self.tenants.hold(wait_s))
+        return found or StillWaiting(f"{pipeline} was asked to shrink what it generates on")
+
+    async def _kill(self, pipeline: str, why: str, form: KillOrder) -> Granted:
+        released = await self.scheduler.kill_pipeline(pipeline, why, form.force)
+        return Granted(released.gpus, released.text)
+
     async def progress(self, pipeline: str, form: ProgressForm) -> str:
         """Why a report was not counted; "" if it was."""
         self.tenants.known(pipeline)
@@ -222,6 +245,8 @@ class PoolService:
         while True:
             remote = self._attended(pipeline)
             waiting = remote.arrival is not None and remote.arrival.waits
+            if self.tenants.is_killed(pipeline) and not remote.is_arriving(session):
+                waiting = False  # it is asked to go, and being heard keeps its GPUs from others
             if not waiting:
                 self.tenants.must_be_current(pipeline, session)  # another may have come while this one waited here
             found = None if waiting else remote.actions.next(after)
@@ -240,8 +265,10 @@ class PoolService:
         if remote.arrival is not None and not remote.arrival.task.done():
             return remote
         there = demand.known(self.scheduler.shares, PipelineId(pipeline))
+        if there.killed:
+            return remote
         if there.quarantined:
-            raise is_quarantined(there)
+            raise demand.frozen(there)
         if there.detached_since is not None or not remote.attached:
             raise Conflict(f"{pipeline} has no hooks here since a restart", hint="register it again")
         return remote

@@ -25,7 +25,6 @@ from muster.errors import (
     JournalUnusable,
     MusterError,
     NotFound,
-    PipelineQuarantined,
     RequestRefused,
     SchedulerStopped,
 )
@@ -33,7 +32,7 @@ from muster.sharing.actions import Actions, hooks_for
 from muster.sharing.pending_calls import PendingCalls
 from muster.sharing.scheduler import Scheduler
 from muster.types.pools import Registration
-from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Pipeline, PipelineId, Tenant
+from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, PipelineId, Tenant
 
 log = logging.getLogger("muster.sharing")
 
@@ -113,6 +112,9 @@ class Tenants:
     def start(self) -> None:
         self._running = True
         self._rounds_changed.set()  # what ended while nobody looked
+        for there in self._scheduler.shares.pipelines.values():
+            if there.killed:
+                self._remote(there.pipeline_id)  # if it lives, it will be heard
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._follow_rounds())]
 
     async def stop(self) -> None:
@@ -139,6 +141,7 @@ class Tenants:
         deadline = self._now() + self.hold(wait_s)
         await self._end_if_over(pipeline)
         tenant = self._credible(pipeline, _named(tenant, session), form)
+        self._must_not_be_killed(pipeline, tenant)
         if form.only_attach:
             self._check_attach(pipeline, session, tenant)
             self.heard(pipeline, session)
@@ -161,6 +164,12 @@ class Tenants:
         self._settle_arrival(pipeline, remote, arrival)
         return None
 
+    def _must_not_be_killed(self, pipeline: str, tenant: Tenant) -> None:
+        """Another process than the killed one may come, and waits until that one is gone."""
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is None or not there.killed or not tenant.is_another_than(there.tenant):
+            leases.check_not_killed(self._scheduler.shares, PipelineId(pipeline), tenant)
+
     def _credible(self, pipeline: str, tenant: Tenant, form: Registration) -> Tenant:
         """What counts of what a process says of itself. A training that nobody here knows is none."""
         there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
@@ -177,7 +186,7 @@ class Tenants:
     def _check_attach(self, pipeline: str, session: str | None, tenant: Tenant) -> None:
         there = demand.known(self._scheduler.shares, PipelineId(pipeline))
         if there.quarantined:
-            raise is_quarantined(there)
+            raise demand.frozen(there)
         self.must_be_current(pipeline, session)
         if tenant.is_another_than(there.tenant):
             raise _is_replaced(pipeline)
@@ -222,7 +231,7 @@ class Tenants:
         shares = leases.registered(self._scheduler.shares, PipelineId(pipeline), form.specs, form.weight)
         there = shares.pipelines[PipelineId(pipeline)]
         if tenant.is_another_than(there.tenant):
-            if not there.quarantined:
+            if not there.quarantined or there.killed:
                 await self._vacancy(remote)
             remote.actions.wake()
             remote.actions = Actions(self._epochs)  # what the one before was asked is not for this one
@@ -264,9 +273,16 @@ class Tenants:
     async def unregister(self, pipeline: str, why: str = "") -> None:
         self._must_run()
         await self._scheduler.unregister_pipeline(pipeline, why)
+        self.forget(pipeline)
+
+    def forget(self, pipeline: str) -> None:
+        """It is unregistered: nobody speaks for it any more."""
         remote = self._remotes.get(pipeline)
-        if remote is None:
+        if remote is None or PipelineId(pipeline) in self._scheduler.shares.pipelines:
             return
+        if remote.arrival is not None and not remote.arrival.task.done() and not remote.arrival.waits:
+            remote.actions.wake()
+            return  # somebody has come for its place already
         remote.calls.cancel_all()
         remote.calls, remote.attached, remote.session = PendingCalls(), False, None
         self.vacated(pipeline)
@@ -320,9 +336,13 @@ class Tenants:
             if arrival.waits and session is not None:
                 raise Conflict(f"{pipeline} is not registered yet: the process before has not ended")
         self.must_be_current(pipeline, session)
-        if arrival is not None and arrival.waits and session is not None:
+        if arrival is not None and arrival.waits and session is not None and not self.is_killed(pipeline):
             _end_turn(remote, _lives(pipeline))
         remote.heard = self._now()
+
+    def is_killed(self, pipeline: str) -> bool:
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        return there is not None and bool(there.killed)
 
     async def _watch(self) -> None:
         """Quarantine whoever is silent for too long. A time at which nobody could be heard does not count."""
@@ -350,6 +370,10 @@ class Tenants:
         if arrival is not None and not arrival.task.done() and self._is_silent(arrival.heard):
             arrival.task.cancel()  # it holds nothing, and keeps others from coming
         there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is not None and there.killed and self._is_silent(remote.heard):
+            with contextlib.suppress(SchedulerStopped):
+                await self.unregister(pipeline, f"it was killed, and nothing was heard of it for {self._ttl_s:g} s")
+            return
         if there is None or there.quarantined or not remote.attached or not self._is_silent(remote.heard):
             return
         with contextlib.suppress(SchedulerStopped, NotFound):
@@ -417,11 +441,4 @@ def _is_replaced(pipeline: str) -> AlreadyExists:
     return AlreadyExists(
         f"{pipeline} was registered by another process since",
         hint="this one holds nothing any more; register it again to take over",
-    )
-
-
-def is_quarantined(there: Pipeline) -> PipelineQuarantined:
-    return PipelineQuarantined(
-        f"{there.pipeline_id} is quarantined: {there.quarantined}",
-        hint="register it again: it then has to shrink all its ranks",
     )

@@ -56,6 +56,12 @@ class Why:
 
 
 @dataclass(frozen=True)
+class KillOrder:
+    why: str = limited("", max_length=400)
+    force: bool = False  # free its GPUs at once, whoever uses them
+
+
+@dataclass(frozen=True)
 class NodeState:
     """Whether a node's GPUs can be used."""
 

@@ -211,6 +211,7 @@ class Pipeline:
     last_rollout_id: str | None = None  # of the rollout before the open one: late reports for it do not count
     unsure: bool = False  # decisions about it may have been lost with its machine: it has to shrink everything first
     tenant: Tenant = Tenant()  # who registered it last
+    killed: str = ""  # by whom and why, if somebody has ended it; it is quarantined, too, until its process is gone
 
     @property
     def movable(self) -> bool:
@@ -278,6 +279,15 @@ class WorkerLease:
 
 
 @dataclass(frozen=True)
+class Killed:
+    """A process that does not come back."""
+
+    pipeline: PipelineId
+    process: str  # "" if nobody knows which
+    why: str
+
+
+@dataclass(frozen=True)
 class Shares:
     """Everything that the scheduler knows, as one value: what the planner decides about and the journal keeps."""
 
@@ -289,6 +299,7 @@ class Shares:
     lost_gpus: Mapping[Gpu, str] = field(default_factory=dict)  # out of use, and why (a lost node)
     epoch: int = 0
     seq: int = 0
+    killed: tuple[Killed, ...] = ()  # the latest
     min_turn_s: float = 2.0
     reserve_after_s: float = 30.0
     promised: tuple[Bundle, ...] = field(default=(), compare=False)  # what the last plan vacates GPUs for

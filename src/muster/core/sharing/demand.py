@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from muster.errors import InvalidRequest, NotFound, PipelineQuarantined, RequestRefused, WouldDeadlock
+from muster.errors import (
+    InvalidRequest,
+    NotFound,
+    PipelineKilled,
+    PipelineQuarantined,
+    RequestRefused,
+    WouldDeadlock,
+)
 from muster.types.codec import MOST, is_text
 from muster.types.sharing import (
     GENERATION_CLUSTER,
@@ -58,8 +65,22 @@ def moving(average: float | None, measured: float) -> float:
 def known(shares: Shares, pipeline: PipelineId) -> Pipeline:
     found = shares.pipelines.get(pipeline)
     if found is None:
+        for one in reversed(shares.killed):
+            if one.pipeline == pipeline:
+                raise PipelineKilled(f"{pipeline} was killed: {one.why}", hint="another process may register it anew")
         raise NotFound(f"pipeline {pipeline!r} is not registered")
     return found
+
+
+def frozen(there: Pipeline) -> PipelineQuarantined:
+    """What whoever asks for a quarantined pipeline is told."""
+    if there.killed:
+        told = f"{there.pipeline_id} was killed: {there.killed}"
+        return PipelineKilled(told, hint="release what is held and end; another process may register it anew")
+    return PipelineQuarantined(
+        f"{there.pipeline_id} is quarantined: {there.quarantined}",
+        hint="register it again: it then has to shrink all its ranks",
+    )
 
 
 def leases_of(shares: Shares, pipeline: PipelineId, cluster: str) -> Iterator[Lease]:
@@ -119,7 +140,7 @@ def requested(shares: Shares, wish: Wish, now: float, *, orphans: Container[int]
 def _check_wish(shares: Shares, wish: Wish) -> None:
     pipeline = known(shares, wish.pipeline)
     if pipeline.quarantined:
-        raise PipelineQuarantined(f"{wish.pipeline} is quarantined: {pipeline.quarantined}")
+        raise frozen(pipeline)
     if wish.cluster not in pipeline.clusters:
         raise RequestRefused(f"{wish.pipeline} has no cluster {wish.cluster!r}")
     if not pipeline.admitted:

@@ -11,12 +11,13 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from muster.core.sharing import demand, maps
-from muster.errors import AlreadyExists, InvalidRequest, PipelineQuarantined, RequestRefused
+from muster.errors import AlreadyExists, InvalidRequest, PipelineKilled, RequestRefused
 from muster.types.sharing import (
     GENERATION_CLUSTER,
     Bundle,
     ClusterSpec,
     Gpu,
+    Killed,
     Lease,
     LeaseState,
     Pipeline,
@@ -29,6 +30,7 @@ from muster.types.sharing import (
 )
 
 Epochs = Mapping[Bundle, int]
+KILLS_KEPT = 256
 
 
 def used_mask(shares: Shares) -> int:
@@ -110,6 +112,35 @@ def quarantined(shares: Shares, pipeline: PipelineId, why: str) -> Shares:
     there = demand.known(shares, pipeline)
     left = tuple(one for one in shares.requests if one.pipeline != pipeline)
     return replace(_with(shares, replace(there, quarantined=why)), requests=left)
+
+
+def killed(shares: Shares, pipeline: PipelineId, why: str) -> Shares:
+    """Somebody ends it. It wants nothing any more; what it holds is frozen until it is known to be free."""
+    there = demand.known(shares, pipeline)
+    shares = quarantined(shares, pipeline, f"killed: {why}")
+    shares = _with(shares, replace(there, quarantined=f"killed: {why}", killed=why))
+    shares = barred(shares, pipeline, there.tenant.process or "", why)
+    return replace(shares, rollouts={name: one for name, one in shares.rollouts.items() if name != pipeline})
+
+
+def barred(shares: Shares, pipeline: PipelineId, process: str, why: str) -> Shares:
+    """That process does not come back for it."""
+    return replace(shares, killed=(*shares.killed, Killed(pipeline, process, why))[-KILLS_KEPT:])
+
+
+def check_not_killed(shares: Shares, pipeline: PipelineId, tenant: Tenant) -> None:
+    """Whoever was killed is not registered again, nor is anybody while that one may still be there."""
+    for one in shares.killed:
+        if (one.pipeline, one.process) == (pipeline, tenant.process):
+            raise PipelineKilled(f"{pipeline} was killed: {one.why}", hint="another process may register it anew")
+    there = shares.pipelines.get(pipeline)
+    if there is not None and there.killed:
+        raise demand.frozen(there)
+
+
+def shrunk(shares: Shares, pipeline: PipelineId, now: float) -> Shares:
+    """All of its generation is down: it was killed, and its hooks have done that last thing."""
+    return _dropped(shares, [lease.bundle for lease in _generation(shares, pipeline)], now)
 
 
 def reinstated(shares: Shares, pipeline: PipelineId, now: float) -> Shares:
@@ -216,7 +247,7 @@ def released(
     found = list(demand.leases_of(shares, pipeline, cluster))
     fixed = any(lease.priority is not Priority.GENERATION for lease in found)
     if there.quarantined and found and not fixed:
-        raise PipelineQuarantined(f"{pipeline} is quarantined: {there.quarantined}")
+        raise demand.frozen(there)
     if cluster == GENERATION_CLUSTER and not fixed:
         shares = demand.closed(shares, pipeline)
     undone = _undispatched(there, found, dispatched)
@@ -229,7 +260,7 @@ def suspended(shares: Shares, pipeline: PipelineId, now: float, *, dispatched: C
     """Its owner wants its generation cluster drained: demand ends, expands that were not yet called for are off."""
     there = demand.known(shares, pipeline)
     if there.quarantined:
-        raise PipelineQuarantined(f"{pipeline} is quarantined: {there.quarantined}")
+        raise demand.frozen(there)
     found = list(demand.leases_of(shares, pipeline, GENERATION_CLUSTER))
     if any(lease.priority is not Priority.GENERATION for lease in found):
         raise RequestRefused(

@@ -17,6 +17,7 @@ from muster.types.codec import Invalid, from_wire, plain, to_wire
 from muster.types.sharing import (
     Crew,
     Gpu,
+    Killed,
     Lease,
     LeaseState,
     Pipeline,
@@ -45,6 +46,7 @@ class Head:
     boot: str = ""  # of the machine, where what was written last may be lost with it
     lost_gpus: Mapping[Gpu, str] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)  # why requests wait, until somebody plans anew
+    killed: tuple[Killed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def changes(
     before: Shares, after: Shares, at: float, *, boot: str = "", reasons: Mapping[int, str] | None = None
 ) -> Changes:
     """What has to be written so that `after` can be had from `before`."""
-    head = Head(after.pool, after.epoch, after.seq, at, boot, after.lost_gpus, reasons or {})
+    head = Head(after.pool, after.epoch, after.seq, at, boot, after.lost_gpus, reasons or {}, after.killed)
     found: Changes = {HEAD: _written(head)}
     for kind, old, new in (
         ("pipeline", before.pipelines, after.pipelines),
@@ -109,6 +111,7 @@ def read(entries: Mapping[str, Value], empty: Shares, where: str, *, boot: str =
             lost_gpus=head.lost_gpus,
             epoch=head.epoch,
             seq=head.seq,
+            killed=head.killed,
         )
     except (Invalid, KeyError, IndexError, ValueError) as error:
         raise JournalUnusable(f"{where} holds what no scheduler has written: {error!r}") from error

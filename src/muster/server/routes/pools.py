@@ -23,6 +23,7 @@ from muster.types.pools import (
     NAME,
     ActionAnswer,
     GpuRequest,
+    KillOrder,
     NodeState,
     ProgressForm,
     Registration,
@@ -107,6 +108,13 @@ async def quarantine_pipeline(call: Call) -> Response:
     pool, pipeline = _pipeline(call, anew=True)
     await pool.scheduler.quarantine_pipeline(pipeline, (await call.record(Why)).why)
     return as_json({"state": "quarantined"})
+
+
+async def kill_pipeline(call: Call) -> Response:
+    pool, pipeline = _pipeline(call, anew=True)
+    call.request.scope["muster.routine"] = False
+    wait, key = call.query(WaitQuery).wait, _named(call, KEY)
+    return _outcome(await pool.kill(pipeline, key, await call.record(KillOrder), call.identity.name, wait))
 
 
 async def put_node(call: Call) -> Response:
@@ -298,6 +306,17 @@ OPERATIONS = (
         {200: _STATE},
         _WRITE,
         body=Body("Why"),
+    ),
+    Operation(
+        "POST",
+        f"{PIPELINE}/kill",
+        kill_pipeline,
+        "End somebody's pipeline",
+        {200: _DONE, 202: Answer("It was asked to shrink: ask again with the same key.", "PoolState")},
+        _WRITE,
+        WaitQuery,
+        Body("KillOrder"),
+        (_KEY_HEADER,),
     ),
     Operation(
         "POST",
