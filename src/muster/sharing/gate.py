@@ -94,7 +94,8 @@ class Gate:
                     await ended.wait()
             finally:
                 self._left.remove(waiting)
-        await self._engine().shrink(list(ranks))
+        if self.engine is not None:  # else nothing was ever awake
+            await self.engine.shrink(list(ranks))
 
     def _engine(self) -> PipelineHooks:
         if self.engine is None:

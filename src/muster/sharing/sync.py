@@ -66,21 +66,29 @@ def connect(
     """A pipeline of a control plane's pool, on every rank of it.
 
     `gpus`: it generates and trains on these, all or none at a time. `clusters` says it stage by stage. Without an
-    `engine` one has to be attached before the first stage (`attach`, or `muster.sharing.trl.share`). Before CUDA has
-    begun, it makes the pipeline's GPUs the visible ones.
+    `engine` one has to be attached before the first stage (`attach`, or `muster.sharing.trl.share`); until then this
+    process holds its training GPUs, since it will load a model. Before CUDA has begun, the pipeline's GPUs are made the
+    visible ones.
     """
     maps = _maps(gpus, clusters)
     loop = LoopThread(f"pool of {pipeline}")
     loop.start()
+    made: SharedPool | None = None
     try:
         scheduler = RemoteScheduler(Link(Search.of(url, token)), pool)
         shown = asyncio.run_coroutine_threadsafe(scheduler.view(), loop.loop).result()
         devices = Devices(_all_gpus(maps), shown["devices"])
         _check_gpus(maps, int(shown["gpus"]))
         devices.make_visible()
-        return SharedPool(scheduler, loop, pipeline, maps, devices, engine=engine, weight=weight, crew=crew)
+        made = SharedPool(scheduler, loop, pipeline, maps, devices, engine=engine, weight=weight, crew=crew)
+        if engine is None:
+            made.prepare()
+        return made
     except BaseException:
-        loop.stop()
+        if made is None:
+            loop.stop()
+        else:
+            made.close()
         raise
 
 
@@ -111,11 +119,12 @@ class SharedPool:
         self._tasks: list[concurrent.futures.Future[Any]] = []
         self._stages = itertools.count()
         self._rollout: Rollout | None = None
+        self._preparing: contextlib.ExitStack | None = None  # the training GPUs, until there is an engine
         self._broken = ""
         self._pid = os.getpid()
-        _open.add(self)
         if engine is not None:
             self.attach(engine)
+        _open.add(self)
 
     # Life
 
@@ -123,18 +132,28 @@ class SharedPool:
         """The engine that generates here, if it was not known before. Joins the pool, if all ranks can."""
         self._must_be_usable()
         self.gate.attach(engine)
-        if self._given_crew is not None or crews.found(self._name) is not None:
-            self.join()
+        if self._given_crew is None and crews.found(self._name) is None:
+            return
+        if self._preparing is not None:
+            self.run(engine.shrink(list(range(len(self._bundles())))))
+            self._preparing.close()
+            self._preparing = None
+        self.join()
+        if hasattr(self.gate, "vacated"):  # it was registered without
+            self._joined().led("attach", lambda: self._spoken(lambda it: it.register()))
+
+    def prepare(self) -> None:
+        """Hold the training GPUs until an engine is attached; ranks that cannot reach each other yet do not."""
+        if TRAINING_CLUSTER in self.clusters and (self._given_crew or crews.found(self._name)) is not None:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self.training(Priority.INITIALIZATION))
+                self._preparing = stack.pop_all()
 
     def join(self) -> None:
         """Register the pipeline; on all ranks. The first stage does it by itself."""
         self._must_be_usable()
         if self._crew is not None:
             return
-        if self.gate.engine is None:
-            raise InvalidRequest(
-                f"{self.pipeline} has no engine", hint="give connect an engine, or attach one before the first stage"
-            )
         crew = self._given_crew or crews.found(self._name)
         if crew is None:
             raise InvalidRequest(
@@ -154,9 +173,11 @@ class SharedPool:
         self._crew = crew
 
     def _spoken_for(self, crew: Crew) -> Spokesman:
-        bundles = self.clusters.get(GENERATION_CLUSTER, ClusterSpec()).bundles
-        hooks: PipelineHooks = self.gate if crew.alone else CrewHooks(crew, self.gate, bundles)
+        hooks: PipelineHooks = self.gate if crew.alone else CrewHooks(crew, self.gate, self._bundles())
         return self._loop.do(lambda: Spokesman(self._scheduler, self.pipeline, self.clusters, hooks, self._weight))
+
+    def _bundles(self) -> tuple[tuple[Gpu, ...], ...]:
+        return self.clusters.get(GENERATION_CLUSTER, ClusterSpec()).bundles
 
     def close(self) -> None:
         """Give everything back and leave the pool. Is done at exit, too; more than once does no harm."""
@@ -243,6 +264,10 @@ class SharedPool:
         *,
         on_enter: str,
     ) -> Iterator[tuple[str, list[Gpu]]]:
+        if self.gate.engine is None and self._preparing is not None:
+            raise InvalidRequest(
+                f"{self.pipeline} has no engine", hint="give connect an engine, or attach one before the first stage"
+            )
         self.join()
         crew, key = self._joined(), f"stage/{next(self._stages)}"
         try:
@@ -397,6 +422,10 @@ class Rollout:
     def interrupted(self, after_s: float = 0.0) -> bool:
         """Whether the turn's GPUs are wanted back, for at least so long."""
         return self._turn is not None and self._turn.interrupted(after_s)
+
+    @property
+    def in_turn(self) -> bool:
+        return self._turn is not None
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
