@@ -73,9 +73,9 @@ _PLACES = {
     "muster.errors": (
         "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden GrantTimeout "
         "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineKilled PipelineQuarantined "
-        "QuotaExceeded RendezvousUnavailable RequestRefused ResizeTakenBack ScaleSuperseded SchedulerStopped SharingError "
-        "TooLarge TooManyRequests TrainingCancelled TrainingFailed UDTerminalState Unauthenticated Unavailable "
-        "WaitTimeout WorldSizeOutOfBounds WouldDeadlock"
+        "QuotaExceeded RendezvousUnavailable RequestRefused ResizeTakenBack ScaleSuperseded SchedulerStopped "
+        "SharingError TooLarge TooManyRequests TrainingCancelled TrainingFailed UDTerminalState Unauthenticated "
+        "Unavailable WaitTimeout WorldSizeOutOfBounds WouldDeadlock"
     ),
     "muster.mesh.wait": "mesh_status mesh_wait",
     "muster.node.progress": "progress",

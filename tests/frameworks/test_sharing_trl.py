@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -61,10 +62,10 @@ def test_two_grpo_runs_share_one_gpu_slot(plane: Plane) -> None:
         assert told["step"] == STEPS and isinstance(rewards, list) and len(rewards) == STEPS
         assert all(reward > 0 for reward in rewards)
     used = sorted([*_used(plane, "p1"), *_used(plane, "p2")])
-    for (_, end, one), (begin, _, other) in zip(used, used[1:], strict=False):
+    for (_, end, one), (begin, _, other) in itertools.pairwise(used):
         assert one == other or end <= begin, f"{one} and {other} computed on GPU 0 at once"
     order = [name for _, _, name in used]
-    changes = sum(one != other for one, other in zip(order, order[1:], strict=False))
+    changes = sum(one != other for one, other in itertools.pairwise(order))
     assert changes >= STEPS, "they took turns, and did not run one after the other"
     events = plane.muster("share", "events", "-o", "json")
     assert events.wait() == 0

@@ -1,4 +1,4 @@
-"""Pools for pipelines that block: a scheduler on a thread of its own, or a real control plane; and who used which GPU."""
+"""Pools for pipelines that block: a scheduler on a thread, or a control plane, and who used which GPU."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ class ControlPlane:
         return made
 
     def snapshot(self) -> Snapshot:
-        return self.ask(lambda scheduler: scheduler.snapshot())
+        found: Snapshot = self.ask(lambda scheduler: scheduler.snapshot())
+        return found
 
     def ask(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
         return asyncio.run_coroutine_threadsafe(work(self.scheduler), self.loop.loop).result(BOUND_S)

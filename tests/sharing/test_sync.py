@@ -6,9 +6,11 @@ import logging
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +18,14 @@ from muster.errors import GrantTimeout, InvalidRequest, PipelineKilled, RequestR
 from muster.sharing import ClusterSpec, Priority, spokesman
 from muster.sharing.crew import Crew
 from muster.sharing.crew_hooks import owners
+from muster.sharing.devices import Devices
 from muster.sharing.sync import SharedPool, connect
-from tests.fleet import eventually
+from tests.fleet import PROGRAMS, Process, eventually, free_port
 from tests.sharing.blocking import (
     BOUND_S,
     ONE,
     Checker,
+    ControlPlane,
     Engine,
     PoolHouse,
     control_plane,
@@ -180,13 +184,12 @@ def test_a_turn_that_waits_hears_that_its_rollout_is_over(monkeypatch: pytest.Mo
     monkeypatch.setattr("muster.sharing.sync.LOOK_S", 0.01)
     with in_process() as house:
         pool, rival = house.pipeline("p1"), house.pipeline("p2")
-        with pytest.raises(RequestRefused, match="closed by somebody"), pool.generation(0, 8) as rollout:
-            with rival.training():
-                house.ask(lambda scheduler: scheduler.clear_progress("p1"))
-                with pytest.raises(TimeoutError), rollout.turn(timeout=0.01):
-                    pass
-                with rollout.turn():
-                    raise AssertionError("there is nothing to generate on")
+        with pool.generation(0, 8) as rollout, rival.training():
+            house.ask(lambda scheduler: scheduler.clear_progress("p1"))
+            with pytest.raises(TimeoutError), rollout.turn(timeout=0.01):
+                pass
+            with pytest.raises(RequestRefused, match="closed by somebody"), rollout.turn():
+                pass
 
 
 def tokens_while_bundles_are_taken_back(house: PoolHouse, rollouts: int) -> Checker:
@@ -361,7 +364,7 @@ def test_nobody_waits_for_ever_for_a_rank_that_is_gone() -> None:
         assert Crew(board, 0, 2, patience_s=0.1, meeting_s=5).all_left("stage") == [
             "rank 1: rank 1 is gone: nothing was heard of it for 0.1 s"
         ]
-        with pytest.raises(Unavailable, match="has not come within 0.05 s"):  # it lives: its GPUs are not given away
+        with pytest.raises(Unavailable, match="rank 1 has not come"):  # it lives: its GPUs are not given away
             Crew(Beating(), 0, 2, patience_s=5, meeting_s=0.05).all_left("stage")
 
 
@@ -389,3 +392,62 @@ def test_a_map_that_the_pool_does_not_have_is_refused_at_once(tmp_path: Path) ->
             pool.attach(Engine())
             with pool.training(Priority.OLD_LOG_PROBS) as stage:
                 assert stage.devices == ("1", "2")
+
+
+# Processes
+
+
+def _env(house: ControlPlane) -> dict[str, str]:
+    return {"MUSTER_URL": house.plane.url, "MUSTER_TOKEN": house.plane.api_token}
+
+
+def _started(house: ControlPlane, what: str, size: int = 1) -> list[Process]:
+    port = str(free_port())
+    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if size > 1 else {}
+    program = (sys.executable, str(PROGRAMS / "blocking_ranks.py"), what)
+    return [house.plane.start(*program, **_env(house), **place, RANK=str(rank)) for rank in range(size)]
+
+
+def test_ctrl_c_gives_back_what_is_held_and_leaves_the_pool(tmp_path: Path) -> None:
+    with control_plane(tmp_path) as house:
+        [process] = _started(house, "holds")
+        process.expect("holds")
+        assert house.snapshot().leases[0].pipeline == "p1"
+        process.kill(signal.SIGINT)
+        assert process.wait(BOUND_S) != 0 and "KeyboardInterrupt" in process.text
+        assert not house.snapshot().leases
+        assert house.ask(lambda scheduler: scheduler.view())["pipelines"] == []
+
+
+def test_ranks_of_torch_distributed_act_as_one_and_a_failure_of_one_ends_all(tmp_path: Path) -> None:
+    with control_plane(tmp_path) as house:
+        for process in _started(house, "works", 2):
+            assert process.wait(BOUND_S) == 0, process.text
+            assert process.text.count("generates on (0, 1)") == process.text.count("trains on (0, 1)") == 2
+        assert house.ask(lambda scheduler: scheduler.view())["pipelines"] == []
+        first, second = _started(house, "fails", 2)
+        assert second.wait(BOUND_S) != 0 and "ValueError: no memory" in second.text
+        assert first.wait(BOUND_S) != 0 and "p1 cannot go on: rank 1: actor_train: ValueError" in first.text
+        assert "went on" not in first.text + second.text
+
+
+# Devices
+
+
+def test_visible_devices_follow_the_pool_before_cuda_has_begun_and_are_checked_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: False, device_count=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    devices = Devices([1, 0], ["GPU-a", "GPU-b", "GPU-c"])
+    env: dict[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
+    devices.make_visible(env)
+    assert env == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert devices.of([1]) == ("GPU-b",) and len(devices) == 2 and devices[0] == "GPU-a"
+    cuda.is_initialized = lambda: True
+    devices.make_visible(env)
+    with pytest.raises(InvalidRequest, match=r"cannot see GPU-b, .*CUDA_VISIBLE_DEVICES=GPU-a,GPU-c"):
+        devices.make_visible({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-c"})
+    with pytest.raises(InvalidRequest, match="cannot see 3"):
+        Devices([1, 3], []).make_visible({})
+    Devices([0, 1], []).make_visible({})

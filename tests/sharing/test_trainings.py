@@ -7,23 +7,29 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from muster import DistributedTraining
 from muster.sharing import Priority
 from muster.sharing.remote import RemoteScheduler, connect
 from tests.fleet import PROGRAMS, eventually
 from tests.plane import Plane
+from tests.sharing.blocking import pool_of_four
 from tests.sharing.scripted import FOUR, Hooks
 
 BOUND_S = 60.0
 
 
-def test_a_killed_rank_leaves_no_gpu_behind_and_neither_does_a_training_that_has_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["tenant.py", "tenant_that_blocks.py"])
+def test_a_killed_rank_leaves_no_gpu_behind_and_neither_does_a_training_that_has_ended(
+    tmp_path: Path, program: str
+) -> None:
     plane = Plane(tmp_path)
-    plane.env["MUSTER_POOL_GPUS"] = "0,1,2,3"
+    pool_of_four(plane)
     try:
         plane.serve()
         words = [plane.url, plane.api_token, str(tmp_path)]
-        script = str(PROGRAMS / "tenant.py")
+        script = str(PROGRAMS / program)
         training = plane.train("rl", world=(1, 1, 1), script=script, args=words, max_restarts=3)
         asyncio.run(asyncio.wait_for(_through_rounds(plane, training, tmp_path), 4 * BOUND_S))
     finally:

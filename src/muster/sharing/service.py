@@ -21,7 +21,7 @@ from muster.errors import Conflict, InvalidRequest
 from muster.sharing.journal import Journal
 from muster.sharing.pending_calls import PendingCalls
 from muster.sharing.scheduler import Scheduler
-from muster.sharing.tenants import Granted, Remote, Rounds, StillWaiting, Tenants
+from muster.sharing.tenants import Granted, Remote, Rounds, StillWaiting, Tenants, is_killed
 from muster.types.codec import Problem, show_time, to_wire
 from muster.types.pools import (
     Action,
@@ -245,7 +245,7 @@ class PoolService:
         while True:
             remote = self._attended(pipeline)
             waiting = remote.arrival is not None and remote.arrival.waits
-            if self.tenants.is_killed(pipeline) and not remote.is_arriving(session):
+            if is_killed(self.scheduler.shares, pipeline) and not remote.is_arriving(session):
                 waiting = False  # it is asked to go, and being heard keeps its GPUs from others
             if not waiting:
                 self.tenants.must_be_current(pipeline, session)  # another may have come while this one waited here

@@ -32,7 +32,7 @@ from muster.sharing.actions import Actions, hooks_for
 from muster.sharing.pending_calls import PendingCalls
 from muster.sharing.scheduler import Scheduler
 from muster.types.pools import Registration
-from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, PipelineId, Tenant
+from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, PipelineId, Shares, Tenant
 
 log = logging.getLogger("muster.sharing")
 
@@ -141,7 +141,7 @@ class Tenants:
         deadline = self._now() + self.hold(wait_s)
         await self._end_if_over(pipeline)
         tenant = self._credible(pipeline, _named(tenant, session), form)
-        self._must_not_be_killed(pipeline, tenant)
+        _must_not_be_killed(self._scheduler.shares, PipelineId(pipeline), tenant)
         if form.only_attach:
             self._check_attach(pipeline, session, tenant)
             self.heard(pipeline, session)
@@ -163,12 +163,6 @@ class Tenants:
             return StillWaiting(before if arrival.waits else f"{pipeline} has to shrink all its ranks first")
         self._settle_arrival(pipeline, remote, arrival)
         return None
-
-    def _must_not_be_killed(self, pipeline: str, tenant: Tenant) -> None:
-        """Another process than the killed one may come, and waits until that one is gone."""
-        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
-        if there is None or not there.killed or not tenant.is_another_than(there.tenant):
-            leases.check_not_killed(self._scheduler.shares, PipelineId(pipeline), tenant)
 
     def _credible(self, pipeline: str, tenant: Tenant, form: Registration) -> Tenant:
         """What counts of what a process says of itself. A training that nobody here knows is none."""
@@ -336,13 +330,14 @@ class Tenants:
             if arrival.waits and session is not None:
                 raise Conflict(f"{pipeline} is not registered yet: the process before has not ended")
         self.must_be_current(pipeline, session)
-        if arrival is not None and arrival.waits and session is not None and not self.is_killed(pipeline):
+        if (
+            arrival is not None
+            and arrival.waits
+            and session is not None
+            and not is_killed(self._scheduler.shares, pipeline)
+        ):
             _end_turn(remote, _lives(pipeline))
         remote.heard = self._now()
-
-    def is_killed(self, pipeline: str) -> bool:
-        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
-        return there is not None and bool(there.killed)
 
     async def _watch(self) -> None:
         """Quarantine whoever is silent for too long. A time at which nobody could be heard does not count."""
@@ -409,6 +404,18 @@ class Tenants:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def is_killed(shares: Shares, pipeline: str) -> bool:
+    there = shares.pipelines.get(PipelineId(pipeline))
+    return there is not None and bool(there.killed)
+
+
+def _must_not_be_killed(shares: Shares, pipeline: PipelineId, tenant: Tenant) -> None:
+    """Another process than the killed one may come, and waits until that one is gone."""
+    there = shares.pipelines.get(pipeline)
+    if there is None or not there.killed or not tenant.is_another_than(there.tenant):
+        leases.check_not_killed(shares, pipeline, tenant)
 
 
 def _named(tenant: Tenant | None, session: str | None) -> Tenant:

@@ -33,7 +33,7 @@ config = LlamaConfig(
 )
 LlamaForCausalLM(config).save_pretrained(f"{folder}/{name}-model")
 model = LlamaForCausalLM.from_pretrained(f"{folder}/{name}-model")
-used = open(f"{folder}/{name}.used", "w", buffering=1)  # when the GPU slot was computed on, for whoever checks
+used = open(f"{folder}/{name}.used", "w", buffering=1)  # noqa: SIM115  # when it computed, for whoever checks
 model.register_forward_pre_hook(lambda *_: print(f"[{time.monotonic()}", end=", ", file=used))
 model.register_forward_hook(lambda *_: print(f"{time.monotonic()}]", file=used))
 prompts = [" ".join(f"w{(first + index) % 60}" for index in range(4)) for first in range(256)]
