@@ -138,7 +138,7 @@ class ControlPlane:
 
 def pool_of_four(plane: Plane) -> None:
     """The control plane is to have a pool, `default`, of four imitated GPUs."""
-    plane.env |= {"MUSTER_POOL_GPUS": "0,1,2,3", "MUSTER_GPUS": "4"}
+    plane.env["MUSTER_GPUS"] = "4"
 
 
 @contextlib.contextmanager

@@ -421,10 +421,12 @@ def test_ctrl_c_gives_back_what_is_held_and_leaves_the_pool(tmp_path: Path) -> N
 
 def test_ranks_of_torch_distributed_act_as_one_and_a_failure_of_one_ends_all(tmp_path: Path) -> None:
     with control_plane(tmp_path) as house:
-        for process in _started(house, "works", 2):
+        ranks = _started(house, "works", 2)
+        for process in ranks:
             assert process.wait(BOUND_S) == 0, process.text
             assert process.text.count("generates on (0, 1)") == process.text.count("trains on (0, 1)") == 2
-        assert house.ask(lambda scheduler: scheduler.view())["pipelines"] == []
+        told = "".join(process.text for process in ranks)
+        assert house.ask(lambda scheduler: scheduler.view())["pipelines"] == [], told
         first, second = _started(house, "fails", 2)
         assert second.wait(BOUND_S) != 0 and "ValueError: no memory" in second.text
         assert first.wait(BOUND_S) != 0 and "p1 cannot go on: rank 1: actor_train: ValueError" in first.text

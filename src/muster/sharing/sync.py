@@ -20,7 +20,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -48,7 +47,7 @@ PROGRESS_S = 0.5
 
 log = logging.getLogger("muster.sharing")
 _numbers = itertools.count()  # of pools in this process; ranks make theirs in the same order
-_open: weakref.WeakSet[SharedPool] = weakref.WeakSet()
+_open: set[SharedPool] = set()  # held until they are closed: one that nobody knows any more still has its lease
 
 
 def connect(
