@@ -76,7 +76,7 @@ class Liar(StandIn):
 
     def run(self, flow: Any) -> Any:
         if flow.__name__ == "call":
-            return Response(200, json.dumps({**POOL, "items": [ABOUT]}).encode())
+            return Response(200, json.dumps({**POOL, "items": [ABOUT], "text": EVIL}).encode())
         return super().run(flow)
 
     def train(self, **fields: Any) -> StandInHandle:
@@ -120,6 +120,7 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
     "share pipelines": [[], *(["-o", form] for form in FORMS)],
     "share events": [[], *(["-o", form] for form in FORMS)],
     "share unregister": [["p1"], *(["p1", "-o", form] for form in FORMS)],
+    "share kill": [["p1"], ["p1", "--force"], *(["p1", "-o", form] for form in FORMS)],
     "bench net": [["--name", "demo"]],
     "doctor": [[], *(["-o", form] for form in FORMS)],
 }

@@ -112,12 +112,12 @@ def kill(
     client = session.open_client(url, token, session.DEFAULT)
     order = HttpRequest("POST", path, {"wait": f"{WAIT_S:g}"}, json=body, headers=headers, timeout_s=2 * WAIT_S)
     while (answer := client.run(flows.call(order))).status == 202:
-        typer.echo(answer.json["reason"], err=True)
+        output.tell(answer.json["reason"])
     found: dict[str, Any] = answer.json
     if form is not Report.TABLE:
         output.write_data({"pipeline": pipeline, "gpus": found["gpus"], "text": found["text"]}, form)
         return
-    typer.echo(found["text"], err=True)
+    output.tell(found["text"])
 
 
 def _asked(
