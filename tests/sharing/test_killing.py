@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from muster.errors import PipelineKilled, RequestRefused
-from muster.sharing import Priority, Tenant
+from muster.sharing import Pool, Priority, Tenant
+from muster.sharing.service import PoolService
 from muster.sim import virtual
 from muster.types.sharing import PipelineId
+from tests.sharing.blocking import control_plane
 from tests.sharing.room import ALL, INFER, TRAIN, Engine, Room, clusters, in_room
 from tests.sharing.scripted import FOUR, OTHER, Hooks, a_scheduler, generating, held_by, joined, training, turns
 
@@ -110,3 +113,42 @@ def test_a_killed_one_whose_owner_leaves_is_gone(tmp_path: Path) -> None:
             await old.request_gpus("p1", TRAIN, Priority.ACTOR_TRAINING)
 
     in_room(tmp_path, test)
+
+
+def test_what_was_killed_stays_so_over_a_restart_and_is_free_once_its_process_is_silent(tmp_path: Path) -> None:
+    async def story() -> None:
+        before = PoolService("default", Pool(4, 4), tmp_path / "journal")
+        await before.start()
+        await before.scheduler.register_pipeline("p1", FOUR, Hooks(), tenant=Tenant("old"))
+        await before.scheduler.admit_pipeline("p1")
+        await training(before.scheduler, "p1")
+        await before.scheduler.kill_pipeline("p1", "enough")
+        await before.stop()
+        after = PoolService("default", Pool(4, 4), tmp_path / "journal", pipeline_ttl_s=0.2)
+        await after.start()
+        try:
+            assert after.scheduler.snapshot().quarantined == {"p1": "killed: enough"}
+            assert after.scheduler.snapshot().idle == (2, 3)
+            async with asyncio.timeout(10):
+                while after.scheduler.shares.pipelines:
+                    await asyncio.sleep(0.02)
+            assert after.scheduler.snapshot().idle == (0, 1, 2, 3)
+        finally:
+            await after.stop()
+
+    asyncio.run(story())
+
+
+def test_the_command_line_ends_a_pipeline_and_says_what_it_keeps(tmp_path: Path) -> None:
+    with control_plane(tmp_path) as house:
+        with pytest.raises(PipelineKilled, match="enough"), house.pipeline("p1").training():
+            killed = house.plane.muster("share", "kill", "p1", "--why", "enough", MUSTER_HOME=str(house.plane.home))
+            assert killed.wait() == 0 and "p1 is ended, and keeps GPU 0 until its process is gone" in killed.text
+            shown = house.plane.muster("share", "status", MUSTER_HOME=str(house.plane.home))
+            assert shown.wait() == 0 and "killed: by" in shown.text and "enough" in shown.text
+            force = house.plane.muster(
+                "share", "kill", "p1", "--force", "-o", "json", MUSTER_HOME=str(house.plane.home)
+            )
+            assert force.wait() == 0 and json.loads(force.text)["gpus"] == [0]
+        again = house.plane.muster("share", "kill", "p1", MUSTER_HOME=str(house.plane.home))
+        assert again.wait() != 0 and "was killed" in again.text
