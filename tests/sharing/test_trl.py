@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from muster.errors import InvalidRequest, SharingError
-from muster.sharing import trl
+from muster.sharing import ClusterSpec, trl
+from muster.sharing.engines import TorchEngine
 from tests.fleet import eventually
 from tests.sharing.blocking import BOUND_S, Engine, InProcess, in_process, in_thread
 
@@ -113,6 +114,18 @@ def test_each_stage_holds_its_cluster_and_rewards_hold_nothing() -> None:
         assert not engine.awake and not house.snapshot().leases
 
 
+def test_the_policy_leaves_the_device_between_stages() -> None:
+    with in_process() as house:
+        trainer = Trainer(house)
+        engine = TorchEngine(trainer.model, device="cpu")
+        trl.share(trainer, house.pipeline("p1", engine=engine))
+        weights = trainer.model.weight.detach().clone()
+        with pytest.raises(SharingError):
+            trainer.forward()
+        trainer._inner_training_loop(2)
+        assert not engine._mover.on_device(trainer.model.weight) and torch.equal(trainer.model.weight, weights)
+
+
 def test_reward_models_are_on_the_device_for_rewards() -> None:
     with in_process() as house:
         trainer = Trainer(house, nn.Linear(1, 1))
@@ -180,3 +193,6 @@ def test_what_cannot_be_shared_is_refused() -> None:
             setattr(trainer, name, True)
             with pytest.raises(InvalidRequest, match="cannot be"):
                 trl.share(trainer, pool)
+        maps = {"actor_train": ClusterSpec([0, 1]), "actor_infer": ClusterSpec([0, 1])}
+        with pytest.raises(InvalidRequest, match="several bundles"):
+            trl.share(Trainer(house), house.pipeline("p2", maps))

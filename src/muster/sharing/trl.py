@@ -6,13 +6,12 @@ TRL's own methods are wrapped on the trainer itself; nothing of it is changed el
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,9 +19,10 @@ import torch
 from torch import nn
 
 from muster.errors import InvalidRequest, SharingError
+from muster.sharing.engines.torch_engine import TorchEngine
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.sync import Rollout, SharedPool
-from muster.types.sharing import GENERATION_CLUSTER, Gpu, Priority
+from muster.types.sharing import GENERATION_CLUSTER, Priority
 
 INTERRUPT_AFTER_S = 60.0  # how long a shrink waits for a call of generate, before that begins anew later
 _WRAPPED = (
@@ -41,25 +41,12 @@ def share(
 ) -> None:
     """From now on `trainer.train()` takes turns with the other pipelines of the pool; on every rank.
 
-    `engine` moves the policy between host and device, for generation and for training: `muster.sharing.engines.
-    TorchEngine(trainer.model, …)`, or by default one that moves the module. Other models of the trainer, and the
-    optimizer's state, are on the device while it trains.
+    `engine` moves the policy between host and device, for generation and for training; by default a `TorchEngine`,
+    which makes sure that memory is free. Other models of the trainer, and the optimizer's state, are on the device
+    while it trains.
     """
-    _check(trainer)
+    _check(trainer, pool)
     _SharedTrainer(trainer, pool, engine, interrupt_after_s)
-
-
-class ModelEngine:
-    """Hooks that move a module to its device and back. On a machine without one it is only said to be there."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
-
-    async def shrink(self, ranks: Sequence[int], /) -> None:
-        await asyncio.to_thread(_moved, self._model, torch.device("cpu"), self._device)
-
-    async def expand(self, ranks: Mapping[int, Sequence[Gpu]], /) -> None:
-        await asyncio.to_thread(_moved, self._model, self._device, self._device)
 
 
 class _Interrupted(Exception):
@@ -70,7 +57,7 @@ class _SharedTrainer:
     def __init__(self, trainer: Any, pool: SharedPool, engine: PipelineHooks | None, interrupt_after_s: float) -> None:
         self._trainer, self._pool = trainer, pool
         self._device: torch.device = trainer.accelerator.device
-        self._engine = engine or pool.gate.engine or ModelEngine(trainer.model, self._device)
+        self._engine = engine or pool.gate.engine or TorchEngine(trainer.model, device=self._device)
         self._interrupt_after_s = interrupt_after_s
         self._rollouts = itertools.count()
         self._rollout: Rollout | None = None
@@ -250,7 +237,7 @@ def _callback(step_ended: Callable[[], None]) -> Any:
     return AtStepEnd()
 
 
-def _check(trainer: Any) -> None:
+def _check(trainer: Any, pool: SharedPool) -> None:
     missing = [name for name in _WRAPPED if not hasattr(trainer, name)]
     if missing:
         raise InvalidRequest(
@@ -261,3 +248,7 @@ def _check(trainer: Any) -> None:
         raise InvalidRequest("a trainer with use_vllm cannot be shared: its engine is not moved")
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise InvalidRequest("a model in parts (FSDP, DeepSpeed) cannot be moved off the device")
+    if len(pool.clusters[GENERATION_CLUSTER].bundles) != 1:
+        raise InvalidRequest(
+            "a trainer cannot be shared in several bundles: its ranks wait for each other", hint="connect with gpus="
+        )
