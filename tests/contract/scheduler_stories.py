@@ -233,31 +233,32 @@ async def unregistering_frees_everything_and_tells_who_waits(stage: Stage) -> No
 
 
 async def a_killed_pipeline_gives_back_what_it_generates_on_and_is_served_no_more(stage: Stage) -> None:
-    hooks = await joined(stage, "p1")
-    await joined(stage, "p2", 2, 3)
-    await generating(stage, "p1")
-    await training(stage, "p2")
-    waiting = asyncio.ensure_future(training(stage, "p1", BOUND_S))
+    # Under names of its own: on Ray the same processes play in other stories, and do not come back under these.
+    hooks = await joined(stage, "k1")
+    await joined(stage, "k2", 2, 3)
+    await generating(stage, "k1")
+    await training(stage, "k2")
+    waiting = asyncio.ensure_future(training(stage, "k1", BOUND_S))
     assert await waiting == [0, 1]
-    held = [gpu for gpu, one in (await stage.scheduler.snapshot()).leases.items() if one.pipeline == "p1"]
+    held = [gpu for gpu, one in (await stage.scheduler.snapshot()).leases.items() if one.pipeline == "k1"]
     assert held == [0, 1]
-    released = await stage.scheduler.kill_pipeline("p1", "its owner has left")
+    released = await stage.scheduler.kill_pipeline("k1", "its owner has left")
     assert released.gpus == () and "keeps GPU 0, 1 until its process is gone" in released.text
-    assert "its owner has left" in (await stage.scheduler.snapshot()).quarantined["p1"]
+    assert "its owner has left" in (await stage.scheduler.snapshot()).quarantined["k1"]
     with pytest.raises(PipelineKilled, match="its owner has left"):
-        await generating(stage, "p1")
+        await generating(stage, "k1")
     with pytest.raises(PipelineKilled):
-        await stage.scheduler.register_pipeline("p1", maps(), hooks)
-    await stage.scheduler.notify_release_gpus("p1", TRAIN)  # its owner may still say that they are free
+        await stage.scheduler.register_pipeline("k1", maps(), hooks)
+    await stage.scheduler.notify_release_gpus("k1", TRAIN)  # its owner may still say that they are free
     assert (await stage.scheduler.snapshot()).idle == (0, 1)
     with pytest.raises(PipelineKilled):
-        await training(stage, "p1")
-    forced = await stage.scheduler.kill_pipeline("p2", force=True)
+        await training(stage, "k1")
+    forced = await stage.scheduler.kill_pipeline("k2", force=True)
     assert forced.gpus == (2, 3) and not (await stage.scheduler.snapshot()).leases
     told = [(one.pipeline, one.text) for one in await events(stage) if one.kind == "killed"]
-    assert [name for name, _ in told] == ["p1", "p2"] and "its owner has left" in told[0][1]
+    assert [name for name, _ in told] == ["k1", "k2"] and "its owner has left" in told[0][1]
     with pytest.raises(NotFound):
-        await stage.scheduler.kill_pipeline("p3")
+        await stage.scheduler.kill_pipeline("k3")
 
 
 async def a_quarantined_pipeline_is_frozen_until_new_hooks_have_shrunk_everything(stage: Stage) -> None:
