@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from muster.background import LoopThread
 from muster.sharing import ClusterSpec, Pool, Scheduler, Snapshot
 from muster.sharing.crew import Crew
-from muster.sharing.devices import Devices
+from muster.sharing.devices import VISIBLE, Devices
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.remote import RemoteScheduler
 from muster.sharing.remote import connect as connect_remote
@@ -143,7 +144,7 @@ def pool_of_four(plane: Plane) -> None:
 
 @contextlib.contextmanager
 def control_plane(folder: Path) -> Iterator[ControlPlane]:
-    plane = Plane(folder)
+    plane, seen = Plane(folder), os.environ.get(VISIBLE)
     pool_of_four(plane)
     loop = LoopThread("onlooker")
     loop.start()
@@ -160,6 +161,8 @@ def control_plane(folder: Path) -> Iterator[ControlPlane]:
     finally:
         loop.stop()
         plane.close()
+        os.environ.pop(VISIBLE, None)  # whoever connects sees the pipeline's GPUs from then on
+        os.environ.update({} if seen is None else {VISIBLE: seen})
 
 
 class Checker:

@@ -94,6 +94,17 @@ class Remote:
         """Whether that is the voice of the process whose registration is under way."""
         return self.arrival is not None and not self.arrival.task.done() and self.arrival.session == session
 
+    def clear(self) -> None:
+        """Nobody speaks for it any more."""
+        self.calls.cancel_all()
+        self.calls, self.attached, self.session = PendingCalls(), False, None
+
+    def forgive(self, until: float) -> None:
+        """That nothing was heard before then."""
+        self.heard = max(self.heard, until)
+        if self.arrival is not None:
+            self.arrival.heard = max(self.arrival.heard, until)
+
 
 class Tenants:
     """The processes behind a pool's pipelines."""
@@ -112,9 +123,8 @@ class Tenants:
     def start(self) -> None:
         self._running = True
         self._rounds_changed.set()  # what ended while nobody looked
-        for there in self._scheduler.shares.pipelines.values():
-            if there.killed:
-                self._remote(there.pipeline_id)  # if it lives, it will be heard
+        for name in [one.pipeline_id for one in self._scheduler.shares.pipelines.values() if one.killed]:
+            self._remote(name)  # if it lives, it will be heard
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._follow_rounds())]
 
     async def stop(self) -> None:
@@ -138,7 +148,7 @@ class Tenants:
     ) -> StillWaiting | None:
         """None once it is registered. It may have to wait for the process before it, or to shrink all its ranks."""
         self._must_run()
-        deadline = self._now() + self.hold(wait_s)
+        deadline = _now() + self.hold(wait_s)
         await self._end_if_over(pipeline)
         tenant = self._credible(pipeline, _named(tenant, session), form)
         _must_not_be_killed(self._scheduler.shares, PipelineId(pipeline), tenant)
@@ -148,14 +158,14 @@ class Tenants:
         while (other := self._remote(pipeline).arrival) is not None and other.session != session:
             if tenant.process is not None and tenant.process == other.tenant.process:
                 other.task.cancel()  # the same process begins anew
-            await asyncio.wait({other.task}, timeout=max(0.0, deadline - self._now()))
+            await asyncio.wait({other.task}, timeout=max(0.0, deadline - _now()))
             if not other.task.done():
                 return StillWaiting(f"{pipeline} is being registered by another process")
             if self._remote(pipeline).arrival is other:
                 break
         remote = self._remote(pipeline)
         arrival = self._arrival(pipeline, remote, form, session, tenant)
-        await asyncio.wait({arrival.task}, timeout=max(AT_ONCE_S, deadline - self._now()))
+        await asyncio.wait({arrival.task}, timeout=max(AT_ONCE_S, deadline - _now()))
         if not arrival.task.done():
             before = (
                 f"the process that registered {pipeline} before has not ended: it may be silent for {self._ttl_s:g} s"
@@ -201,11 +211,11 @@ class Tenants:
             if running and there.form != form:
                 raise Conflict(f"{pipeline} is being registered with other values")
             if there.form == form and (running or there.task.cancelled() or there.task.exception() is not None):
-                there.heard = self._now()
+                there.heard = _now()
                 return there  # a failure that nobody came to hear is told now
         task = asyncio.create_task(self._register(pipeline, remote, form, session, tenant))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        remote.arrival = Arrival(form, session, tenant, task, self._now())
+        remote.arrival = Arrival(form, session, tenant, task, _now())
         return remote.arrival
 
     def _settle_arrival(self, pipeline: str, remote: Remote, arrival: Arrival) -> None:
@@ -217,7 +227,7 @@ class Tenants:
         if arrival.task.cancelled():
             raise Conflict(f"the registration of {pipeline} was given up: it had become silent")
         arrival.task.result()
-        remote.heard = self._now()
+        remote.heard = _now()
 
     async def _register(
         self, pipeline: str, remote: Remote, form: Registration, session: str | None, tenant: Tenant
@@ -235,7 +245,7 @@ class Tenants:
                 infer = form.specs.get(GENERATION_CLUSTER, ClusterSpec())
                 hooks = hooks_for(remote.actions, infer, vacated=form.vacated)
                 await self._scheduler.register_pipeline(pipeline, form.specs, hooks, form.weight, tenant=tenant)
-                remote.attached, remote.tells, remote.heard = True, form.vacated, self._now()
+                remote.attached, remote.tells, remote.heard = True, form.vacated, _now()
             if form.admit:
                 await self._scheduler.admit_pipeline(pipeline)
         except (MusterError, asyncio.CancelledError):
@@ -277,8 +287,7 @@ class Tenants:
         if remote.arrival is not None and not remote.arrival.task.done() and not remote.arrival.waits:
             remote.actions.wake()
             return  # somebody has come for its place already
-        remote.calls.cancel_all()
-        remote.calls, remote.attached, remote.session = PendingCalls(), False, None
+        remote.clear()
         self.vacated(pipeline)
         if remote.arrival is None or remote.arrival.task.done():  # else somebody comes for its place
             del self._remotes[pipeline]
@@ -324,7 +333,7 @@ class Tenants:
             return
         arrival = remote.arrival
         if arrival is not None and remote.is_arriving(session):
-            arrival.heard = self._now()
+            arrival.heard = _now()
             if arrival.waits and fetching:
                 return
             if arrival.waits and session is not None:
@@ -337,28 +346,23 @@ class Tenants:
             and not is_killed(self._scheduler.shares, pipeline)
         ):
             _end_turn(remote, _lives(pipeline))
-        remote.heard = self._now()
+        remote.heard = _now()
 
     async def _watch(self) -> None:
         """Quarantine whoever is silent for too long. A time at which nobody could be heard does not count."""
         step = self._ttl_s / 4
         while True:
-            before = self._now()
+            before = _now()
             await asyncio.sleep(step)
-            stood_still = self._now() - before - step > step
+            stood_still = _now() - before - step > step
             for pipeline, remote in list(self._remotes.items()):
                 if stood_still:
-                    self._forgive(remote, self._now() - step)
+                    remote.forgive(_now() - step)
                 try:
                     await self._end_silent(pipeline, remote)
                 except JournalUnusable as error:  # it is silent at the next look, too
                     log.error("%s is silent and cannot be quarantined: %s", pipeline, error.message)
             self._rounds_changed.set()
-
-    def _forgive(self, remote: Remote, until: float) -> None:
-        remote.heard = max(remote.heard, until)
-        if remote.arrival is not None:
-            remote.arrival.heard = max(remote.arrival.heard, until)
 
     async def _end_silent(self, pipeline: str, remote: Remote) -> None:
         arrival = remote.arrival
@@ -376,7 +380,7 @@ class Tenants:
             remote.attached = False
 
     def _is_silent(self, heard: float) -> bool:
-        return self._now() - heard > self._ttl_s
+        return _now() - heard > self._ttl_s
 
     def hold(self, wait_s: float) -> float:
         """How long a call may be held: a pipeline that waits inside one is silent, so not for longer than half."""
@@ -399,11 +403,12 @@ class Tenants:
 
     def _remote(self, pipeline: str) -> Remote:
         if pipeline not in self._remotes:
-            self._remotes[pipeline] = Remote(Actions(self._epochs), self._now())
+            self._remotes[pipeline] = Remote(Actions(self._epochs), _now())
         return self._remotes[pipeline]
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def is_killed(shares: Shares, pipeline: str) -> bool:
