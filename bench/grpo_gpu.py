@@ -51,12 +51,19 @@ class Pipeline:
         self.engine = TorchEngine(self.model, caches={"optimizer": self.optimizer}, device=self.on, may_keep=256 << 20)
         self.engine.publish(0)
         self.pool.attach(self.engine)  # it goes to the host, and the slot is given back
-        self.references = [[random.Random(f"{self.name}{i}").randrange(1000) for _ in range(given.tokens)] for i in range(given.references)]
+        self.references = [
+            [random.Random(f"{self.name}{i}").randrange(1000) for _ in range(given.tokens)]
+            for i in range(given.references)
+        ]
 
     def _made(self) -> tuple[Any, Any]:
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        size = {"hidden_size": 64, "num_hidden_layers": 2} if self.given.tiny else {"hidden_size": 2048, "num_hidden_layers": 22}
+        size = (
+            {"hidden_size": 64, "num_hidden_layers": 2}
+            if self.given.tiny
+            else {"hidden_size": 2048, "num_hidden_layers": 22}
+        )
         config = LlamaConfig(
             vocab_size=32000,
             intermediate_size=size["hidden_size"] * 11 // 4,
