@@ -185,11 +185,24 @@ class ControlPlane:
         pool = Pool(len(devices), told.gpus_per_node(env, len(devices)))
         old = self._home / "pools" / DEFAULT_POOL / "journal"
         journal = StoreJournal(self._store, DEFAULT_POOL, boot=boot_id() if self._site.lossy else "", file_of_0_1=old)
-        service = PoolService(DEFAULT_POOL, pool, journal, devices=devices, rounds=rounds)
+        service = PoolService(
+            DEFAULT_POOL,
+            pool,
+            journal,
+            devices=devices,
+            rounds=rounds,
+            workers=self._workers_by_gpu,
+            metered=lambda: self._clock.steady().timestamp(),
+        )
         await service.start()
         self._pools[DEFAULT_POOL] = service
         if local:
             self._loop.use_pool(self._site.name, service.scheduler.trainings)
+
+    def _workers_by_gpu(self, training: str) -> dict[int, str]:
+        """Of its workers that live."""
+        there = self._backend.workers(Uid(training))
+        return {gpu: worker.name for worker in there if worker.alive for gpu in worker.gpus}
 
     async def _start_http(self, backends: Mapping[str, Backend]) -> int:
         # The web framework is imported after the coordinator listens: workers need not wait for it.

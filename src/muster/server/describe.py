@@ -18,7 +18,7 @@ from muster.server.calls import JSON, Call
 from muster.types import pools
 from muster.types.codec import camel, schema_of
 from muster.types.event import Event
-from muster.types.sharing import Holder, Priority, ProgressReport
+from muster.types.sharing import Holder, Priority, ProgressReport, WorkerHolder
 from muster.types.training import API_VERSION, DNS_LABEL, KIND, PACKAGE, Training
 from muster.types.usage import Usage
 
@@ -242,6 +242,11 @@ def _pool(text: Schema, gpus: Schema) -> Schema:
         "pending": {"type": "array", "items": {"type": "object", "required": list(waiting), "properties": waiting}},
         "openRollouts": {"type": "object", "additionalProperties": count},
         "quarantined": {"type": "object", "additionalProperties": text},
+        "workers": {"type": "object", "additionalProperties": schema_of(WorkerHolder)},
+        "holders": {"type": "array", "items": schema_of(pools.GpuView)},
+        "waiting": {"type": "array", "items": schema_of(pools.WaitingView)},
+        "waitingCount": count,
+        "usage": {"type": "array", "items": schema_of(pools.UsedView)},
     }
     return {"type": "object", "required": list(fields), "properties": fields}
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from muster.core.sharing import demand, leases, workers
+from muster.core.sharing import demand, leases, usage, workers
 from muster.core.sharing.plans import Standing
 from muster.errors import JournalUnusable, PipelineQuarantined, RequestRefused, SchedulerStopped
 from muster.sharing import execution
@@ -50,8 +51,14 @@ class PoolState:
     """Belongs to the event loop on which it was started."""
 
     def __init__(
-        self, shares: Shares, journal: Journal | None, limits: execution.HookLimits, on_event: OnEvent | None
+        self,
+        shares: Shares,
+        journal: Journal | None,
+        limits: execution.HookLimits,
+        on_event: OnEvent | None,
+        metered: Callable[[], float] | None = None,
     ) -> None:
+        """`metered`: seconds on a clock that goes on over restarts, to count GPU time with."""
         self.shares = shares
         self.running = False
         self.waiters = Waiters()
@@ -67,18 +74,22 @@ class PoolState:
         self.limits = limits
         self._journal = journal
         self._on_event = on_event
+        self._metered = metered
 
     # Life
 
     async def start(self) -> None:
         """Take up the journal's state. Pipelines in it are detached until they are registered again."""
         now = asyncio.get_running_loop().time()
+        if self._metered is None:  # the time of day is looked at once: who sets it changes no sum
+            ahead = time.time() - now
+            self._metered = lambda: asyncio.get_running_loop().time() + ahead
         if self._journal is None:
-            self.shares = leases.detached(self.shares, now)
+            self.shares = usage.begun(leases.detached(self.shares, now), self.metered())
         else:
             kept = self._journal.open(self.shares)
             shares = leases.shifted(kept.shares, now - kept.at)
-            self.shares = leases.detached(shares, now, unsure=kept.may_lack_its_end)
+            self.shares = usage.begun(leases.detached(shares, now, unsure=kept.may_lack_its_end), self.metered())
             self.reasons = kept.reasons
             try:
                 self._journal.rewrite(self.shares, now, self.reasons)
@@ -116,6 +127,11 @@ class PoolState:
             raise SchedulerStopped("the scheduler does not run: call start")
         return asyncio.get_running_loop().time()
 
+    def metered(self) -> float:
+        """The time that GPU time is counted with."""
+        assert self._metered is not None
+        return self._metered()
+
     # Changing
 
     def commit(self, shares: Shares, *, planned: bool = False) -> None:
@@ -123,7 +139,7 @@ class PoolState:
         if shares is self.shares:
             return
         now, before = asyncio.get_running_loop().time(), self.shares
-        shares = workers.dated(before, shares, now)
+        shares = usage.metered(before, workers.dated(before, shares, now), self.metered())
         if self._journal is not None:
             self._journal.append(before, shares, now)
         self.shares = shares

@@ -7,10 +7,11 @@ Each operation checks everything first and computes the next state with a pure f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from muster.core.sharing import demand, leases
+from muster.core.sharing import demand, leases, usage
+from muster.core.sharing.plans import Standing
 from muster.errors import (
     GrantTimeout,
     InvalidRequest,
@@ -41,6 +42,7 @@ from muster.types.sharing import (
     SharingEvent,
     Snapshot,
     Tenant,
+    Used,
     named,
 )
 
@@ -65,10 +67,12 @@ class Scheduler:
         vacated_poll_s: float = VACATED_POLL_S,
         planner: Planner | None = None,
         on_event: OnEvent | None = None,
+        metered: Callable[[], float] | None = None,
     ) -> None:
         empty = Shares(pool, min_turn_s=min_turn_s, reserve_after_s=reserve_after_s)
         kept = FileJournal(journal) if isinstance(journal, Path | str) else journal
-        self._state = PoolState(empty, kept, execution.HookLimits(hook_timeout_s, vacated_poll_s), on_event)
+        limits = execution.HookLimits(hook_timeout_s, vacated_poll_s)
+        self._state = PoolState(empty, kept, limits, on_event, metered)
         self._planning = Planning(self._state, planner, reattach_timeout_s)
         self._requests = Requests(self._state)
         self._proofs = Proofs(self._state)
@@ -99,6 +103,24 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         return self._state.snapshot()
+
+    @property
+    def standings(self) -> Mapping[str, Standing]:
+        """How trainings fare, by their uids."""
+        return self._state.standings
+
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """Why requests wait, by their numbers."""
+        return self._state.reasons
+
+    def metered(self) -> float:
+        """The time that GPU time is counted with."""
+        return self._state.metered()
+
+    def used(self) -> list[Used]:
+        """What everybody used up to now, and what nobody did."""
+        return usage.totals(self._state.shares, self._state.metered())
 
     async def events(self) -> list[SharingEvent]:
         return list(self._state.events)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from muster.core.sharing import demand, planner
+from muster.core.sharing import demand, overview, planner
 from muster.errors import Conflict, InvalidRequest
 from muster.sharing.journal import Journal
 from muster.sharing.pending_calls import PendingCalls
@@ -66,13 +66,16 @@ class PoolService:
         pipeline_ttl_s: float = PIPELINE_TTL_S,
         vacated_poll_s: float = VACATED_POLL_S,
         rounds: Rounds | None = None,
+        workers: overview.Named = lambda training: {},
         **options: Any,
     ) -> None:
+        """`workers`: the names of a training's workers, by GPU."""
         self.scheduler = Scheduler(pool, journal, vacated_poll_s=vacated_poll_s, on_event=self._hear, **options)
         self.tenants = Tenants(self.scheduler, pipeline_ttl_s, rounds)
         self.name = name
         self.pool = pool
         self.devices = tuple(devices)
+        self._workers = workers
         # It grows over a restart as well: whoever remembers one from before must not take a new one for old.
         self._event_ids: Iterator[int] = itertools.count(time.time_ns() // 1000)
         self._events: deque[PoolEvent] = deque(maxlen=EVENTS_KEPT)
@@ -101,7 +104,25 @@ class PoolService:
             "devices": list(self.devices),
             "pipelines": [to_wire(self._pipeline(one, due)) for one in shares.pipelines.values()],
             **show_snapshot(self.scheduler.snapshot()),
+            **self._overview(),
         }
+
+    def _overview(self) -> dict[str, Any]:
+        """Every GPU, everybody who waits, and who used how much."""
+        scheduler, now = self.scheduler, overview.Moment(_now(), datetime.now(UTC))
+        waiting = overview.waiting(scheduler.shares, scheduler.reasons, scheduler.standings, now)
+        ahead = now.shown.timestamp() - scheduler.metered()  # of the clock that GPU time is counted with
+        used = overview.used(scheduler.used(), lambda at: datetime.fromtimestamp(at + ahead, UTC))
+        return {
+            "holders": [to_wire(one) for one in overview.gpus(scheduler.shares, self.devices, self._workers, now)],
+            "waiting": [to_wire(one) for one in waiting[: overview.MOST_WAITING]],
+            "waitingCount": len(waiting),
+            "usage": [to_wire(one) for one in used],
+        }
+
+    def returning(self, training: str) -> str:
+        """Where the GPUs are that a training has lent, and when they come back; "" if it has lent none."""
+        return overview.returning(self.scheduler.shares, training, _now())
 
     def _pipeline(self, one: Pipeline, due: Mapping[PipelineId, float]) -> PipelineView:
         shares, name = self.scheduler.shares, one.pipeline_id

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from muster.types.codec import Problem, from_wire, limited, to_wire
-from muster.types.sharing import ClusterSpec, Priority, Snapshot
+from muster.types.sharing import ClusterSpec, HolderKind, Priority, Snapshot
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"  # of a pipeline, and of an idempotency key
 LONGEST_WAIT_S = 60.0
@@ -148,6 +149,52 @@ class PipelineView:
     silent_seconds: float | None = None  # since when nothing was heard, of one in another process
     training: str | None = None  # the uid of the training that it belongs to,
     round: int | None = None  # and with which round it ends
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """One GPU of a pool: who has it, since when and for what."""
+
+    gpu: int
+    state: Literal["idle", "granting", "held", "draining", "lost"]
+    device: str = ""
+    pipeline: str | None = None
+    cluster: str | None = None
+    rank: int | None = None
+    training: str | None = None  # namespace/name
+    worker: str | None = None
+    lent_by: str | None = None  # the training whose worker waits for it,
+    lent_worker: str | None = None  # and that worker
+    reason: str = ""
+    since: datetime | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class WaitingView:
+    """A pipeline or a training that lacks GPUs, and why."""
+
+    reason: str
+    pipeline: str | None = None
+    cluster: str | None = None
+    priority: str | None = None
+    training: str | None = None  # namespace/name
+    state: str | None = None  # of a training: Queued, InsufficientGPUs, Lent
+    workers: int | None = None  # that it has of
+    wanted: int | None = None  # so many
+    since: datetime | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class UsedView:
+    """GPU time of a holder, or of nobody (`idle`, `lost`). All of them together are GPUs × time."""
+
+    kind: HolderKind
+    name: str
+    gpu_seconds: float
+    gpus: int  # that it has now
+    since: datetime | None = None
 
 
 # Priorities --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ CLUSTERS = ("actor_train", "actor_infer", "critic", "reference", "reward")
 WORKERS = "workers"  # in place of a cluster, of what a training holds
 
 Elasticity = Literal["fixed", "lend", "fill"]
+HolderKind = Literal["pipeline", "training", "idle", "lost"]
 
 
 class Priority(IntEnum):
@@ -288,6 +289,19 @@ class Killed:
 
 
 @dataclass(frozen=True)
+class Used:
+    """GPU time of one holder. Its times are of a clock that goes on over restarts."""
+
+    kind: HolderKind
+    name: str = ""  # of a pipeline; of a training with its namespace
+    training: str = ""  # the uid of that training, or of the one that the pipeline belongs to
+    gpu_seconds: float = 0.0  # up to `at`
+    held: int = 0  # how many GPUs it has had since then
+    since: float = 0.0  # when it had one for the first time
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
 class Shares:
     """Everything that the scheduler knows, as one value: what the planner decides about and the journal keeps."""
 
@@ -307,6 +321,9 @@ class Shares:
     workers: Mapping[str, WorkerLease] = field(default_factory=dict)  # what crews hold, each under its own key
     promised_seats: tuple[tuple[str, int], ...] = field(default=(), compare=False)  # of the same plan: uid and mask
     vacant_since: Mapping[Gpu, float] = field(default_factory=dict, compare=False)  # of GPUs that nobody has
+    usage: Mapping[str, Used] = field(
+        default_factory=dict
+    )  # who had how much, each under a key of `core.sharing.usage`
 
 
 @dataclass(frozen=True)

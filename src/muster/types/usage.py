@@ -45,7 +45,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Usage:
-    """A sum over intervals, for a training or a namespace."""
+    """A sum over intervals, for a training or a namespace; or what a pipeline had of a pool."""
 
     namespace: str
     training: str = ""
@@ -57,3 +57,4 @@ class Usage:
     cost: float | None = None
     log_bytes: int | None = None  # what its logs take on the disk, and its entries in the journal
     journal_bytes: int | None = None
+    pipeline: str = ""  # whose sum this is; the training is then the one that it belongs to, if to any

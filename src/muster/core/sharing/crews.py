@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from muster.core.sharing.draft import Draft, OpenPipeline
 from muster.core.sharing.hands import Hand, fitting, places, seat_of
 from muster.core.sharing.plans import Seat, Standing
-from muster.types.sharing import Crew, Gpu, Lease, Shares, gpus_of
+from muster.types.sharing import GENERATION_CLUSTER, Bundle, Crew, Gpu, Lease, Shares, gpus_of
 
 SETTLE_S = 0.05  # a GPU that was released is often asked for again at once
 WORTH_IT = 2.0  # what is filled is to be kept for so many times what the change costs
@@ -190,12 +190,16 @@ def with_whom(shares: Shares, gpu: Gpu) -> str | None:
     """Who has that GPU, in words; None if nobody has."""
     for bundle, lease in shares.leases.items():
         if lease.mask >> gpu & 1:
-            what = "generation" if bundle.cluster == "actor_infer" else bundle.cluster
-            return f"with {bundle.pipeline}'s {what}"
+            return f"with {in_words(bundle)}"
     for worker in shares.workers.values():
         if worker.mask >> gpu & 1 and worker.training in shares.crews:
             return f"with training {shares.crews[worker.training].name}"
     return None
+
+
+def in_words(bundle: Bundle) -> str:
+    what = "generation" if bundle.cluster == GENERATION_CLUSTER else bundle.cluster
+    return f"{bundle.pipeline}'s {what}"
 
 
 def _refusal(draft: Draft, hand: Hand, waiting: Crew | None) -> Standing:

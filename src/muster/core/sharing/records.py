@@ -1,5 +1,5 @@
 """How is a pool's state kept? As small records under keys: one each for a pipeline, a lease, a rollout, a request, a
-training and each of its workers.
+training and each of its workers, and for what each holder used.
 
 A change is the records that it writes, and None for those that it removes; `head` holds the rest and is in every
 change. A lease's GPUs are not written: its name and its pipeline's map say them. `read` gives the state back.
@@ -26,13 +26,14 @@ from muster.types.sharing import (
     Request,
     Rollout,
     Shares,
+    Used,
     WorkerLease,
     gpus_of,
     mask_of,
 )
 
 HEAD = "head"
-KINDS = ("pipeline", "lease", "rollout", "request", "crew", "worker")
+KINDS = ("pipeline", "lease", "rollout", "request", "crew", "worker", "usage")
 Value = Mapping[str, Any]  # a record, as JSON reads it
 Changes = dict[str, Value | None]
 
@@ -82,6 +83,7 @@ def changes(
         ("request", {one.seq: one for one in before.requests}, {one.seq: one for one in after.requests}),
         ("crew", before.crews, after.crews),
         ("worker", before.workers, after.workers),
+        ("usage", before.usage, after.usage),
     ):
         if old is not new:  # entries that did not change are the same objects
             there: Mapping[Any, Any] = old
@@ -108,6 +110,7 @@ def read(entries: Mapping[str, Value], empty: Shares, where: str, *, boot: str =
             requests=tuple(sorted(requests, key=lambda one: one.seq)),
             crews={uid: _read(Crew, value) for uid, value in of_kind["crew"].items()},
             workers={one.key: one for value in of_kind["worker"].values() for one in [_worker(value)]},
+            usage={key: _read(Used, value) for key, value in of_kind["usage"].items()},
             lost_gpus=head.lost_gpus,
             epoch=head.epoch,
             seq=head.seq,
@@ -116,7 +119,7 @@ def read(entries: Mapping[str, Value], empty: Shares, where: str, *, boot: str =
     except (Invalid, KeyError, IndexError, ValueError) as error:
         raise JournalUnusable(f"{where} holds what no scheduler has written: {error!r}") from error
     if head.pool != empty.pool and not pipelines and not shares.workers:
-        return KeptShares(empty)  # nobody has anything of the other one
+        return KeptShares(replace(empty, usage=shares.usage))  # nobody has anything of the other one
     if head.pool != empty.pool and not _fits(shares, empty.pool):
         raise JournalUnusable(
             f"{where} is about {head.pool}, not about {empty.pool}",

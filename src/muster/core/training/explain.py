@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from muster.core.training import moments, state_words
 from muster.types.event import FINISHED, WORKER_EXITED, Event
-from muster.types.training import Condition, Outcome, Training
+from muster.types.training import LENT, Condition, Outcome, Training
 
 _EVENTS_SHOWN = 5
 _EXITS_SHOWN = 8
@@ -33,10 +33,18 @@ class Explanation:
         return "\n".join([self.summary, *(f"  {line}" for line in self.details)])
 
 
-def explain(training: Training, events: Sequence[Event], now: datetime, steady: datetime | None = None) -> Explanation:
-    """What holds a training up, or how it ended. `steady` is now on the clock that durations are measured with."""
-    details = (*_details(training, now, steady or now), *_last_events(training, events, now))
-    return Explanation(_summary(training, now), details)
+def explain(
+    training: Training, events: Sequence[Event], now: datetime, steady: datetime | None = None, *, lent: str = ""
+) -> Explanation:
+    """What holds a training up, or how it ended. `steady` is now on the clock that durations are measured with.
+
+    `lent`: where the pool says that GPUs of its workers are, and when they come back. No status tells that: it changes
+    with every second.
+    """
+    summary = _summary(training, now, lent)
+    told = (f"lent: {lent}",) if lent and lent not in summary and not training.is_terminal else ()
+    details = (*told, *_details(training, now, steady or now), *_last_events(training, events, now))
+    return Explanation(summary, details)
 
 
 def show_age(age: timedelta) -> str:
@@ -52,7 +60,7 @@ def show_age(age: timedelta) -> str:
 # The sentence ------------------------------------------------------------------------------------
 
 
-def _summary(training: Training, now: datetime) -> str:
+def _summary(training: Training, now: datetime, lent: str) -> str:
     name, status, world = training.metadata.name, training.status, training.status.world_size
     if training.is_terminal:
         return _ended(training, now)
@@ -78,7 +86,11 @@ def _summary(training: Training, now: datetime) -> str:
     if training.generation > status.observed_generation:
         return f"{name} was changed; the control plane has not acted on that yet."
     if _is_bad(reached := status.condition("TargetReached")):
-        return _sentence(f"{name} trains with {world.ready} of {world.target} workers", _message(reached))
+        why = lent if lent and reached is not None and reached.reason == LENT else _message(reached)
+        return _sentence(f"{name} trains with {world.ready} of {world.target} workers", why)
+    if training.spec.elasticity == "fill" and (more := world.ready - world.target) > 0:
+        told = f"{world.ready} workers train, {more} more than asked for"
+        return f"{name} is ready: {told}, until somebody needs their GPUs."
     return f"{name} is ready: {world.ready} of {world.target} workers train in round {status.round}."
 
 

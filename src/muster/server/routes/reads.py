@@ -12,6 +12,7 @@ from typing import Literal
 
 from starlette.responses import Response
 
+from muster.core.sharing import usage
 from muster.core.training import explain, metering
 from muster.core.training.admission import backend_of
 from muster.errors import Unavailable
@@ -140,7 +141,8 @@ async def explain_training(call: Call) -> Response:
     training = call.found(key).training.masked()
     events = await _journal(call, key)
     clock = call.services.clock
-    return as_json(to_wire(explain.explain(training, events, clock.now(), clock.steady())))
+    lent = "; ".join(filter(None, (pool.returning(training.uid) for pool in call.services.pools.values())))
+    return as_json(to_wire(explain.explain(training, events, clock.now(), clock.steady(), lent=lent)))
 
 
 async def get_usage(call: Call) -> Response:
@@ -150,7 +152,24 @@ async def get_usage(call: Call) -> Response:
     found = metering.totals(metering.intervals(events, now), now=now, by="training", rates=call.services.rates)
     uid = events[-1].uid if events else call.found(key).uid
     last = next((one for one in found if one.uid == uid), Usage(key.namespace, key.name, uid))
-    return _usages([replace(last, log_bytes=await _log_bytes(call, key, uid), journal_bytes=await _size(events))])
+    last = replace(last, log_bytes=await _log_bytes(call, key, uid), journal_bytes=await _size(events))
+    pipelines = _of_pipelines(call, {uid: (key.namespace, key.name)}, None, every=False)
+    return _usages(usage.added([last], pipelines, _gpu_cost(call), by_namespace=False))
+
+
+def _of_pipelines(call: Call, owners: usage.Owners, since: datetime | None, *, every: bool) -> list[Usage]:
+    """What pipelines of these trainings had of pools; with those of no training if `every` one may be told."""
+    begin = None if since is None else since.timestamp()
+    return [
+        row
+        for pool in call.services.pools.values()
+        for row in usage.rows(pool.scheduler.used(), owners, pool.scheduler.metered(), since=begin, every=every)
+    ]
+
+
+def _gpu_cost(call: Call) -> usage.Cost | None:
+    rates = call.services.rates
+    return None if rates is None else lambda gpu_seconds: rates.cost(0.0, gpu_seconds)
 
 
 async def _log_bytes(call: Call, key: Key, uid: str) -> int | None:
@@ -174,9 +193,15 @@ async def list_usage(call: Call) -> Response:
     # "For the last hour" is said by the time of day, as it is now.
     since = None if query.since is None else query.since + (now - services.clock.now())
 
+    # Who may see a training's entries may see what its pipelines used.
+    owners = {event.uid: (event.namespace, event.training) for event in events if event.uid}
+    pipelines = _of_pipelines(call, owners, since, every=identity.sees_all)
+
     def fold() -> list[Usage]:
-        found = metering.intervals(events, now)
-        return metering.totals(found, now=now, since=since, by=query.by, rates=services.rates)
+        found = metering.totals(
+            metering.intervals(events, now), now=now, since=since, by=query.by, rates=services.rates
+        )
+        return usage.added(found, pipelines, _gpu_cost(call), by_namespace=query.by == "namespace")
 
     return _usages(await asyncio.to_thread(fold))  # a long journal must not hold up everyone else
 
