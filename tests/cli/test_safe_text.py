@@ -42,6 +42,17 @@ POOL = a_pool(
     pipelines=[{**PIPE, "remaining": EVIL, "target": EVIL}],
     pending=[{"pipeline": EVIL, "cluster": EVIL, "priority": EVIL, "reason": EVIL}],
     quarantined={EVIL: EVIL},
+    workers={"3": {"training": EVIL, "state": EVIL}},
+    holders=[
+        {"gpu": 0, "device": EVIL, "state": EVIL, "pipeline": EVIL, "cluster": EVIL, "rank": 0, "reason": EVIL},
+        {"gpu": 1, "state": EVIL, "training": EVIL, "worker": EVIL, "lentBy": f"{EVIL}/{EVIL}", "lentWorker": EVIL},
+    ],
+    waiting=[
+        {"pipeline": EVIL, "cluster": EVIL, "priority": EVIL, "reason": EVIL},
+        {"training": EVIL, "state": EVIL, "workers": 1, "wanted": 2, "reason": EVIL},
+    ],
+    waitingCount=2,
+    usage=[{"kind": "pipeline", "name": EVIL, "gpuSeconds": 1.0, "gpus": 1}],
 )
 
 
@@ -51,7 +62,14 @@ def a_liar(phase: Any = "ready", **status: Any) -> Training:
         "ranks": (RankStatus(0, worker=EVIL, node=EVIL, phase="running"),),
         **status,
     }
-    spec = {"script": None, "command": (EVIL, EVIL), "args": (EVIL,), "working_dir": EVIL, "env": {EVIL: EVIL}}
+    spec = {
+        "script": None,
+        "command": (EVIL, EVIL),
+        "args": (EVIL,),
+        "working_dir": EVIL,
+        "env": {EVIL: EVIL},
+        "elasticity": "lend",
+    }
     made = a_training("demo", phase=phase, spec=spec, **told)
     return replace(made, metadata=replace(made.metadata, name=EVIL, namespace=EVIL, labels={EVIL: EVIL}))
 
@@ -115,6 +133,7 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
     "apply": [["-f", "t.json"], *(["-f", "t.json", "-o", form] for form in FORMS)],
     "top": [[]],
     "audit": [[], *(["-o", form] for form in FORMS)],
+    "pool": [[], *(["-o", form] for form in FORMS)],
     "usage": [[], ["-o", "csv"], *(["-o", form] for form in FORMS)],
     "share status": [[], *(["-o", form] for form in FORMS)],
     "share pipelines": [[], *(["-o", form] for form in FORMS)],

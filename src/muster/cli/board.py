@@ -61,7 +61,7 @@ def lines(board: Board, now: datetime, width: int, height: int) -> list[Line]:
     found = found or [(StyledText("no trainings here yet: muster run SCRIPT", "dim"),)]
     shown_pools = pools[: max(room - len(found), 0)]
     if len(shown_pools) < len(pools) and shown_pools:
-        shown_pools[-1] = (StyledText("… there is more: muster share status", "dim"),)
+        shown_pools[-1] = (StyledText("… there is more: muster pool", "dim"),)
     return [_clipped(line, width) for line in [*head, (), *found, *shown_pools][:height]]
 
 
@@ -84,9 +84,8 @@ def changes(pool: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         gpus, pipeline, cluster, state, _ = row
         who = "" if pipeline == "-" else f"  {pipeline} {cluster}"
         yield f"{name} {gpus}", f"pool {name}  GPU {gpus}{who}  {state}"
-    for one in pool["pending"]:
-        pipeline, cluster = shown(one["pipeline"]), shown(one["cluster"])
-        yield f"{name} {pipeline} {cluster}", f"pool {name}  {pipeline} waits for {cluster}  {shown(one['reason'])}"
+    for who, what, _, why in _waits(pool):
+        yield f"{name} {who} {what}", f"pool {name}  {who} waits for {what}  {why}"
     for pipeline, why in pool["quarantined"].items():
         yield f"{name} {pipeline}", f"pool {name}  {shown(pipeline)} is quarantined  {shown(why)}"
 
@@ -134,19 +133,25 @@ def _row(training: Training, now: datetime) -> tuple[str, ...]:
 
 def _pool(pool: Mapping[str, Any], width: int | None) -> list[Line]:
     total, idle = pool["gpus"], len(pool["idle"])
-    counted = f"{total} GPUs, {idle} idle, {len(pool['pending'])} waiting"
+    waits = list(_waits(pool))
+    counted = f"{total} GPUs, {idle} idle, {len(waits)} waiting"
     found: list[Line] = [(), (StyledText(f"POOL {shown(pool['name'])}", "bold"), StyledText(f"   {counted}"))]
-    lanes = ("GPU", "PIPELINE", "CLUSTER", "STATE", "LEFT")
+    lanes = ("GPU", "HOLDER", "CLUSTER", "STATE", "LEFT")
     found += _flat(_grid(lanes, list(_lanes(pool)), width, {3: _STATE_STYLES}))
-    if pool["pending"]:
-        waits = [
-            tuple(shown(one[key]) for key in ("pipeline", "cluster", "priority", "reason")) for one in pool["pending"]
-        ]
+    if waits:
         found += _flat(_grid(("WAITS", "CLUSTER", "PRIORITY", "REASON"), waits, width))
     if pool["quarantined"]:
         rows = [(shown(name), shown(why)) for name, why in pool["quarantined"].items()]
         found += _flat(_grid(("QUARANTINED", "REASON"), rows, width))
     return found
+
+
+def _waits(pool: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    for one in pool["pending"]:
+        yield (shown(one["pipeline"]), shown(one["cluster"]), shown(one["priority"]), shown(one["reason"]))
+    for one in pool.get("waiting", ()):
+        if one.get("training") is not None:
+            yield (shown(f"training {one['training']}"), "workers", shown(one.get("state")), shown(one["reason"]))
 
 
 def _lanes(pool: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
@@ -155,6 +160,8 @@ def _lanes(pool: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
 
     def lane(gpu: int) -> tuple[str, str, str, str]:
         holder = pool["leases"].get(str(gpu))
+        if holder is None and (worker := pool.get("workers", {}).get(str(gpu))) is not None:
+            return (shown(f"training {worker['training']}"), "workers", shown(worker["state"]), "")
         if holder is None:
             return ("-", "-", "idle" if gpu in pool["idle"] else "out of use", "")
         generates = holder["cluster"] == "actor_infer"

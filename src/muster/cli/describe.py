@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from muster import trimming
 from muster.cli import exits, session, timeline
 from muster.cli.output import Report, Story, write_data, write_table
+from muster.cli.pool import holder_of, purpose_of
 from muster.cli.safe_text import line
 from muster.core.training import state_words
 from muster.core.training.explain import explain as explain_training
@@ -40,13 +41,22 @@ def describe(
     token: session.Token = None,
 ) -> None:
     """Tell all about a training: spec, conditions, ranks, exits, what it used and takes, and its last events."""
-    handle = session.find(session.open_client(url, token, namespace), name)
+    client = session.open_client(url, token, namespace)
+    handle = session.find(client, name)
     found, used = handle.events(), handle.usage()
+    lent = [] if handle.training.spec.elasticity == "fixed" else _lent(session.pools(client), handle.training)
     if output is not Report.TABLE:
         events = [to_wire(event) for event in found]
-        write_data({"training": handle.training.to_wire(), "usage": to_wire(used), "events": events}, output)
+        told = {"training": handle.training.to_wire(), "usage": to_wire(used), "lent": lent, "events": events}
+        write_data(told, output)
         return
-    print("\n".join(map(line, description(handle.training, found, datetime.now(UTC), used))))
+    print("\n".join(map(line, description(handle.training, found, datetime.now(UTC), used, lent))))
+
+
+def _lent(found: Sequence[Mapping[str, Any]], training: Training) -> list[Mapping[str, Any]]:
+    """GPUs that its workers wait for, with who has them."""
+    name = f"{training.metadata.namespace}/{training.metadata.name}"
+    return [one for pool in found for one in pool.get("holders", ()) if one.get("lentBy") == name]
 
 
 def _journal(client: Client, name: str) -> Sequence[Event]:
@@ -112,12 +122,19 @@ def explain(
 # The text of describe ----------------------------------------------------------------------------
 
 
-def description(training: Training, events: Sequence[Event], now: datetime, used: Usage | None = None) -> Iterator[str]:
+def description(
+    training: Training,
+    events: Sequence[Event],
+    now: datetime,
+    used: Usage | None = None,
+    lent: Sequence[Mapping[str, Any]] = (),
+) -> Iterator[str]:
     """Lines for a person. Values of variables are left out; `get -o json` has those that are not secret."""
     yield from _fields({**_head(training, now), **_taken(used)})
     yield from _section("Conditions", _conditions(training, now))
     yield from _section("State", _state(training, now))
     yield from _section("Ranks", _ranks(training, now))
+    yield from _section("Lent", _lent_workers(lent))
     yield from _section("Exits", _exits(training))
     yield from _section("Events", _events(events, now))
 
@@ -194,6 +211,18 @@ def _ranks(training: Training, now: datetime) -> Iterator[str]:
         yield f"rank {one.rank} {one.phase}{age} on {one.worker or '-'}, round {one.round}{step}"
     if len(ranks) > _RANKS_SHOWN:
         yield f"and {len(ranks) - _RANKS_SHOWN} more"
+
+
+def _lent_workers(lent: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Workers without a rank that wait for their GPUs: they are neither spares nor lost."""
+    for one in lent[:_RANKS_SHOWN]:
+        where = "free, and on its way back"
+        if (holder := holder_of(one)) is not None:
+            since = f" since {one['seconds']:.0f} s" if one.get("seconds") is not None else ""
+            where = f"with {holder}, {purpose_of(one) or 'for its workers'}{since}"
+        yield f"{one.get('lentWorker') or 'a worker'} lent: GPU {one['gpu']} is {where}"
+    if len(lent) > _RANKS_SHOWN:
+        yield f"and {len(lent) - _RANKS_SHOWN} more"
 
 
 def _exits(training: Training) -> Iterator[str]:

@@ -40,6 +40,7 @@ VERBS = {
     "delete": "orders",
     "apply": "apply",
     "top": "top",
+    "pool": "pool",
     "usage": "usage",
     "audit": "audit",
     "doctor": "doctor",

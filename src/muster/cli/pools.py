@@ -30,7 +30,7 @@ def status(
     token: session.Token = None,
 ) -> None:
     """Show who holds which GPU of a pool, who waits, and why."""
-    found = _asked(url, token, "GET", _path(pool))
+    found = asked(url, token, "GET", path_of(pool))
     if form is not Report.TABLE:
         output.write_data(found, form)
         return
@@ -54,7 +54,7 @@ def pipelines(
     token: session.Token = None,
 ) -> None:
     """List the pipelines of a pool."""
-    items = _asked(url, token, "GET", _path(pool))["pipelines"]
+    items = asked(url, token, "GET", path_of(pool))["pipelines"]
     if form is not Report.TABLE:
         output.write_data({"items": items}, form)
         return
@@ -70,7 +70,7 @@ def events(
     token: session.Token = None,
 ) -> None:
     """Show what the scheduler of a pool decided and saw, oldest first."""
-    items = _asked(url, token, "GET", f"{_path(pool)}/events", {"after": str(after)})["items"]
+    items = asked(url, token, "GET", f"{path_of(pool)}/events", {"after": str(after)})["items"]
     if form is not Report.TABLE:
         output.write_data({"items": items}, form)
         return
@@ -89,7 +89,7 @@ def unregister(
     token: session.Token = None,
 ) -> None:
     """Take a pipeline out of a pool. Its GPUs are free at once, so be sure that it has ended."""
-    found = _asked(url, token, "DELETE", f"{_path(pool)}/pipelines/{quote(pipeline, safe='')}")
+    found = asked(url, token, "DELETE", f"{path_of(pool)}/pipelines/{quote(pipeline, safe='')}")
     if form is not Report.TABLE:
         output.write_data({"pipeline": pipeline, **found}, form)
         return
@@ -107,7 +107,7 @@ def kill(
     token: session.Token = None,
 ) -> None:
     """End somebody's pipeline. What it does not give back stays quarantined until its process is gone."""
-    path = f"{_path(pool)}/pipelines/{quote(pipeline, safe='')}/kill"
+    path = f"{path_of(pool)}/pipelines/{quote(pipeline, safe='')}/kill"
     body, headers = {"why": why, "force": force}, {"Idempotency-Key": uuid.uuid4().hex}
     client = session.open_client(url, token, session.DEFAULT)
     order = HttpRequest("POST", path, {"wait": f"{WAIT_S:g}"}, json=body, headers=headers, timeout_s=2 * WAIT_S)
@@ -120,7 +120,7 @@ def kill(
     output.tell(found["text"])
 
 
-def _asked(
+def asked(
     url: str | None, token: str | None, method: str, path: str, params: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     client = session.open_client(url, token, session.DEFAULT)
@@ -128,7 +128,7 @@ def _asked(
     return found
 
 
-def _path(pool: str) -> str:
+def path_of(pool: str) -> str:
     return f"/v1/pools/{quote(pool, safe='')}"
 
 

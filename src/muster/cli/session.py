@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from muster import files
-from muster.errors import MusterError, NotFound, TrainingCancelled, TrainingFailed
+from muster.errors import Forbidden, MusterError, NotFound, TrainingCancelled, TrainingFailed, from_wire
 from muster.sdk import home
 from muster.types.training import DEFAULT_NAMESPACE, Training
 
@@ -78,6 +78,14 @@ def listed(client: Client, selector: str | None, phase: str | None, *, every: bo
     return [handle.training for handle in client.list(selector, phase)]
 
 
+def pools(client: Client) -> tuple[Mapping[str, Any], ...]:
+    """All pools, each as it is now."""
+    try:
+        return client.run(_pools())
+    except (NotFound, Forbidden):
+        return ()  # an older control plane has none
+
+
 def everywhere(client: Client) -> list[DistributedTraining]:
     """A handle on every training, whatever its namespace."""
     from muster.sdk.training import DistributedTraining
@@ -124,6 +132,19 @@ def _all(selector: str | None, phase: str | None) -> Flow[list[Training]]:
         if not metadata.get("continue"):
             return found
         params["continue"] = str(metadata["continue"])
+
+
+def _pools() -> Flow[tuple[Mapping[str, Any], ...]]:
+    """Once, without patience: whoever asks asks again soon, or does without."""
+    from muster.sdk import flows
+    from muster.sdk.effects import HttpRequest, Lost
+
+    answer = yield HttpRequest("GET", "/v1/pools")
+    if isinstance(answer, Lost):
+        raise flows.unavailable(answer)
+    if answer.status >= 400:
+        raise from_wire(answer.status, answer.json)
+    return tuple(answer.json["items"])
 
 
 def _or_nearest(client: Client, name: str, ask: Callable[[], T]) -> T:

@@ -10,9 +10,9 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,14 +21,11 @@ from muster.cli.board import Board
 from muster.cli.follow import view_of
 from muster.cli.output import is_live
 from muster.cli.terminal import Screen, coloured
-from muster.errors import Forbidden, MusterError, NotFound, Unavailable, from_wire
+from muster.errors import MusterError, Unavailable
 from muster.sdk import flows
-from muster.sdk.effects import HttpRequest, Lost
-from muster.sdk.flows import unavailable
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
-    from muster.sdk.effects import Flow
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -49,7 +46,7 @@ def top(
     client = session.open_client(url, token, namespace)
     if not follow and not sys.stdout.isatty():
         found = tuple(session.listed(client, None, None, every=False))
-        print("\n".join(board.plain(Board(found, _asked(client)), datetime.now(UTC))))
+        print("\n".join(board.plain(Board(found, session.pools(client)), datetime.now(UTC))))
         return
     client = session.open_client(client.url, token, namespace)
     if is_live():
@@ -70,7 +67,7 @@ class Feed:
         self._tell = tell
         found, self._version = client.run(flows.listed(client.namespace, None, None))
         self._trainings = {training.uid: training for training in found}
-        self._pools = _asked(client)
+        self._pools = session.pools(client)
         self._trouble = ""
         self._error: MusterError | None = None
         for work in (self._watch, self._ask):
@@ -103,30 +100,12 @@ class Feed:
         while True:
             before = (self._pools, self._trouble)
             try:
-                self._pools, self._trouble = _asked(self._client), ""
+                self._pools, self._trouble = session.pools(self._client), ""
             except Unavailable as error:
                 self._trouble = error.message
             if (self._pools, self._trouble) != before:
                 self._tell()
             time.sleep(POOLS_EVERY_S)
-
-
-def _asked(client: Client) -> tuple[Mapping[str, Any], ...]:
-    try:
-        found: tuple[Mapping[str, Any], ...] = client.run(_pools())
-    except (NotFound, Forbidden):
-        return ()  # an older control plane has none
-    return found
-
-
-def _pools() -> Flow[tuple[Mapping[str, Any], ...]]:
-    """Once, without patience: the next question comes soon."""
-    answer = yield HttpRequest("GET", "/v1/pools")
-    if isinstance(answer, Lost):
-        raise unavailable(answer)
-    if answer.status >= 400:
-        raise from_wire(answer.status, answer.json)
-    return tuple(answer.json["items"])
 
 
 # Two ways to show it -----------------------------------------------------------------------------

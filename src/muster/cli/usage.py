@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
-_CSV = ("namespace", "training", "uid", "workers", "running", "worker_seconds", "gpu_seconds", "cost", "currency")
+_CSV = (
+    "namespace",
+    "training",
+    "uid",
+    "workers",
+    "running",
+    "worker_seconds",
+    "gpu_seconds",
+    "cost",
+    "currency",
+    "pipeline",
+)
 
 
 class By(StrEnum):
@@ -43,7 +54,7 @@ def usage(
     url: session.Url = None,
     token: session.Token = None,
 ) -> None:
-    """Sum up worker and GPU time, of running trainings up to now."""
+    """Sum up worker and GPU time, of running trainings and of pipelines of pools up to now."""
     prices = None if rates is None else _read_rates(rates)
     client = session.open_client(url, token, namespace or session.DEFAULT)
     found = [one for one in client.usage(since=_since(since), by=by.value) if namespace in (None, one.namespace)]
@@ -54,7 +65,8 @@ def usage(
 
 def show(found: list[Usage], output: Sheet, currency: str) -> None:
     if output is Sheet.CSV:
-        write_csv(_CSV, [[*(getattr(one, name) for name in _CSV[:-1]), currency] for one in found])
+        fields = _CSV[: _CSV.index("currency")]
+        write_csv(_CSV, [[*(getattr(one, name) for name in fields), currency, one.pipeline] for one in found])
     elif output is Sheet.TABLE:
         _show_table(found, currency)
     else:
@@ -64,11 +76,14 @@ def show(found: list[Usage], output: Sheet, currency: str) -> None:
 
 def _show_table(found: list[Usage], currency: str) -> None:
     priced = any(one.cost is not None for one in found)
-    titles = ["NAMESPACE", "TRAINING", "WORKERS", "RUNNING", "WORKER-HOURS", "GPU-HOURS"]
+    pooled = any(one.pipeline for one in found)
+    titles = ["NAMESPACE", "TRAINING", *(["PIPELINE"] if pooled else []), "WORKERS", "RUNNING"]
+    titles += ["WORKER-HOURS", "GPU-HOURS"]
     rows: list[list[object]] = []
     for one in found:
         hours = (f"{one.worker_seconds / 3600:.3f}", f"{one.gpu_seconds / 3600:.3f}")
-        rows.append([one.namespace, one.training, one.workers, one.running, *hours])
+        whose = [one.namespace, one.training, *([one.pipeline] if pooled else [])]
+        rows.append([*whose, one.workers, one.running, *hours])
         if priced:
             rows[-1].append("-" if one.cost is None else f"{one.cost:.2f}")
     if not found:

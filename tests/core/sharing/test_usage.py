@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -213,7 +214,7 @@ def test_all_sums_together_are_gpus_times_time_and_each_is_what_its_gpus_say(
     history: list[tuple[float, Shares]],
 ) -> None:
     told: dict[str, float] = {}
-    for (at, shares), (until, _) in zip(history, history[1:], strict=False):
+    for (at, shares), (until, _) in itertools.pairwise(history):
         holders = _holders(shares)
         assert sorted(holders) == list(range(shares.pool.gpus)), "each GPU has one holder"
         for holder in holders.values():
