@@ -12,13 +12,23 @@ import httpx2
 import pytest
 
 from muster.sharing.service import PoolService
-from muster.types.sharing import Pool
-from tests.server.house import BOUND_S, House, error_of, serving
+from muster.types.sharing import Crew, Pool
+from tests.server.house import BOUND_S, TRAININGS, House, error_of, serving
 
 POOL = "/v1/pools/default"
 P1 = f"{POOL}/pipelines/p1"
 FOUR = {"gpus": [0, 1, 2, 3]}
 CLUSTERS = {"actor_train": {"gpus": [0, 1]}, "actor_infer": FOUR}
+
+
+class Going:
+    """All trainings are known, and all their rounds go on."""
+
+    def knows(self, training: str) -> bool:
+        return True
+
+    def over(self, training: str, number: int) -> str:
+        return ""
 
 
 def in_pool(home: Path, test: Callable[[House, PoolService], Awaitable[None]], **options: Any) -> None:
@@ -100,6 +110,64 @@ def test_a_pool_shows_its_gpus_and_who_holds_them(tmp_path: Path) -> None:
         assert (await house.client.get("/v1/pools")).json()["items"][0]["name"] == "default"
 
     in_pool(tmp_path, test)
+
+
+def test_a_pool_shows_every_gpu_who_waits_and_what_each_holder_used(tmp_path: Path) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        await put(house)
+        assert (await train(house, wait=5)).json()["gpus"] == [0, 1]
+        crew = Crew("uid-1", "research/demo", 1, 1, 3, 3, "lend", using=0b1100, parked=1, admitted=True)
+        pool.scheduler.trainings.adopt("uid-1", [1 << 2, 1 << 3])
+        pool.scheduler.trainings.declare(crew)
+        await put(house, pipeline="p2")
+        assert (await train(house, "t2", pipeline="p2")).status_code == 202
+        shown = (await house.as_role("viewer", "research").get(POOL)).json()
+        zero, one, two, three = shown["holders"]
+        assert (zero["gpu"], zero["device"], zero["pipeline"], zero["cluster"]) == (0, "4", "p1", "actor_train")
+        assert (zero["lentBy"], zero["lentWorker"], zero["state"]) == ("research/demo", "demo-0", "held")
+        assert zero["seconds"] >= 0 and zero["since"] and zero["reason"].startswith("request #")
+        assert "lentBy" not in one
+        assert (two["state"], three["training"], three["worker"]) == ("held", "research/demo", "demo-3")
+        assert shown["workers"]["3"] == {"training": "research/demo", "state": "held"}
+        waits = {one.get("pipeline") or one["training"]: one for one in shown["waiting"]}
+        assert set(waits) == {"p2", "research/demo"} and shown["waitingCount"] == 2
+        assert waits["p2"]["reason"] == shown["pending"][0]["reason"]
+        told = (waits["research/demo"]["state"], waits["research/demo"]["workers"], waits["research/demo"]["wanted"])
+        assert told == ("Lent", 2, 3)
+        assert {(one["kind"], one["name"], one["gpus"]) for one in shown["usage"]} == {
+            ("idle", "", 0),
+            ("pipeline", "p1", 2),
+            ("training", "research/demo", 2),
+        }
+
+    in_pool(tmp_path, test, workers=lambda uid: {0: "demo-0", 3: "demo-3"})
+
+
+def test_usage_has_pipelines_for_those_who_may_see_whose_they_are(tmp_path: Path) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        mine = (await house.submit("rl"))["metadata"]["uid"]
+        headers = {"Pipeline-Training": mine, "Pipeline-Round": "0", "Pipeline-Session": "s1"}
+        path = f"{POOL}/pipelines/p1"
+        assert (await house.client.put(path, json={"clusters": CLUSTERS}, headers=headers)).status_code == 200
+        assert (await train(house, wait=5)).status_code == 200
+        await put(house, pipeline="p2", clusters={"actor_train": {"gpus": [3]}, "actor_infer": {"gpus": [3]}})
+        assert (await train(house, "t2", 5, "p2")).status_code == 200
+
+        async def pipelines(client: httpx2.AsyncClient, path: str = "/v1/usage") -> list[tuple[str, ...]]:
+            items = (await client.get(path)).json()["items"]
+            assert all(one["gpuSeconds"] >= 0 for one in items)
+            return [(one["namespace"], one["training"], one["pipeline"]) for one in items if one.get("pipeline")]
+
+        assert await pipelines(house.client) == [("", "", "p2"), ("default", "rl", "p1")]
+        assert await pipelines(house.as_role("viewer", "default")) == [("default", "rl", "p1")]
+        assert await pipelines(house.as_role("viewer", "research")) == []
+        assert await pipelines(house.client, f"{TRAININGS}/rl/usage") == [("default", "rl", "p1")]
+        spaces = (await house.client.get("/v1/usage", params={"by": "namespace"})).json()["items"]
+        assert {one["namespace"] for one in spaces} == {"", "default"}
+        await house.client.delete(path)
+        assert ("default", "rl", "p1") in await pipelines(house.client), "it outlives its pipeline"
+
+    in_pool(tmp_path, test, rounds=Going())
 
 
 def test_events_have_ids_that_one_can_go_on_from(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_nothing_yet_says_what_to_run_and_a_wrong_token_is_told(plane: Plane, vi
     visitor.see("muster run train.py --name first --workers 2 --spares 1")
     assert visitor.faults() == []
     visitor.picture("empty")
-    for view, text in (("#/pool", "MUSTER_POOL_GPUS=0,1,2,3 muster server start"), ("#/usage", "Nothing was used")):
+    for view, text in (("#/pool", "MUSTER_GPUS=4 muster server start"), ("#/usage", "Nothing was used")):
         visitor.go(view)
         visitor.see(text)
     page.reload()  # the token is kept for the tab
@@ -238,7 +238,7 @@ def test_a_hidden_page_keeps_no_connection_and_catches_up_when_it_is_seen(plane:
 
 
 def test_the_pool_shows_lanes_shares_and_waits(plane: Plane, visitor: Visitor) -> None:
-    serve(plane, MUSTER_POOL_GPUS="0,1,2,3")
+    serve(plane, MUSTER_GPUS="4")
     sharer = (str(PROGRAMS / "sharer.py"), plane.url)
     env = {"MUSTER_TOKEN": plane.api_token}
     visitor.sign_in(plane.url, plane.api_token, "#/pool")
@@ -256,6 +256,37 @@ def test_the_pool_shows_lanes_shares_and_waits(plane: Plane, visitor: Visitor) -
     visitor.card("GPUs").get_by_text("What each GPU does now").click()
     visitor.card("GPUs").get_by_role("listitem").filter(has_text="GPU 3: ").wait_for()
     visitor.picture("pool")
+    assert visitor.faults() == []
+
+
+def test_the_pool_shows_trainings_as_holders_lent_gpus_and_who_of_them_waits(plane: Plane, visitor: Visitor) -> None:
+    serve(plane, MUSTER_GPUS="4")
+    words = [str(plane.folder), "0.05"]
+    filler = plane.train(
+        "filler",
+        world=(1, 2, 4),
+        script=str(PROGRAMS / "filler.py"),
+        args=words,
+        resources={"gpus": 1},
+        elasticity="fill",
+    )
+    filler.wait_until_target_world(timeout=60)
+    visitor.sign_in(plane.url, plane.api_token, "#/pool")
+    visitor.card("GPUs").get_by_text("What each GPU does now").click()
+    held = visitor.card("GPUs").get_by_role("listitem")
+    held.filter(has_text=re.compile("GPU 3: training default/filler, filler-")).wait_for()
+    sharer = (str(PROGRAMS / "sharer.py"), plane.url)
+    plane.start(sys.executable, *sharer, "alpha", "3", "3", "1000", MUSTER_TOKEN=plane.api_token)
+    held.filter(has_text=re.compile("GPU 3: alpha, .*; lent by default/filler")).wait_for()
+    plane.train("large", world=(4, 4, 4), resources={"gpus": 1})
+    queue = visitor.card("Queue")
+    queue.get_by_text("training default/large", exact=True).wait_for()
+    expect(queue).to_contain_text("0 of 4 workers")
+    expect(queue).to_contain_text("needs 4 GPUs")
+    expect(visitor.card("Used")).to_contain_text("training default/filler")
+    lanes = visitor.card("GPUs").locator("svg")
+    lanes.locator("title").filter(has_text="training default/filler workers").first.wait_for(state="attached")
+    visitor.picture("pool-shared")
     assert visitor.faults() == []
 
 

@@ -11,6 +11,7 @@ from muster.core.training.explain import Explanation, explain, first_line, show_
 from muster.types.event import WORKER_EXITED, Event
 from muster.types.state import KeptState
 from muster.types.training import (
+    LENT,
     Cancel,
     Condition,
     Metadata,
@@ -88,6 +89,34 @@ def test_a_training_below_its_minimum_says_when_it_fails() -> None:
 
     assert found.summary == "demo is below its minimum: 1 of 2 workers train: worker w1 was lost."
     assert "it fails in 4m unless 2 workers train by then" in found.details
+
+
+WITH_P2 = "GPU 5 is with p2's generation since 12 s, comes back in about 30 s"
+
+
+def test_one_that_lends_says_where_its_gpus_are_and_when_they_come_back() -> None:
+    lent = Condition("TargetReached", "False", LENT, "1 of 2 ready: GPU 5 is with p2's generation", ago(5), 1)
+    world = WorldStatus(ready=1, target=2, min=1, max=4)
+    training = a_training(lent, phase="ready", world_size=world, spec={"elasticity": "lend"})
+
+    assert explain(training, (), NOW, lent=WITH_P2).summary == f"demo trains with 1 of 2 workers: {WITH_P2}."
+    assert "1 of 2 ready: GPU 5" in explained(training).summary, "without the pool's word the status has to do"
+
+
+def test_one_that_fills_says_that_it_has_more_than_was_asked_for_and_until_when() -> None:
+    reached = a_condition("TargetReached", "True", "4 of 4 workers train")
+    world = WorldStatus(ready=4, target=2, min=1, max=6)
+    training = a_training(reached, phase="ready", world_size=world, spec={"elasticity": "fill"})
+
+    found = explain(training, (), NOW, lent=WITH_P2)
+
+    assert found.summary == ("demo is ready: 4 workers train, 2 more than asked for, until somebody needs their GPUs.")
+    assert found.details[0] == f"lent: {WITH_P2}"
+
+
+def test_where_lent_gpus_are_is_of_no_interest_once_it_has_ended() -> None:
+    ended = a_training(phase="succeeded", outcome=Outcome("succeeded", "Done", ""), finished_at=ago(5))
+    assert "lent" not in str(explain(ended, (), NOW, lent=WITH_P2))
 
 
 def test_a_resize_is_told_with_its_last_step() -> None:

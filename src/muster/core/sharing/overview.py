@@ -168,7 +168,7 @@ def returning(shares: Shares, training: str, now: float) -> str:
     for gpu in gpus_of(crew.parked):
         if where := _whereabouts(shares, crew, gpu, now):
             groups.setdefault(where, []).append(gpu)
-    told = [f"{_listed(some)} {where}" for where, some in groups.items()]
+    told = [_sentence(some, where) for where, some in groups.items()]
     more = [f"{len(told) - _GROUPS_TOLD} more are elsewhere"] if len(told) > _GROUPS_TOLD else []
     return "; ".join([*told[:_GROUPS_TOLD], *more])
 
@@ -213,10 +213,11 @@ def _left_s(shares: Shares, lease: Lease) -> float | None:
     return rollout.remaining / (rollout.rate * bundles)
 
 
-def _listed(some: Sequence[Gpu]) -> str:
+def _sentence(some: Sequence[Gpu], where: str) -> str:
     if len(some) == 1:
-        return f"GPU {some[0]} is"
-    return f"GPUs {', '.join(map(str, some[:-1]))} and {some[-1]} are"
+        return f"GPU {some[0]} is {where}"
+    listed = f"GPUs {', '.join(map(str, some[:-1]))} and {some[-1]}"
+    return f"{listed} are {where.replace(', comes back', ', come back')}"
 
 
 def _span(seconds: float) -> str:

@@ -46,8 +46,8 @@ def _counted(shares: Shares, at: float) -> Shares:
         there = usage.get(key)
         if there is None:
             usage[key] = replace(one, since=at, at=at)
-        elif there.held != one.held:
-            usage[key] = replace(_until(there, at), held=one.held)
+        elif (there.held, there.name) != (one.held, name := one.name if one.name != one.training else there.name):
+            usage[key] = replace(_until(there, at), held=one.held, name=name)
     for key, there in shares.usage.items():
         if there.held and key not in holding:
             usage[key] = replace(_until(there, at), held=0)

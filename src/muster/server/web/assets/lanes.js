@@ -4,13 +4,20 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { age, clock } from "./words.js";
 
 const GENERATION = "actor_infer";
-const TURNS = { expanding: "waking", expanded: "generating", shrinking: "leaving", draining: "leaving" };
-const FREEING = new Set(["vacated", "released", "unregistered"]);
+const TURNS = { expanding: "waking", expanded: "generating", shrinking: "leaving", draining: "leaving", seated: "workers", leaving: "leaving" };
+const FREEING = new Set(["vacated", "released", "unregistered", "left"]);
 const KEPT_MS = 2 * 3600 * 1000;
 export const HUES = 8; // as the style sheet has them
 
 export const stageOf = (holder) =>
   holder.cluster !== GENERATION ? holder.cluster.replace("actor_", "") : { granting: "waking", draining: "leaving" }[holder.state] ?? "generating";
+
+/** What a pool says of a GPU, in the words of its events; null if nobody has it. */
+export function present(pool, gpu) {
+  const [holder, worker] = [pool.leases[gpu], pool.workers?.[gpu]];
+  if (holder) return { pipeline: holder.pipeline, stage: stageOf(holder) };
+  return worker ? { pipeline: `training ${worker.training}`, stage: worker.state === "draining" ? "leaving" : "workers" } : null;
+}
 
 export const emptyHistory = () => ({ spans: [], open: new Map(), pipelines: [] });
 
@@ -32,10 +39,10 @@ export function told(history, events, pool, nowMs) {
     for (const gpu of event.gpus) turn(gpu, at, stage && { pipeline: event.pipeline, stage });
   }
   for (let gpu = 0; gpu < pool.gpus; gpu++) { // events from before a restart are gone; what is held now is known
-    const holder = pool.leases[gpu];
-    turn(gpu, nowMs, holder && { pipeline: holder.pipeline, stage: stageOf(holder) });
+    turn(gpu, nowMs, present(pool, gpu));
   }
-  const seen = [...history.pipelines, ...pool.pipelines.map((one) => one.id), ...spans.map((span) => span.pipeline)];
+  const seen = [...history.pipelines, ...pool.pipelines.map((one) => one.id), ...spans.map((span) => span.pipeline),
+    ...[...open.values()].map((span) => span.pipeline)];
   return { spans, open, pipelines: [...new Set(seen)] };
 }
 

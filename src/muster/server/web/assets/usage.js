@@ -30,13 +30,14 @@ export function UsagePage() {
       : found.trainings.length === 0 ? html`<${Empty} title="Nothing was used">
           <p>Every worker counts from its start to its exit. Start some, and ask for GPUs:</p>
           <pre>muster run train.py --workers 2 --gpus 1</pre><//>`
-      : html`<${Sums} title="By namespace" items=${found.spaces} name=${(one) => one.namespace} />
+      : html`<${Sums} title="By namespace" items=${found.spaces} name=${(one) => one.namespace || "of no namespace"} />
           <${Sums} title="By training" items=${found.trainings} name=${linked} />`}`;
 }
 
 const byMost = (one, other) => other.gpuSeconds - one.gpuSeconds || other.workerSeconds - one.workerSeconds;
 
-const linked = (one) => html`<a href=${addressOf({ namespace: one.namespace, name: one.training })}>${one.training}</a><i>${one.namespace}</i>`;
+const linked = (one) => one.pipeline ? html`${one.pipeline}<i>pipeline${one.training && ` of ${one.namespace}/${one.training}`}</i>`
+  : html`<a href=${addressOf({ namespace: one.namespace, name: one.training })}>${one.training}</a><i>${one.namespace}</i>`;
 
 function Sums({ title, items, name }) {
   const measure = items.some((one) => one.gpuSeconds > 0) ? "gpuSeconds" : "workerSeconds"; // where nobody asks for GPUs
@@ -46,7 +47,7 @@ function Sums({ title, items, name }) {
     <thead><tr><th>Name</th><th class="number">GPU-hours</th><td class="share" />
       <th class="number">Worker-hours</th><th class="number workers">Workers</th><th class="number">Running</th>${
         costs && html`<th class="number">Cost</th>`}</tr></thead>
-    <tbody>${items.slice(0, MOST_ROWS).map((one) => html`<tr key=${one.uid || one.namespace}>
+    <tbody>${items.slice(0, MOST_ROWS).map((one) => html`<tr key=${`${one.uid || one.namespace} ${one.pipeline ?? ""}`}>
       <th scope="row">${name(one)}</th>
       <td class="number">${hours(one.gpuSeconds)}</td>
       <td class="share"><span class="meter"><b style=${{ width: `${(100 * one[measure]) / most}%` }} /></span></td>
