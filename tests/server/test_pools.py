@@ -164,6 +164,9 @@ def test_usage_has_pipelines_for_those_who_may_see_whose_they_are(tmp_path: Path
         assert await pipelines(house.client, f"{TRAININGS}/rl/usage") == [("default", "rl", "p1")]
         spaces = (await house.client.get("/v1/usage", params={"by": "namespace"})).json()["items"]
         assert {one["namespace"] for one in spaces} == {"", "default"}
+        other = house.as_role("editor", "research")
+        theirs = await other.put(f"{POOL}/pipelines/p3", json={"clusters": CLUSTERS}, headers=headers)
+        assert theirs.status_code == 403, "nobody lets others pay"
         await house.client.delete(path)
         assert ("default", "rl", "p1") in await pipelines(house.client), "it outlives its pipeline"
 

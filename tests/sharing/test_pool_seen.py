@@ -28,8 +28,8 @@ def test_a_gpu_that_a_training_lends_is_seen_with_whoever_has_it_and_counts_once
         plane.serve()
         words = [str(tmp_path), "0.02"]
         script = str(PROGRAMS / "filler.py")
-        one = {"resources": {"gpus": 1}, "elasticity": "fill"}
-        training = plane.train("demo", world=(1, 3, 4), script=script, args=words, **one)
+        one = {"gpus": 1}
+        training = plane.train("demo", world=(1, 3, 4), script=script, args=words, resources=one, elasticity="fill")
         _sees(plane, training, "4 workers train, 1 more than asked for, until somebody needs their GPUs")
         asyncio.run(asyncio.wait_for(_lent_and_back(plane, training), 4 * BOUND_S))
         (tmp_path / "stop").touch()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from muster.core.training.edits import refused
 from muster.errors import Forbidden, NotFound
+from muster.ports import Filter
 from muster.server.answers import as_json
 from muster.server.calls import MOST, Call
 from muster.server.describe import Answer, Body, Header, Operation
@@ -208,7 +209,16 @@ def _tenant(call: Call) -> Tenant:
         raise refused([Problem(ROUND, "must be a number of a round")], "the request")
     if (training is None) != (number is None):
         raise refused([Problem(TRAINING if training is None else ROUND, "is required beside the other")], "the request")
+    if training is not None:
+        _must_be_his(call, training)
     return Tenant(process, training, None if number is None else int(number))
+
+
+def _must_be_his(call: Call, training: str) -> None:
+    """What a pipeline uses counts for its training: nobody lets others pay."""
+    found = next((one for one in call.services.store.page(Filter()).items if one.uid == training), None)
+    if found is not None:
+        call.identity.must_write(found.key.namespace)
 
 
 def _part(call: Call, parameter: str, what: str) -> str:
