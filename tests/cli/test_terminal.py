@@ -95,7 +95,7 @@ class Terminal:
 def busy(tmp_path: Path) -> Iterator[Plane]:
     """One training runs, one can never start; there is a pool of two GPUs."""
     made = Plane(tmp_path)
-    made.serve(MUSTER_GPUS="4", MUSTER_POOL_GPUS="0,1")
+    made.serve(MUSTER_GPUS="2")
     made.train("demo", world=(1, 1, 2)).wait_until_min_world(timeout=30)
     made.train("large", world=(2, 2, 2), resources={"gpus": 3})
     yield made
