@@ -6,6 +6,7 @@ short; otherwise whoever held the GPU for most of it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,13 +48,32 @@ class Occupancy:
                 del self._open[gpu]
                 self.spells.append(Spell(gpu, letter, holder[1], self.clock()))
 
+    def enter(self, spells: Sequence[Spell]) -> None:
+        """What another book says. A GPU that is in use in both at the same moment is a clash."""
+        for one in spells:
+            for other in self._all(self.clock()):
+                if one.gpu == other.gpu and one.begin < other.end and one.end > other.begin:
+                    self.clashes.append(f"GPU {one.gpu} was used by {one.letter} while {other.letter} had it")
+        self.spells += spells
+
     def held_by(self, letter: str) -> list[int]:
         return sorted(gpu for gpu, (holder, _) in self._open.items() if holder == letter)
 
-    def busy_share(self, begin: float, end: float) -> float:
-        """The share of the GPUs' time in which they were used."""
-        used = sum(max(0.0, min(spell.end, end) - max(spell.begin, begin)) for spell in self._all(end))
+    def busy_share(self, begin: float, end: float, letter: str | None = None) -> float:
+        """The share of the GPUs' time in which they were used, by anybody or by that one."""
+        chosen = [spell for spell in self._all(end) if letter in (None, spell.letter)]
+        used = sum(max(0.0, min(spell.end, end) - max(spell.begin, begin)) for spell in chosen)
         return used / (self.gpus * (end - begin)) if end > begin else 0.0
+
+    def handed_over(self, letter: str) -> tuple[int, int]:
+        """How often a GPU went from that one to somebody else, and how often one came back."""
+        lent = back = 0
+        for gpu in range(self.gpus):
+            users = [spell.letter for spell in sorted(self.spells, key=lambda one: one.begin) if spell.gpu == gpu]
+            pairs = list(itertools.pairwise(users))
+            lent += sum(before == letter != after for before, after in pairs)
+            back += sum(before != letter == after for before, after in pairs)
+        return lent, back
 
     def draw(self, begin: float, end: float, columns: int) -> list[str]:
         spells, width = self._all(end), (end - begin) / columns

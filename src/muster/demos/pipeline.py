@@ -20,7 +20,8 @@ from muster.demos.orders import INFER, TRAIN, Generate, Group
 from muster.demos.processes import DemoProcesses, RankProcess
 from muster.demos.tasks import Task
 from muster.demos.training import TrainingStage
-from muster.sharing import ClusterSpec, PipelineClient, Priority, Scheduler
+from muster.sharing import ClusterSpec, PipelineClient, Priority
+from muster.sharing.remote import RemoteScheduler
 
 ANSWERS = 16  # per prompt, generated together
 _SPREAD = 0.7  # of the time that a prompt takes: most are quick, a few make the tail
@@ -75,7 +76,7 @@ class DemoPipeline:
     def __init__(
         self,
         recipe: Recipe,
-        scheduler: Scheduler,
+        scheduler: RemoteScheduler,
         processes: DemoProcesses,
         folder: Path,
         occupancy: Occupancy,

@@ -1,6 +1,6 @@
-"""What does the demo play, and how does it end? Two pipelines side by side, then what happened.
+"""What does the demo play, and how does it end? Two pipelines and a training side by side, then what happened.
 
-One pipeline's failure is its own: the scheduler quarantines it, its processes are ended, and the other goes on.
+One pipeline's failure is its own: the scheduler quarantines it, its processes are ended, and the others go on.
 However the demo ends, no process stays behind.
 """
 
@@ -13,23 +13,26 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from muster.demos import tasks
+from muster.demos import filling, tasks
+from muster.demos.control_plane import ControlPlane, ControlPlaneGone
+from muster.demos.filling import FillingTraining
 from muster.demos.occupancy import IDLE, Occupancy
 from muster.demos.orders import INFER
 from muster.demos.pipeline import ANSWERS, DemoPipeline, Recipe
 from muster.demos.processes import DemoProcesses, WorkerDied, start_fork_server
+from muster.demos.step_log import Account
 from muster.errors import MusterError, how_to_install
-from muster.sharing import Pool, Scheduler
+from muster.sdk.client import Client
+from muster.sharing.remote import RemoteScheduler, connect
 
 OK, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
-GPUS = 4
-_HOOK_TIMEOUT_S = 10.0
-_MIN_TURN_S = 1.0
-_LEAVE_S = 2 * _HOOK_TIMEOUT_S + 10.0
+SHARED = 4  # GPUs of both pipelines
+GPUS = SHARED + 1  # one more than the pipelines can use: a training's minimum is never taken
+_LEAVE_S = 30.0
 _COLUMNS = 100
 _LONGEST_S = 300.0  # a demo that takes longer hangs
 
@@ -43,8 +46,13 @@ def run(rollouts: int, seed: int, pace_s: float, out: TextIO) -> int:
         print(f"the demo needs torch: {how_to_install('torch')}", file=out)
         return ERROR
     try:
-        start_fork_server()  # before the event loop, so that an interrupt need not wait for torch
-        return asyncio.run(_until_terminated(_play(recipes(rollouts, seed, pace_s), out)))
+        with (
+            tempfile.TemporaryDirectory(prefix="muster-share-demo-", ignore_cleanup_errors=True) as folder,
+            contextlib.closing(ControlPlane(Path(folder), GPUS)) as plane,  # it starts while torch is loaded
+        ):
+            start_fork_server()  # before the event loop, so that an interrupt need not wait for torch
+            play = _play(recipes(rollouts, seed, pace_s), plane, Path(folder), out)
+            return asyncio.run(_until_terminated(play))
     except KeyboardInterrupt:
         print("interrupted; every process has been ended", file=out)
         return INTERRUPTED
@@ -64,35 +72,41 @@ async def _until_terminated(play: Awaitable[int]) -> int:
     return await play
 
 
-async def _play(chosen: Sequence[Recipe], out: TextIO) -> int:
+async def _play(chosen: Sequence[Recipe], plane: ControlPlane, folder: Path, out: TextIO) -> int:
     begin = time.monotonic()
 
     def say(line: str) -> None:
         print(f"{time.monotonic() - begin:5.1f} s  {line}", file=out, flush=True)
 
-    with (
-        tempfile.TemporaryDirectory(prefix="muster-share-demo-") as folder,
-        contextlib.closing(DemoProcesses()) as processes,
-    ):
-        say("four GPU slots, imitated on the CPU: learning, loading and freeing are real, decoding is slowed")
-        say("torch is loaded once; every worker is forked from that process")
-        scheduler = Scheduler(
-            Pool(gpus=GPUS, gpus_per_node=GPUS), hook_timeout_s=_HOOK_TIMEOUT_S, min_turn_s=_MIN_TURN_S
-        )
-        show = _Show(scheduler, processes, Path(folder), say)
-        await scheduler.start()
-        try:
-            async with asyncio.timeout(_LONGEST_S):
-                await show.play(chosen)
-        finally:
-            await scheduler.stop()
+    say(f"{GPUS} GPU slots, imitated on the CPU: learning, loading and freeing are real, decoding is slowed")
+    say(f"a control plane of the demo's own plans who has them: all its processes are below {plane.pid}")
+    async with asyncio.timeout(_LONGEST_S):
+        url, token = await plane.serving()
+        async with Client(url, token) as client, await connect(url, token) as scheduler:
+            training = FillingTraining(client, folder / filling.NAME, GPUS, say)
+            with contextlib.closing(DemoProcesses()) as processes:
+                show = _Show(scheduler, training, processes, folder, say)
+                await _while_it_plans(plane, show.play(chosen))
     show.anything_left = processes.anything_left
     return show.report(out)
 
 
+async def _while_it_plans(plane: ControlPlane, play: Coroutine[None, None, None]) -> None:
+    playing, gone = asyncio.create_task(play), asyncio.create_task(plane.gone())
+    try:
+        await asyncio.wait([playing, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not playing.done():
+            raise ControlPlaneGone("the control plane is gone")
+        await playing
+    finally:
+        for task in (playing, gone):
+            task.cancel()
+        await asyncio.gather(playing, gone, return_exceptions=True)
+
+
 def recipes(rollouts: int, seed: int, pace_s: float) -> list[Recipe]:
-    infer = tuple(range(GPUS))
-    half = GPUS // 2
+    infer = tuple(range(SHARED))
+    half = SHARED // 2
     return [
         Recipe("P1", "A", tasks.REVERSE, infer[:half], infer, 72, pace_s, rollouts, seed),
         Recipe("P2", "B", tasks.COMPLEMENT, infer[half:], infer, 40, pace_s, rollouts, seed),
@@ -101,9 +115,16 @@ def recipes(rollouts: int, seed: int, pace_s: float) -> list[Recipe]:
 
 class _Show:
     def __init__(
-        self, scheduler: Scheduler, processes: DemoProcesses, folder: Path, say: Callable[[str], None]
+        self,
+        scheduler: RemoteScheduler,
+        training: FillingTraining,
+        processes: DemoProcesses,
+        folder: Path,
+        say: Callable[[str], None],
     ) -> None:
-        self._scheduler, self._processes, self._folder, self._say = scheduler, processes, folder, say
+        self._scheduler, self._training, self._processes = scheduler, training, processes
+        self._folder, self._say = folder, say
+        self._account = Account()
         self._occupancy = Occupancy(GPUS, time.monotonic)
         self._pipelines: list[DemoPipeline] = []
         self._out: dict[str, str] = {}  # pipelines that did not finish, and why
@@ -112,18 +133,23 @@ class _Show:
         self.anything_left = False
 
     async def play(self, recipes: Sequence[Recipe]) -> None:
+        await self._training.submit()
         for recipe in recipes:
             folder = self._folder / recipe.name
             made = DemoPipeline(recipe, self._scheduler, self._processes, folder, self._occupancy, self._say)
-            await made.register()
             self._pipelines.append(made)
             self._introduce(made)
+        await self._training.has_all()
+        self._say(f"{filling.NAME} trains on all {GPUS} GPUs; the pipelines begin")
         self._begin = time.monotonic()
-        try:
-            await self._all_to_their_ends()
-        finally:
-            self._end = time.monotonic()
-        self._still_leased = sorted(self._scheduler.snapshot().leases)
+        for made in self._pipelines:
+            await made.register()
+        await self._all_to_their_ends()
+        self._still_leased = sorted((await self._scheduler.snapshot()).leases)
+        await self._training.finish()
+        self._end = time.monotonic()
+        self._account = self._training.account()
+        self._occupancy.enter(self._training.spells())
 
     async def _all_to_their_ends(self) -> None:
         lives = [asyncio.create_task(self._live(pipeline)) for pipeline in self._pipelines]
@@ -153,7 +179,7 @@ class _Show:
         with contextlib.suppress(MusterError, TimeoutError):  # its hooks fail, and the scheduler draws the conclusion
             async with asyncio.timeout(_LEAVE_S):
                 await self._scheduler.await_release_gpus(name, INFER)
-        quarantined = self._scheduler.snapshot().quarantined.get(name)
+        quarantined = (await self._scheduler.snapshot()).quarantined.get(name)
         self._out[name] = f"quarantined: {quarantined}" if quarantined else f"out: {error}"
         self._say(f"{name} is {self._out[name]}")
         self._processes.end(pipeline.ranks)
@@ -182,6 +208,7 @@ class _Show:
         lines = [*self._picture(), "", *(self._summary(pipeline) for pipeline in self._pipelines)]
         resizes = sum(pipeline.generation.resizes for pipeline in self._pipelines)
         again = sum(pipeline.generation.queued_again for pipeline in self._pipelines)
+        lines.append(self._told_of_training())
         lines.append(f"{resizes} resizes; {again} turns in flight were queued again")
         problems = self._problems()
         print(*lines, *problems, sep="\n", file=out, flush=True)
@@ -189,17 +216,27 @@ class _Show:
 
     def _picture(self) -> list[str]:
         took, busy = self._end - self._begin, self._occupancy.busy_share(self._begin, self._end)
+        fills = self._occupancy.busy_share(self._begin, self._end, filling.LETTER) / busy if busy else 0.0
         legend = [
             f"{pipeline.recipe.letter} = {pipeline.recipe.name} trains, {pipeline.recipe.letter.lower()} = generates"
             for pipeline in self._pipelines
         ]
-        title = f"{took:.1f} s from left to right, {took / _COLUMNS:.2f} s a column; GPUs held {busy:.0%} of the time"
         return [
             "",
-            title,
-            f"{'; '.join(legend)}; {IDLE} = idle",
+            f"{took:.1f} s from left to right, {took / _COLUMNS:.2f} s a column",
+            f"GPUs held {busy:.0%} of the time, {fills:.0%} of that by the training",
+            f"{'; '.join(legend)}; {filling.LETTER} = {filling.NAME} fills; {IDLE} = idle",
             *self._occupancy.draw(self._begin, self._end, _COLUMNS),
         ]
+
+    def _told_of_training(self) -> str:
+        told, (lent, back) = self._account, self._occupancy.handed_over(filling.LETTER)
+        if not told.losses:
+            return f"{filling.NAME}: it did not train"
+        return (
+            f"{filling.NAME}: lent a GPU {lent} times and got one back {back} times; {told.steps} steps, "
+            f"{told.lost} committed steps lost; loss {told.first_loss:.3f} -> {told.last_loss:.3f}"
+        )
 
     def _summary(self, pipeline: DemoPipeline) -> str:
         name, rewards = pipeline.recipe.name, pipeline.rewards
@@ -212,11 +249,22 @@ class _Show:
         for pipeline in self._pipelines:
             if pipeline.recipe.name not in self._out and pipeline.rewards[-1] <= pipeline.rewards[0]:
                 found.append(f"{pipeline.recipe.name}'s reward did not rise")
+        found += self._problems_of_training()
         if self._still_leased:
             found.append(f"GPUs {self._still_leased} are still leased")
         if self.anything_left:
             found.append("processes are still running")
         return [f"problem: {problem}" for problem in (*found, *self._occupancy.clashes)]
+
+    def _problems_of_training(self) -> list[str]:
+        told, found = self._account, []
+        if self._training.problem:
+            found.append(f"{filling.NAME} did not finish: {self._training.problem}")
+        if told.lost:
+            found.append(f"{filling.NAME} lost {told.lost} committed steps")
+        if told.losses and told.last_loss >= told.first_loss:
+            found.append(f"{filling.NAME}'s loss did not fall")
+        return found
 
 
 async def _while_all_live(pipeline: DemoPipeline) -> None:
