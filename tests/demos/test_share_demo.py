@@ -1,4 +1,4 @@
-"""The demo's pipelines learn for real, its processes load and drop for real, and nothing stays behind."""
+"""The demo's pipelines and its training learn for real, GPUs change hands for real, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -23,21 +23,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.demos import filling_training, show, step_log, tasks
 from muster.demos import policy as policies
-from muster.demos import show, tasks
 from muster.demos.generation import GenerationStage
-from muster.demos.occupancy import Occupancy
+from muster.demos.occupancy import Occupancy, Spell
 from muster.demos.orders import INFER, TRAIN, Generate, Group, Load, Memory, Unload, Weigh
 from muster.demos.pipeline import Recipe
 from muster.demos.policy import DigitPolicy, Part
 from muster.demos.processes import DemoProcesses, RankProcess, WorkerDied, WorkerFailed, start_fork_server
+from muster.demos.step_log import STEPS, Line, StepLog
 from muster.demos.tasks import DIGITS, LENGTH, Digits, Task
 from muster.demos.training import TrainingStage
 from muster.sharing import ClusterSpec
 
 pytestmark = pytest.mark.xdist_group("torch")
 
-BOUND_S = 90.0
+BOUND_S = 150.0
 TASKS = (tasks.REVERSE, tasks.COMPLEMENT)
 
 digits = st.tuples(*[st.integers(0, DIGITS - 1)] * LENGTH)
@@ -388,6 +389,109 @@ def test_two_holders_of_one_gpu_are_noticed() -> None:
     assert occupancy.clashes == ["GPU 0 was taken by b while a had it"]
 
 
+def test_books_of_others_are_compared() -> None:
+    clock = SetClock()
+    occupancy = Occupancy(2, clock)
+    for begin, letter, end in ((1.0, "A", 2.0), (4.0, "b", 5.0)):
+        clock.now = begin
+        occupancy.take([0], letter)
+        clock.now = end
+        occupancy.give([0], letter)
+    apart = [Spell(0, "t", 0.0, 1.0), Spell(0, "t", 2.0, 4.0), Spell(0, "t", 5.0, 6.0), Spell(1, "t", 0.0, 6.0)]
+    occupancy.enter(apart)
+    assert occupancy.clashes == []
+    assert occupancy.draw(0.0, 6.0, columns=6) == ["GPU 0 tAttbt", "GPU 1 tttttt"]
+    assert occupancy.handed_over("t") == (2, 2)
+    assert occupancy.busy_share(0.0, 6.0) == 1.0
+    assert occupancy.busy_share(0.0, 6.0, "t") == pytest.approx(10 / 12)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0.0, 1.1), (1.9, 3.0), (1.2, 1.4), (0.0, 9.0), (1.5, 1.5)])
+def test_a_gpu_in_two_books_at_once_is_noticed(begin: float, end: float) -> None:
+    occupancy = Occupancy(1, SetClock(9.0), spells=[Spell(0, "a", 1.0, 2.0)])
+    occupancy.enter([Spell(0, "t", begin, end)])
+    assert occupancy.clashes == ["GPU 0 was used by t while a had it"]
+
+
+def test_a_gpu_that_is_still_held_is_noticed_too() -> None:
+    clock = SetClock()
+    occupancy = Occupancy(1, clock)
+    occupancy.take([0], "b")
+    clock.now = 5.0
+    occupancy.enter([Spell(0, "t", 3.0, 4.0)])
+    assert occupancy.clashes == ["GPU 0 was used by t while b had it"]
+
+
+# The filling training ------------------------------------------------------------------------------
+
+
+def test_its_loss_falls() -> None:
+    torch.set_num_threads(1)
+    model = filling_training.network()
+    momentum = [torch.zeros_like(one) for one in model.parameters()]
+    losses = []
+    for step in range(150):
+        found, loss = filling_training.gradients(model, step, rank=0)
+        filling_training.improve(model, momentum, found)
+        losses.append(loss.item())
+    assert fmean(losses[-5:]) < 0.2 * fmean(losses[:5])
+
+
+def test_each_rank_has_its_own_part_of_the_data() -> None:
+    one, other = (filling_training.points(step=3, rank=rank)[0] for rank in (0, 1))
+    assert not torch.equal(one, other)
+    assert torch.equal(one, filling_training.points(step=3, rank=0)[0])
+
+
+def test_a_rank_says_what_it_does_with_its_gpu(tmp_path: Path) -> None:
+    with StepLog(tmp_path, {"CUDA_VISIBLE_DEVICES": "3", "MUSTER_ROUND": "7"}) as log:
+        log.restored(step=4, ranks=2)
+        log.begins(5)
+        log.ends(5, loss=0.25)
+    with open(tmp_path / STEPS, "a") as file:
+        file.write("ends 3 7 half a li")  # of a rank that writes just now
+    told = step_log.read(tmp_path)
+    assert [line.what for line in told] == ["starts", "restored", "begins", "ends"]
+    assert {(line.gpu, line.round) for line in told} == {(3, 7)}
+    assert (told[-1].step, told[-1].ranks, told[-1].loss) == (5, 2, 0.25)
+    assert [line.at for line in told] == sorted(line.at for line in told)
+
+
+def test_nothing_is_told_before_it_begins(tmp_path: Path) -> None:
+    assert step_log.read(tmp_path) == []
+
+
+def steps_of(round: int, gpus: Sequence[int], begin: float, restored: int, until: int) -> list[Line]:
+    """A round that does a step a second on these GPUs, and is called back in the middle of the next."""
+    ranks = len(gpus)
+    found = [Line("starts", gpu, round, begin) for gpu in gpus]
+    found += [Line("restored", gpu, round, begin, restored, ranks) for gpu in gpus]
+    for at, step in enumerate(range(restored + 1, until + 1)):
+        found += [Line("begins", gpu, round, begin + at, step, ranks) for gpu in gpus]
+        found += [Line("ends", gpu, round, begin + at + 1, step, ranks, 1 / step) for gpu in gpus]
+    return found + [Line("begins", gpu, round, begin + until - restored, until + 1, ranks) for gpu in gpus]
+
+
+def test_a_rank_uses_its_gpu_from_its_begin_to_the_end_of_its_last_step() -> None:
+    told = steps_of(0, (0, 1), 10.0, 0, 3) + steps_of(1, (1,), 14.0, 3, 5)
+    assert step_log.spells(told, "t") == [
+        Spell(0, "t", 10.0, 13.0),
+        Spell(1, "t", 10.0, 13.0),
+        Spell(1, "t", 14.0, 16.0),
+    ]
+
+
+def test_a_round_that_goes_on_where_the_one_before_ended_loses_nothing() -> None:
+    told = step_log.account(steps_of(0, (0, 1), 10.0, 0, 3) + steps_of(1, (1,), 14.0, 3, 5))
+    assert (told.steps, told.lost, told.rounds, told.largest) == (5, 0, 2, 2)
+    assert told.losses == [1 / step for step in range(1, 6)]
+
+
+def test_steps_that_are_done_twice_were_lost() -> None:
+    told = step_log.account(steps_of(0, (0, 1), 10.0, 0, 5) + steps_of(1, (0, 1), 20.0, 2, 4))
+    assert (told.steps, told.lost, len(told.losses)) == (5, 3, 5)
+
+
 # The whole ---------------------------------------------------------------------------------------
 
 
@@ -434,30 +538,104 @@ class Demo:
     def parent(self) -> int:
         return int(Path(f"/proc/{self.pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def left(self) -> list[int]:
-        return [pid for pid in self.pids() if Path(f"/proc/{pid}").exists()]
+    @property
+    def keeper(self) -> int:
+        [pid] = re.findall(r"all its processes are below (\d+)$", self.text, re.MULTILINE)
+        return int(pid)
+
+    def below_keeper(self) -> list[int]:
+        """The control plane, its workers and their ranks, as they are now."""
+        found, parents = {self.keeper}, parents_of_all()
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return sorted(found)
+
+    def ranks_of_training(self) -> list[int]:
+        """Those that write down their steps."""
+        return [pid for pid in self.below_keeper() if any(name.endswith(STEPS) for name in open_files(pid))]
+
+    def step_logs(self) -> set[str]:
+        return {name for pid in self.ranks_of_training() for name in open_files(pid) if name.endswith(STEPS)}
+
+    def everything(self) -> list[int]:
+        return [self.parent, *self.pids(), *self.below_keeper()]
+
+    def left(self, before: Sequence[int] = ()) -> list[int]:
+        return [pid for pid in {*self.pids(), *before} if Path(f"/proc/{pid}").exists()]
 
 
-def resident_bytes(pids: Sequence[int]) -> int:
-    pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+def parents_of_all() -> dict[int, int]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def open_files(pid: int) -> list[str]:
+    found = []
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.append(os.readlink(entry))
+    return found
+
+
+def memory_of(pids: Sequence[int]) -> int:
+    """What these processes take together: what several share is counted once."""
+    found = 0
+    for pid in pids:
+        with suppress(OSError):  # a rank may go at any moment
+            [kilobytes] = re.findall(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+            found += 1024 * int(kilobytes)
+    return found
+
+
+def ended(pids: Sequence[int]) -> list[int]:
+    """Descriptors that tell of the end of each that is there."""
+    found = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            found.append(os.pidfd_open(pid))
+    return found
+
+
+def all_end(ends: Sequence[int]) -> bool:
+    try:
+        return all(select.select([end], [], [], BOUND_S)[0] for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def test_the_demo_plays_to_its_end_and_leaves_nothing() -> None:
     demo = Demo(rollouts=5, pace_s=0.01)
     demo.read_until("P1 rollout 4/5")
     assert len(demo.pids()) == 12
-    assert resident_bytes([demo.process.pid, demo.parent, *demo.pids()]) < 3e9
+    before = demo.everything()
+    assert memory_of([demo.process.pid, *before]) < 3e9
     assert demo.finish() == 0, demo.text
-    assert demo.left() == []
+    assert demo.left(before) == []
     for name in ("P1", "P2"):
         assert len(re.findall(rf"{name} rollout \d/5: mean reward", demo.text)) == 5
         [(first, last)] = re.findall(rf"{name}: mean reward (\S+) -> (\S+) over 5 rollouts", demo.text)
         assert float(last) > 2 * float(first)
-    rows = re.findall(r"^GPU (\d) ([AaBb.]{100})$", demo.text, re.MULTILINE)
-    assert [gpu for gpu, _ in rows] == ["0", "1", "2", "3"]
-    assert [{"A", "B"} & set(row) for _, row in rows] == [{"A"}, {"A"}, {"B"}, {"B"}]
+    rows = re.findall(r"^GPU (\d) ([AaBbt.]{100})$", demo.text, re.MULTILINE)
+    assert [gpu for gpu, _ in rows] == ["0", "1", "2", "3", "4"]
+    assert [{"A", "B"} & set(row) for _, row in rows] == [{"A"}, {"A"}, {"B"}, {"B"}, set()]
     assert any({"a", "b"} <= set(row) for _, row in rows), "GPUs move between the pipelines"
+    assert all("t" in row for _, row in rows), "the training has every GPU at some time"
+    [(lent, back, steps, lost, first, last)] = re.findall(
+        r"T: lent a GPU (\d+) times and got one back (\d+) times; (\d+) steps, (\d+) committed steps lost; "
+        r"loss (\S+) -> (\S+)",
+        demo.text,
+    )
+    assert int(lent) >= 4
+    assert int(back) >= 4
+    assert int(steps) > 100
+    assert int(lost) == 0
+    assert float(last) < 0.2 * float(first)
     assert "problem" not in demo.text
 
 
@@ -473,44 +651,79 @@ def test_a_killed_worker_costs_its_own_pipeline_only() -> None:
     assert demo.left() == []
 
 
+def test_a_killed_rank_of_the_training_heals() -> None:
+    demo = Demo(rollouts=3, pace_s=0.02)
+    demo.read_until("P1 rollout 1/3")
+    ranks = demo.ranks_of_training()
+    assert ranks
+    os.kill(ranks[0], signal.SIGKILL)
+    assert demo.finish() == 0, demo.text
+    assert " 0 committed steps lost" in demo.text
+    assert "T is done" in demo.text
+    assert "problem" not in demo.text
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, code: int) -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
+    before = demo.everything()
     demo.process.send_signal(number)
     assert demo.finish() == code, demo.text
-    assert demo.left() == []
+    assert demo.left(before) == []
+
+
+def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing() -> None:
+    demo = Demo(rollouts=3, pace_s=0.02)
+    demo.read_until("T is a training")
+    keeper, ends = demo.keeper, ended(demo.below_keeper())
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.finish() == 130, demo.text
+    assert all_end(ends)
+    assert not Path(f"/proc/{keeper}").exists()
 
 
 def test_an_interrupt_at_the_terminal_is_for_the_demo_alone() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
+    before = demo.everything()
     os.killpg(demo.process.pid, signal.SIGINT)
     assert demo.finish() == 130, demo.text
     assert "interrupted; every process has been ended" in demo.text
     assert "failed" not in demo.text
-    assert demo.left() == []
+    assert demo.left(before) == []
 
 
 def test_a_killed_demo_takes_its_processes_with_it() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
-    ends = [os.pidfd_open(pid) for pid in (demo.parent, *demo.pids())]
+    ends, [log] = ended(demo.everything()), demo.step_logs()
     os.kill(demo.pids()[0], signal.SIGSTOP)  # nor can one stay that hears nothing
+    os.kill(demo.ranks_of_training()[0], signal.SIGSTOP)
     demo.process.kill()
-    for end in ends:
-        assert select.select([end], [], [], BOUND_S)[0], "it is still running"
-        os.close(end)
+    assert all_end(ends), "something is still running"
     assert demo.finish() == -signal.SIGKILL
+    assert not Path(log).exists()
 
 
 def test_the_death_of_the_workers_parent_ends_the_demo() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
+    before = demo.everything()
     os.kill(demo.parent, signal.SIGKILL)
     assert demo.finish() == 1, demo.text
     assert "the process that forks the workers is gone" in demo.text
-    assert demo.left() == []
+    assert demo.left(before) == []
+
+
+def test_the_death_of_the_control_plane_ends_the_demo() -> None:
+    demo = Demo(rollouts=3, pace_s=0.02)
+    demo.read_until("P1 rollout 1/3")
+    ends = ended(demo.everything())
+    os.kill(demo.keeper, signal.SIGKILL)  # the one that would end all others
+    assert demo.finish() == 1, demo.text
+    assert "the control plane is gone" in demo.text
+    assert all_end(ends), "something is still running"
 
 
 def test_one_rollout_is_too_few_to_see_anything_rise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,15 @@
 """How does a training take part that fills what the pipelines leave? It is submitted like any other.
 
-One worker is its minimum; the others it has while nobody else has a use for their GPUs, and gives them back at the end of
-a step. What happened is read from its ranks' own log.
+One worker is its minimum; the others it has while nobody else has a use for their GPUs, and gives them back at the end
+of a step. What happened is read from its ranks' own log.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from muster.demos import step_log
@@ -19,8 +21,9 @@ from muster.sdk.training import DistributedTraining
 from muster.types.training import Metadata, Resources, Spec, Training, WorldSize
 
 NAME, LETTER = "T", "t"
-_PROGRAM = "muster.demos.filling_training"  # by name, so that the demo's own process does not import torch
-_PACE_S = 0.03  # a step, in place of what a GPU would take
+_PROGRAM = Path(__file__).with_name("filling_training.py")
+_AHEAD = "muster.demos.filling_training"  # what ranks need is in the memory that they are forked from, `State` included
+_PACE_S = 0.04  # a step, in place of what a GPU would take
 _LOOK_S = 0.05
 _START_S = 60.0
 _BACK_S = 15.0
@@ -44,12 +47,13 @@ class FillingTraining:
         return Training(
             Metadata(name="filling"),
             Spec(
-                module=_PROGRAM,
+                script=str(_PROGRAM),
                 args=(str(self._folder), str(_PACE_S)),
                 working_dir=str(self._folder),
                 env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
                 world_size=size,
                 resources=Resources(gpus=1),
+                preload=(_AHEAD,),
                 elasticity="fill",
             ),
         )
@@ -63,23 +67,35 @@ class FillingTraining:
         """Until it trains on every GPU."""
         await self._until(self._gpus, _START_S)
 
-    async def finish(self) -> None:
-        """Let it come back to its full size, then end it. Why it could not is kept as its problem."""
-        try:
+    async def come_back(self) -> None:
+        """Until it trains on every GPU again, if it can. Why it cannot is kept as its problem."""
+        with self._noted():
             await self._until(self._gpus, _BACK_S)
             self._say(f"{NAME} has all {self._gpus} GPUs again, and is told to end")
-            (self._folder / step_log.STOP).touch()
+
+    async def finish(self) -> None:
+        """Until it has ended by itself."""
+        (self._folder / step_log.STOP).touch()
+        with self._noted():
             assert self._handle is not None
             await self._handle.wait_async(_END_S)
             self._say(f"{NAME} is done")
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
         except MusterError as error:
-            self.problem = str(error)
+            self.problem = self.problem or str(error)
             self._say(f"{NAME} failed: {error}")
 
     async def _until(self, ranks: int, within_s: float) -> None:
         """Until a step is done by so many, from now on."""
         assert self._handle is not None
-        clock = asyncio.get_running_loop().time
+        await self._handle.refresh_async()
+        if self._handle.is_terminal:
+            raise TrainingFailed(f"it has ended: {self._handle.outcome}")
+        clock = time.monotonic  # as its ranks have it
         begin = clock()
         while not any(line.what == "ends" and line.ranks == ranks and line.at > begin for line in self.lines()):
             await asyncio.sleep(_LOOK_S)

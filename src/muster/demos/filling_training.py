@@ -1,8 +1,8 @@
 """The training that fills: a small network learns a surface, on however many GPUs nobody else uses at the moment.
 
-usage: python -m muster.demos.filling_training FOLDER SECONDS_PER_STEP
+usage: filling_training.py FOLDER SECONDS_PER_STEP
 
-Runs as the ranks of a training of muster. Data parallel over gloo; its state is kept by `muster.State` at every step, so
+Run by the ranks of a training of muster. Data parallel over gloo; its state is kept by `muster.State` at every step, so
 that a rank can be taken away at any moment. FOLDER/stop is the end. What each rank does with its GPU is written to
 FOLDER/steps.log, by the rank itself, as `step_log` reads it.
 """
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import muster
+from muster import State, progress
 from muster.demos import step_log
 
 WIDTH = 64
@@ -50,7 +50,7 @@ def averaged(parts: list[Tensor], ranks: int) -> list[Tensor]:
     whole = torch.cat([part.reshape(-1) for part in parts])
     if ranks > 1:
         dist.all_reduce(whole)
-    pieces = (whole / ranks).split([part.numel() for part in parts])
+    pieces = torch.split(whole / ranks, [part.numel() for part in parts])
     return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
@@ -69,7 +69,7 @@ def train(folder: Path, pace_s: float) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         model = network()
         momentum = [torch.zeros_like(one) for one in model.parameters()]
-        state = muster.State(model=model, momentum=momentum, overhead=1.0)
+        state = State(model=model, momentum=momentum, overhead=1.0)
         step = state.restore()
         log.restored(step, ranks)
         while True:
@@ -82,7 +82,7 @@ def train(folder: Path, pace_s: float) -> None:
             step += 1
             state.commit(step)
             log.ends(step, loss.item())
-            muster.progress(step)
+            progress(step)
             if over.item():
                 return  # all ranks see the same
 

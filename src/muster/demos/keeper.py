@@ -2,9 +2,9 @@
 
 usage: python -m muster.demos.keeper HOME READY_FD    standard input: open for as long as the demo lives
 
-A process between the two. It starts the control plane, and all that is orphaned below it becomes its child. When the demo
-hangs up, or is killed, or the control plane ends, it kills everything below itself, then removes what the demo left on the
-disk if the demo cannot do that any more.
+A process between the two. It starts the control plane, and all that is orphaned below it becomes its child. When the
+demo hangs up, or is killed, or the control plane ends, it kills everything below itself. Then it removes what the demo
+left on the disk, if the demo cannot do that any more.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ their GPUs as a whole. Before a stage gives them back, its processes have droppe
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from muster.sharing.remote import RemoteScheduler
 ANSWERS = 16  # per prompt, generated together
 _SPREAD = 0.7  # of the time that a prompt takes: most are quick, a few make the tail
 _LONGEST = 6.0  # times the median
+_JUDGING = 75.0  # digits' time, in place of code that is run or a judge that is asked: no GPU is needed for it
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Recipe:
     pace_s: float  # per digit, in the median
     rollouts: int
     seed: int
+
+    @property
+    def judging_s(self) -> float:
+        return _JUDGING * self.pace_s
 
     @property
     def clusters(self) -> Mapping[str, ClusterSpec]:
@@ -118,6 +124,8 @@ class DemoPipeline:
         name, started = self.recipe.name, self._occupancy.clock()
         groups = await self._generate(rollout)
         generated = self._occupancy.clock()
+        await asyncio.sleep(self.recipe.judging_s)
+        judged = self._occupancy.clock()
         gpus = await self._scheduler.request_gpus(name, TRAIN, Priority.OLD_LOG_PROBS)
         async with self._on(gpus):
             await self.training.load()
@@ -129,9 +137,8 @@ class DemoPipeline:
             await self.training.load()
             await self.training.learn(groups, old, seed=rollout)
             await self.training.publish()
-            await self._scheduler.await_release_gpus(name, INFER)  # nobody goes on with the old weights
         await self._scheduler.notify_release_gpus(name, TRAIN)
-        self._tell(rollout, generated - started, self._occupancy.clock() - generated)
+        self._tell(rollout, generated - started, self._occupancy.clock() - judged)
 
     async def _generate(self, rollout: int) -> tuple[Group, ...]:
         orders = self.recipe.orders(rollout)
@@ -140,6 +147,7 @@ class DemoPipeline:
         await self._client.begin_progress_batch(target)
         answers = await self.generation.answer(orders, self._client.bump_completed)
         await self._client.end_progress_batch()
+        await self._scheduler.await_release_gpus(self.recipe.name, INFER)  # nobody goes on with the old weights
         groups = self.recipe.groups(orders, answers)
         self.rewards.append(fmean(reward for group in groups for reward in group.rewards))
         return groups

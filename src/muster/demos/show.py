@@ -146,8 +146,9 @@ class _Show:
             await made.register()
         await self._all_to_their_ends()
         self._still_leased = sorted((await self._scheduler.snapshot()).leases)
-        await self._training.finish()
+        await self._training.come_back()
         self._end = time.monotonic()
+        await self._training.finish()
         self._account = self._training.account()
         self._occupancy.enter(self._training.spells())
 
@@ -192,7 +193,8 @@ class _Show:
         recipe = pipeline.recipe
         self._say(
             f"{recipe.name} learns to '{recipe.task.name}': {recipe.prompts} prompts x {ANSWERS} answers a rollout, "
-            f"an artificial {recipe.pace_s * 1000:.0f} ms a digit in place of a GPU's decoding"
+            f"an artificial {recipe.pace_s * 1000:.0f} ms a digit in place of a GPU's decoding, "
+            f"and {recipe.judging_s:.1f} s in place of a judge that needs no GPU"
         )
         for kind, ranks, gpus in (
             ("train", pipeline.trainers, recipe.train_gpus),

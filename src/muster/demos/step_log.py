@@ -1,8 +1,8 @@
 """What did the filling training do, by its own account? Its ranks write a line for all that they do with their GPU.
 
-A rank's use of a GPU begins with its process and goes on until the end of its last step. What it begins and does not end,
-because it was told to go, is known by its begin only. Times are those of the machine's monotonic clock, which all
-processes share.
+A rank's use of a GPU begins with its script and goes on until the end of its last step. A step that it begins and does
+not end, because it was told to go, is known by its begin only. Times are those of the machine's monotonic clock, which
+all processes share.
 """
 
 from __future__ import annotations
