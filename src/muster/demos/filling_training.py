@@ -23,7 +23,7 @@ from muster.demos import step_log
 
 WIDTH = 64
 BATCH = 64  # of each rank
-RATE, MOMENTUM = 0.05, 0.9
+RATE, MOMENTUM = 0.1, 0.9
 
 
 def network() -> nn.Sequential:
