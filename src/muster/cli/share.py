@@ -58,7 +58,7 @@ def demo(
     rollouts: int = typer.Option(5, min=2, max=100, help="How often each pipeline generates and trains."),
     seed: int = typer.Option(0, min=0, help="Which tasks and which first weights."),
 ) -> None:
-    """Two small, real RL pipelines in torch take turns on four GPU slots of this machine, and learn."""
+    """Two small, real RL pipelines and a training that fills what they leave share five GPU slots of this machine."""
     from muster import demos
 
     if importlib.util.find_spec("torch") is None:

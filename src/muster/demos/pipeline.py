@@ -27,7 +27,7 @@ from muster.sharing.remote import RemoteScheduler
 ANSWERS = 16  # per prompt, generated together
 _SPREAD = 0.7  # of the time that a prompt takes: most are quick, a few make the tail
 _LONGEST = 6.0  # times the median
-_JUDGING = 75.0  # digits' time, in place of code that is run or a judge that is asked: no GPU is needed for it
+_JUDGING = 100.0  # digits' time, in place of code that is run or a judge that is asked: no GPU is needed for it
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,9 @@ class _Show:
         with contextlib.suppress(MusterError, TimeoutError):  # its hooks fail, and the scheduler draws the conclusion
             async with asyncio.timeout(_LEAVE_S):
                 await self._scheduler.await_release_gpus(name, INFER)
-        quarantined = (await self._scheduler.snapshot()).quarantined.get(name)
-        self._out[name] = f"quarantined: {quarantined}" if quarantined else f"out: {error}"
+        if name not in (await self._scheduler.snapshot()).quarantined:  # it held nothing that a hook had to free
+            await self._scheduler.quarantine_pipeline(name, str(error))
+        self._out[name] = f"quarantined: {(await self._scheduler.snapshot()).quarantined[name]}"
         self._say(f"{name} is {self._out[name]}")
         self._processes.end(pipeline.ranks)
         for letter in (pipeline.recipe.letter, pipeline.recipe.letter.lower()):
