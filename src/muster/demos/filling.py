@@ -61,7 +61,10 @@ class FillingTraining:
     async def submit(self) -> None:
         self._folder.mkdir()
         self._handle = await self._client.submit_async(self.described())
-        self._say(f"{NAME} is a training that fills: 1 worker at least, up to {self._gpus} where nobody needs the GPUs")
+        self._say(
+            f"{NAME} is a training that fills: 1 worker at least, up to {self._gpus} where nobody needs the GPUs, "
+            f"an artificial {_PACE_S * 1000:.0f} ms a step in place of a GPU's work"
+        )
 
     async def has_all(self) -> None:
         """Until it trains on every GPU."""
