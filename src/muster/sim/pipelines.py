@@ -31,8 +31,10 @@ class _RunningTrajectory:
 class Engine:
     """Workers by rank; a trajectory keeps its slot until it is done or aborted."""
 
-    def __init__(self, slots: int, recorder: Recorder) -> None:
+    def __init__(self, slots: int, recorder: Recorder, gpus_each: int = 1) -> None:
         self._slots = slots
+        self._gpus_each = gpus_each
+        self._at_work_since: dict[int, float] = {}  # of the ranks that have something to do
         self._recorder = recorder
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, list[_RunningTrajectory]] = {}  # of the ranks that serve
@@ -53,6 +55,8 @@ class Engine:
         """Turns in flight are lost; their trajectories go to the front of the queue, the earliest first."""
         aborted = [job for rank in ranks for job in self._running.pop(rank, ())]
         now = self._loop.time()
+        for rank in ranks:
+            self._rests(rank)
         for job in aborted:
             assert job.timer is not None
             job.timer.cancel()
@@ -73,6 +77,7 @@ class Engine:
             job = self._queue.popleft()
             self._running[rank].append(job)
             job.started = self._loop.time()
+            self._at_work_since.setdefault(rank, job.started)
             left_s = (job.trajectory.turns - job.turns_done) * job.trajectory.turn_s
             job.timer = self._loop.call_later(left_s, self._done, rank, job)
 
@@ -82,6 +87,13 @@ class Engine:
         self.completed += 1
         self.progressed.set()
         self._dispatch()
+        if not self._running[rank]:
+            self._rests(rank)
+
+    def _rests(self, rank: int) -> None:
+        since = self._at_work_since.pop(rank, None)
+        if since is not None:
+            self._recorder.serving_gpu_s += (self._loop.time() - since) * self._gpus_each
 
 
 class SimulatedPipeline:
@@ -97,7 +109,7 @@ class SimulatedPipeline:
             ),
         }
         self._scenario, self._workload, self._steps, self._recorder = scenario, workload, steps, recorder
-        self._engine = Engine(scenario.slots, recorder)
+        self._engine = Engine(scenario.slots, recorder, workload.tp_size)
         self._leaving = False  # it gives its workers back itself, so a shrink now is for nobody else
         self._awake: set[int] = set()
 

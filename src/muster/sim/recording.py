@@ -67,6 +67,7 @@ class Recording:
     idle_wanted_gpu_s: float = 0.0
     busy_slot_s: float = 0.0
     lost_slot_s: float = 0.0
+    serving_gpu_s: float = 0.0  # of GPUs that served at least one trajectory
 
     def gpu_seconds(self) -> dict[str, float]:
         """How long GPUs were in each use."""
@@ -115,6 +116,7 @@ class Recorder:
     settle_s: float  # so long a GPU may lie idle after a shrink and still count as passed on
     busy_slot_s: float = 0.0
     lost_slot_s: float = 0.0
+    serving_gpu_s: float = 0.0
     resizes: int = 0
     _current: dict[int, tuple[str, Use, float]] = field(default_factory=dict)
     _spans: list[GpuSpan] = field(default_factory=list)
@@ -192,6 +194,7 @@ class Recorder:
             idle_wanted_gpu_s=self._idle_wanted,
             busy_slot_s=self.busy_slot_s,
             lost_slot_s=self.lost_slot_s,
+            serving_gpu_s=self.serving_gpu_s,
         )
 
     def _idle_and_wanted(self) -> set[int]:

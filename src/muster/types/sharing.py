@@ -103,6 +103,11 @@ class ClusterSpec:
         """The rank whose bundle has that GPU."""
         return {gpu: rank for rank, bundle in enumerate(self.bundles) for gpu in bundle}
 
+    def rank_of(self, mask: int) -> int | None:
+        """The rank whose bundle is just these GPUs."""
+        rank = self.rank_at.get((mask & -mask).bit_length() - 1)
+        return rank if rank is not None and self.masks[rank] == mask else None
+
     def __hash__(self) -> int:
         return hash((self.gpus, self.tp_size, self.slots_per_bundle))
 

@@ -125,7 +125,8 @@ class Draft:
             self.avail &= ~_union(hand.held)
             return
         spec = places(self.shares.pool, crew.gpus_each)
-        where = {mask: rank for rank, mask in enumerate(spec.masks)} if hand.count else {}
+        known = [*hand.held, *(seat.mask for seat in hand.given)]
+        where = {mask: rank for mask in known if (rank := spec.rank_of(mask)) is not None}
         ordered = self.hands.protected_first(hand)
         ordered.sort(key=lambda lease: lease.mask in where)  # what fits nowhere else has to stay
         firm, lent = min(crew.min, len(ordered)), min(crew.wanted, len(ordered))

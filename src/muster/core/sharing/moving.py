@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from muster.core.sharing.draft import TURN, Draft, OpenPipeline
-from muster.types.sharing import Gpu, Lease, gpus_of
+from muster.types.sharing import Gpu, Lease, PipelineId, gpus_of
 
 TINY = 1e-9  # shares that differ by less are equal
 WORTH_IT = 14.0  # a bundle that moves is needed at least so many times as long
@@ -21,6 +21,9 @@ class Moving:
         self._draft = draft
         self._opens = draft.opens
         self.recheck = math.inf  # when a turn will be over
+        self._all_single = all(one.spec.tp_size == 1 for one in draft.opens.values())
+        self._at: dict[Gpu, Lease] | None = None  # what could move, while pipelines move by their dues
+        self._kept_masks: dict[PipelineId, tuple[int, int]] = {}
 
     def _held(self) -> dict[Gpu, Lease]:
         return {
@@ -52,9 +55,15 @@ class Moving:
                 continue
             rank, leases = found
             self._draft.take(one, rank, leases)
+            self._forget(leases)
             for each in (one, *(self._opens[lease.bundle.pipeline] for lease in leases)):
                 if _is_short(each):
                     heapq.heappush(queue, (each.order(), each.name))
+
+    def _forget(self, leases: Iterable[Lease]) -> None:
+        if self._at is not None:
+            for gpu in [gpu for lease in leases for gpu in gpus_of(lease.mask)]:
+                self._at.pop(gpu, None)
 
     def _donors(self) -> list[OpenPipeline]:
         """Those furthest from their end first: the others are nearly done."""
@@ -75,6 +84,8 @@ class Moving:
 
     def _best_of(self, donor: OpenPipeline, one: OpenPipeline) -> _Move | None:
         """Best where the receiver trains itself, worst where the donor does; then the lowest rank."""
+        if donor.spec.tp_size != one.spec.tp_size:
+            return None  # none of its bundles is one of the other's
         best: tuple[tuple[bool, bool], int, Lease] | None = None
         for lease in donor.kept.values():
             mine = self._as_mine(one, lease)
@@ -95,17 +106,43 @@ class Moving:
         return mine if one.spec.masks[mine] == lease.mask and not one.taken >> mine & 1 else None
 
     def _find_composed_move(self, one: OpenPipeline) -> _Move | None:
-        """A bundle that is not exactly somebody else's: parts of it may be vacant, or several must give way."""
-        if one.spec.tp_size == 1 and all(other.spec.tp_size == 1 for other in self._opens.values()):
+        """A bundle that is not exactly somebody else's: parts of it may be vacant, or several must give way. The fewer
+        the better, then the lowest rank."""
+        if one.spec.tp_size == 1 and self._all_single:
             return None
-        at, found = self._held(), []
-        for rank in range(len(one.spec.masks)):
-            if (leases := self._in_the_way(one, rank, at)) is None:
+        vacant, given = self._draft.vacant, self._may_be_given_to(one)
+        for rank in _ranks_within(one, vacant & self._draft.avail):
+            return rank, []
+        best: _Move | None = None
+        for rank in _ranks_within(one, (vacant | given) & self._draft.avail):
+            if self._at is None:
+                self._at = self._held()
+            if (leases := self._in_the_way(one, rank, self._at)) is None or (best and len(leases) >= len(best[1])):
                 continue
             wanted = Counter(lease.bundle.pipeline for lease in leases)
             if all(_may_give(self._opens[name], one, count) for name, count in wanted.items()):
-                found.append((rank, leases))
-        return min(found, key=lambda move: len(move[1]), default=None)
+                best = (rank, leases)
+                if len(leases) == 1:
+                    break
+        return best
+
+    def _may_be_given_to(self, one: OpenPipeline) -> int:
+        """All GPUs of those that may give it at least one bundle."""
+        whole = 0
+        for donor in self._opens.values():
+            if donor.kept and _may_give(donor, one):
+                whole |= self._kept_mask(donor)
+        return whole
+
+    def _kept_mask(self, donor: OpenPipeline) -> int:
+        """It only ever loses some while a plan is made, so their number says whether it has to be looked at again."""
+        count, mask = self._kept_masks.get(donor.name, (-1, 0))
+        if count != len(donor.kept):
+            mask = 0
+            for lease in donor.kept.values():
+                mask |= lease.mask
+            self._kept_masks[donor.name] = (len(donor.kept), mask)
+        return mask
 
     # In turns
 
@@ -142,6 +179,18 @@ class Moving:
         donor = self._opens[lease.bundle.pipeline].pipeline
         switch_s = (donor.shrink_s or 0.0) + (one.pipeline.expand_s or 0.0)
         return max(self._draft.shares.min_turn_s, TURN * switch_s)
+
+
+def _ranks_within(one: OpenPipeline, among: int) -> Iterator[int]:
+    """Ranks that it does not have and whose GPUs are all among these, the lowest first."""
+    spec, left = one.spec, one.spec.mask & among
+    while left:
+        low = left & -left
+        rank = spec.rank_at[low.bit_length() - 1]
+        mask = spec.masks[rank]
+        if mask & ~left == 0 and not one.taken >> rank & 1:
+            yield rank
+        left &= ~mask
 
 
 def _is_short(one: OpenPipeline) -> bool:
