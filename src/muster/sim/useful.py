@@ -91,7 +91,7 @@ def _step(step: Sequence[float], room: int, slots: int) -> _Size:
 
 
 def _least_waste(options: Sequence[Sequence[_Size]], limit_s: float) -> float:
-    """One size for each step, all together within the limit: by a price on time, halved until it is just high enough."""
+    """One size for each step, all together within the limit: by a price on time, just as high as needed."""
     low, high = 0.0, 1e3
     for _ in range(HALVINGS):
         price = (low + high) / 2
