@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs image test test-kube test-netns test-containers test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-frameworks clean
+.PHONY: all venv lock demo check docs image test test-kube test-netns test-containers test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-frameworks clean
 
 all: check test
 
@@ -118,7 +118,7 @@ soak: venv
 	$(BIN)/python -m tests.kube.binaries
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'soak and not frameworks' -o faulthandler_timeout=0 tests
 
-bench: bench-world bench-control bench-sharing bench-mesh bench-kube bench-security bench-wire bench-state
+bench: bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state
 
 # Peers go into folders of their own, so that what they bring is seen by them alone. The wheel of ft_launcher asks for a
 # newer glibc and Python than its launcher, which is all Python, needs.
@@ -146,6 +146,11 @@ bench-control: venv $(PEERS)
 
 bench-sharing: venv
 	$(BIN)/python -m bench.sharing $(ARGS)
+
+# Trainings and pipelines on the same GPUs: virtual time, plans, and twenty hand-overs between real processes (two
+# minutes; ARGS="--only handover --repeat 10" for two hundred, twenty minutes).
+bench-pool: venv
+	$(BIN)/python -m bench.pool $(ARGS)
 
 bench-mesh: venv $(VENV)/.debian
 	$(BIN)/python -m bench.mesh $(ARGS)

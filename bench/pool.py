@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-from bench import report
-from bench.report import Figure, p50, p99, spread
+from bench import handovers, report
+from bench.report import Figure, Goal, Sample, compared, p50, p99, spread
 from bench.sharing import a_pool, at_most
 from muster.core.sharing.planner import plan
 from muster.sharing import Priority
@@ -38,6 +38,7 @@ SEEDS = {"seeds 1–5": range(1, 6), "seeds 6–25": range(6, 26)}
 USEFUL_PERCENT = 92.0
 LATER = 1.02
 SIZES = ((64, 64, 512, 20.0), (64, 64, 2048, 100.0))  # pipelines, trainings, GPUs, ms
+HANDOVERS = 20
 ELASTICITIES = ("fixed", "lend", "fill")
 
 
@@ -46,11 +47,14 @@ ELASTICITIES = ("fixed", "lend", "fill")
 
 def fill(given: argparse.Namespace) -> Iterator[Figure]:
     """The built-in scenarios on virtual time with the real scheduler, each alone and with one training beside it."""
+    note = f"{_CONDITIONS}; {_COULD_BE}"  # said once
     for scenario in scenarios.BUILT_IN.values():
         for told, seeds in SEEDS.items():
             alone = [simulate(scenario, Policy.MUSTER, seed) for seed in seeds]
             beside = [simulate(scenario, Policy.MUSTER, seed, TrainingLoad()) for seed in seeds]
-            yield from _filled(f"{scenario.name}, {told}", scenario, alone, beside)
+            for figure in _filled(f"{scenario.name}, {told}", scenario, alone, beside):
+                yield _noted(figure, note)
+                note = ""
 
 
 def _filled(
@@ -73,7 +77,7 @@ def _filled(
         f"≥ {USEFUL_PERCENT:g} %",
         _mean(slots) >= USEFUL_PERCENT,
         {who: round(value, 1) for who, value in peers.items()},
-        f"{_CONDITIONS}; {_COULD_BE}",
+        "",
         len(slots),
         round(min(slots), 1),
     )
@@ -190,11 +194,45 @@ def _a_crew(uid: str, at: int, each: int, has: int) -> Crew:
     )
 
 
+# Hand-overs --------------------------------------------------------------------------------------
+
+
+def handover(given: argparse.Namespace) -> Iterator[Figure]:
+    """A real training gives one of its GPUs to a pipeline and gets it back, again and again, also between kills."""
+    found = handovers.measure(HANDOVERS * given.repeat)
+    stopped: list[Sample] = [found.failed] if found.failed else []
+    kept = f"it had kept the GPU for {p50([one.kept_s for one in found.done]):.1f} s (p50)" if found.done else ""
+    done = f"{len(found.done)} hand-overs"
+    vacated = [*found.vacating(), *stopped]
+    yield _noted(compared("request → granted, from a training that fills", vacated, {}, "ms", Goal(p50=300)), kept)
+    returned = [*found.returning(), *stopped]
+    name = "release → a step of the training at its old size"
+    yield _noted(compared(name, returned, {}, "ms", Goal(p50=500)), "from the log of its ranks")
+    again = "steps whose commit had returned on rank 0, and that the next round did again"
+    yield at_most(f"committed steps lost in {done}", found.lost_to_handovers, 0, "", {}, f"of {found.steps}: {again}")
+    peers = {"committed and done again": found.lost_to_kills}
+    note = "a commit returns at once and is safe a moment later; state.saved says so"
+    yield at_most(
+        f"steps known to be safe lost, {found.kills} workers killed", found.lost_though_safe, 0, "", peers, note
+    )
+    note = "by what its ranks say of the devices that they see"
+    yield at_most(f"{done}: steps on the GPU while it was lent", found.steps_on_lent, 0, "", {}, note)
+    shown = f"training {found.training_gpu_s:.1f} and pipeline {found.pipeline_gpu_s:.1f} GPU s"
+    there = found.wall_s * handovers.GPUS
+    note = f"{shown} of {there:.1f}"
+    twice = max(found.counted_twice_s, found.training_gpu_s + found.pipeline_gpu_s - there)
+    yield at_most(f"{done}: GPU-seconds counted twice", max(0.0, twice), 0, "s", {}, note)
+
+
+def _noted(figure: Figure, note: str) -> Figure:
+    return replace(figure, note="; ".join(part for part in (note, figure.note) if part))
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=1, help="so many times the usual number of samples")
 
 
-PARTS = {"fill": fill, "planner": planner}
+PARTS = {"fill": fill, "planner": planner, "handover": handover}
 
 if __name__ == "__main__":
     sys.exit(report.run(__doc__ or "", PARTS, _options))

@@ -1,7 +1,8 @@
 """A training that may have any size: each step is an all-reduce, and its state is kept.
 
-usage: filler.py DIR SECONDS_PER_STEP    DIR/stop: the end. DIR/steps.log has a line for each committed step of rank 0
-and for each begin: what, time, round, ranks, step, devices of this rank
+usage: filler.py DIR SECONDS_PER_STEP    DIR/stop: the end. DIR/steps.log has a line for each begin of a rank, for each
+step whose commit has returned on rank 0, and for each that rank 0 knew to be safe: what (begin, step, safe), time,
+round, ranks, step, rank, devices of this rank
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def tell(what: str, step: int) -> None:
     os.write(told, f"{what} {time.time():.6f} {number} {ranks} {step} {rank} {devices}\n".encode())
 
 
-step = state.restore()
+step = safe = state.restore()
 tell("begin", step)
 while True:
     grown = torch.ones(1 << 12) / ranks
@@ -41,6 +42,9 @@ while True:
     state.commit(step)
     if rank == 0:
         tell("step", step)
+        if (state.saved.step or 0) > safe:
+            safe = state.saved.step or 0
+            tell("safe", safe)
     muster.progress(step)
     stop.fill_(float((folder / "stop").exists()))
     dist.all_reduce(stop)
