@@ -196,6 +196,25 @@ def test_a_bundle_that_its_pipeline_cannot_fill_with_work_goes_to_one_that_fills
     assert all("5 left need 1 of" in made.reasons[str(bundle)] for bundle in made.shrinks)
 
 
+def test_what_a_pipeline_keeps_without_work_goes_to_one_that_fills() -> None:
+    pipeline = a_pipeline("p", FULL4)
+    shares = a_state(4, [pipeline], leases=[a_lease(pipeline, rank) for rank in range(3)])
+    made = plan(crewed(shares, a_crew("t", 1, 1, 4, "fill"), 3), NOW)
+    assert len(made.shrinks) == 3 and len(made.seats) == 3
+    assert all("nothing left to do, training default/t has" in made.reasons[str(one)] for one in made.shrinks)
+
+
+def test_a_stage_does_not_wait_for_a_training_that_waits_for_another_training() -> None:
+    pipeline = a_pipeline("p", FULL4, actor_train=ClusterSpec([3]))
+    shares = crewed(a_state(4, [pipeline]), a_crew("filler", 1, 1, 4, "fill"), 0, 1, 2, 3)
+    shares = replace(shares, requests=(a_request(1, "p", "actor_train"),))
+    waits = crewed(shares, a_crew("large", 4, 4, asked_at=1.0))
+    made = plan(waits, NOW)
+    assert set(made.leaves) == {"filler/3"} and made.grants, "large waits for the minimum of filler"
+    soon = crewed(shares, a_crew("large", 3, 3, asked_at=1.0))
+    assert not plan(soon, NOW).grants, "it has waited for long, and gets what it needs first"
+
+
 def test_nobody_who_lends_or_fills_takes_a_gpu_from_a_stage_that_is_granted_whole() -> None:
     pipeline = a_pipeline("p", FULL4, actor_train=FULL4)
     shares = a_state(4, [pipeline], leases=fixed_leases(pipeline, "actor_train"))

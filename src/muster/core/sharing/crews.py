@@ -97,6 +97,7 @@ class Crews:
         idle = draft.vacant & draft.room.free
         found = list(fitting(spec, idle & crew.parked))
         found += fitting(spec, idle, found)
+        found += fitting(spec, (idle | draft.left_over()) & draft.avail, found)
         found, loose = found[:room], self._loose(spec.tp_size) if len(found) < room else []
         slack = [lease for _, lease in loose][: room - len(found)]
         if not found and not slack:
@@ -130,7 +131,8 @@ class Crews:
         """What was vacated for it need not lie idle first."""
         if (crew.training, mask) in self._shares.promised_seats:
             return LONG_AGO
-        return max(self._shares.vacant_since.get(gpu, LONG_AGO) for gpu in gpus_of(mask))
+        since = self._shares.vacant_since
+        return max(self._draft.left_since(gpu) or since.get(gpu, LONG_AGO) for gpu in gpus_of(mask))
 
     def _loose(self, size: int) -> list[tuple[float, Lease]]:
         """Bundles of open pipelines that have more of them than work for them, with since when."""

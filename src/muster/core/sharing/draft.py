@@ -194,6 +194,15 @@ class Draft:
                 self._end(lease, f"{lease.bundle.pipeline} {why}, {name} has")
                 self.yielded &= ~lease.mask
 
+    def left_over(self) -> int:
+        """GPUs of pipelines that have nothing left to do, and that nobody wants."""
+        return _union(lease.mask for lease in self._yields.values() if lease.bundle.cluster != WORKERS) & self.yielded
+
+    def left_since(self, gpu: int) -> float | None:
+        """Since when its holder has had nothing to do there, at the latest."""
+        lease = self._yields.get(gpu)
+        return None if lease is None or lease.bundle.cluster == WORKERS else lease.since
+
     def take_slack(self, one: OpenPipeline, lease: Lease, why: str) -> None:
         """A bundle that its pipeline has no work for."""
         self._end(lease, why)

@@ -54,6 +54,7 @@ class _Waiting:
     claim: _Claim
     need: int
     waits_for: frozenset[PipelineId]
+    for_trainings: bool = False  # what it lacks is other trainings': stages, which are short, do not delay it
 
 
 class FixedRequests:
@@ -159,6 +160,8 @@ class FixedRequests:
     def _reserving(self, claim: _Claim, need: int, waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
         """Waiting claims that keep these GPUs from it: not those that wait for it themselves."""
         for other in waiting:
+            if other.for_trainings and claim.pipeline is not None:
+                continue
             first = other.claim.comes_before(claim) or (other.claim.old and other.claim.level[0] <= claim.level[0])
             if need & other.need and first and (claim.pipeline is None or claim.pipeline not in other.waits_for):
                 yield other
@@ -203,7 +206,7 @@ class FixedRequests:
         if found is None:
             if self._fits_at_all(crew):
                 self.first_waiting = self.first_waiting or crew
-                return _Waiting(claim, usable, frozenset())
+                return _Waiting(claim, usable, frozenset(), self._waits_for_trainings(hand))
             return None
         self._give(hand, found)
         return None
@@ -215,6 +218,16 @@ class FixedRequests:
             seat = seat_of(self._shares.crews, hand.crew.training, mask, self._room.free, why)
             hand.given.append(seat)
             self.seats.append(seat)
+
+    def _waits_for_trainings(self, hand: Hand) -> bool:
+        """Whether it could not have its minimum if all stages of pipelines were over now."""
+        kept = sum(
+            one.crew.gpus_each * (min(one.crew.min, len(one.held)) if one.crew.lends else len(one.held))
+            for one in self._hands
+            if one is not hand
+        )
+        out = (self._room.lost | self._room.frozen).bit_count() + kept
+        return self._shares.pool.gpus - out < hand.crew.min * hand.crew.gpus_each
 
     def _usable(self) -> int:
         room = self._room
