@@ -52,6 +52,7 @@ ASKED: dict[str, tuple[str, str, dict[str, str], object]] = {
         {"cluster": "actor_train", "priority": "ACTOR_TRAINING"},
     ),
     "releaseGpus": ("POST", f"{P1}/release?wait=20", {"Pipeline-Session": "s1"}, {"cluster": "actor_train"}),
+    "killPipeline": ("POST", f"{P1}/kill?wait=20", {"Idempotency-Key": "k1"}, {"why": "it is in the way"}),
     "getAction": ("GET", f"{P1}/actions?wait=20&after=99", {"Pipeline-Session": "s1"}, None),
 }
 
@@ -104,6 +105,8 @@ def test_a_wait_or_stream_ends_with_its_token(
             first = {"Pipeline-Session": "s1", "Idempotency-Key": "t1"}
             form = {"cluster": "actor_train", "priority": "ACTOR_TRAINING"}
             await house.client.post(f"{P1}/requests?wait=5", json=form, headers=first)
+        if name == "killPipeline":
+            pool.scheduler.kill_pipeline = _never  # type: ignore[method-assign,assignment]
         if name == "releaseGpus":
             pool.scheduler.notify_release_gpus = _never  # type: ignore[method-assign,assignment]
         eve = house.with_token(house.services.tokens.create("eve", "editor", ("default",)))
