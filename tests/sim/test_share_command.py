@@ -62,3 +62,12 @@ def test_pictures_go_where_they_are_told(small: str, tmp_path: Path, capsys: pyt
 def test_wrong_options_are_named(args: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["share", "simulate", *args]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_simulate_tells_what_a_training_that_fills_is_worth(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["share", "simulate", "--scenario", small, "--seeds", "1-2", "--fill"]
+    assert call([*words, "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["useful_without"] < found["useful"] <= 1.0 and found["resizes"] > 0
+    assert call(words) == 0
+    assert capsys.readouterr().out.startswith("SCENARIO")

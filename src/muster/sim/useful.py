@@ -11,12 +11,64 @@ import heapq
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
-from muster.sim.policies import SimulationResult
+from muster.sim.policies import Policy, SimulationResult, simulate
 from muster.sim.recording import Use
 from muster.sim.scenarios import Scenario, Steps
+from muster.sim.trainings import TrainingLoad
 
 HALVINGS = 60
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What a training that fills is worth beside the pipelines of a scenario: means over the seeds."""
+
+    scenario: str
+    seeds: int
+    useful: float  # by slots
+    useful_without: float
+    at_most: float  # if every pipeline had just the GPUs that its trajectories need
+    at_work: float  # by GPUs
+    makespan_ratio: float  # of the pipelines, beside it ÷ without it
+    resizes: float  # of the training
+
+    def as_data(self) -> dict[str, object]:
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+    def row(self) -> tuple[str, ...]:
+        shares = (self.useful, self.useful_without, self.at_most, self.at_work)
+        return (
+            self.scenario,
+            *(f"{share:.1%}" for share in shares),
+            f"{self.makespan_ratio:.3f}",
+            f"{self.resizes:.1f}",
+        )
+
+
+TITLES = ("SCENARIO", "USEFUL", "WITHOUT", "AT MOST", "GPUS AT WORK", "MAKESPAN ÷ WITHOUT", "RESIZES")
+
+
+def filled(scenario: Scenario, seeds: Sequence[int], load: TrainingLoad | None = None) -> Filled:
+    pairs = [
+        (simulate(scenario, Policy.MUSTER, seed), simulate(scenario, Policy.MUSTER, seed, load or TrainingLoad()))
+        for seed in seeds
+    ]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(pairs)
+
+    return Filled(
+        scenario.name,
+        len(pairs),
+        mean([by_slots(scenario, beside) for _, beside in pairs]),
+        mean([by_slots(scenario, alone) for alone, _ in pairs]),
+        mean([if_all_ran_at_once(scenario, beside) for _, beside in pairs]),
+        mean([by_gpus(scenario, beside) for _, beside in pairs]),
+        mean([beside.makespan for _, beside in pairs]) / mean([alone.makespan for alone, _ in pairs]),
+        mean([float(beside.training_resizes) for _, beside in pairs]),
+    )
 
 
 def by_slots(scenario: Scenario, outcome: SimulationResult) -> float:
