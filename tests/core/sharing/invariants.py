@@ -99,7 +99,7 @@ def _bad_leaves(shares: Shares, plan: SharePlan, used: int) -> list[str]:
             found.append(f"{key} cannot leave")
         elif not plan.leaves[key]:
             found.append(f"{key} leaves and nobody says why")
-        elif not worker.mask & used and len(_held(shares, worker.training)) <= shares.crews[worker.training].most:
+        elif not worker.mask & used and not _gives_up(shares, plan, worker.training):
             found.append(f"{key} leaves for nothing")
     for uid, crew in shares.crews.items():
         held = _held(shares, uid)
@@ -114,6 +114,12 @@ def _bad_leaves(shares: Shares, plan: SharePlan, used: int) -> list[str]:
         if any(seat.training == uid and seat.mask.bit_count() != crew.gpus_each for seat in plan.seats):
             found.append(f"{uid} gets places of another size")
     return found
+
+
+def _gives_up(shares: Shares, plan: SharePlan, training: str) -> bool:
+    """Whether it has more than it wants, or moves to another place."""
+    more = len(_held(shares, training)) > shares.crews[training].most
+    return more or any(seat.training == training for seat in plan.seats)
 
 
 def _held(shares: Shares, training: str) -> list[str]:

@@ -163,6 +163,39 @@ def test_a_spare_is_lent_first() -> None:
     assert set(plan(shares, NOW).leaves) == {"t/1"}
 
 
+def test_two_trainings_that_are_in_the_way_move_to_different_places() -> None:
+    pipeline = a_pipeline("p", ClusterSpec(range(6)), actor_train=ClusterSpec([0, 1]))
+    shares = a_state(6, [pipeline], requests=(a_request(1, "p", "actor_train"),))
+    shares = crewed(crewed(shares, a_crew("s", 1, 1, 2, "fill"), 0), a_crew("t", 1, 1, 2, "fill"), 1)
+    made = plan(shares, NOW)
+    moved = seats(made, "s") + seats(made, "t")
+    assert len(moved) == 2 and moved[0] != moved[1] and not {0, 1} & {gpu for one in moved for gpu in one}
+    assert invariants.broken_by(shares, made) == []
+
+
+def test_one_that_has_all_it_can_use_leaves_first_what_is_not_of_its_minimum() -> None:
+    pipeline = a_pipeline("p", ClusterSpec(range(8)), actor_train=ClusterSpec([0, 3, 5]))
+    shares = a_state(8, [pipeline], requests=(a_request(1, "p", "actor_train"),))
+    shares = crewed(shares, a_crew("t", 2, 4, elasticity="lend"), 0, 2, 3, 5)
+    made = plan(shares, NOW)
+    assert len(made.leaves) == 1 and set(made.leaves) <= {"t/0", "t/3", "t/5"}
+    assert len(seats(made, "t")) == 1 and not {0, 2, 3, 5} & set(seats(made, "t")[0])
+    after = carried_out(shares, made)
+    for key in made.leaves:
+        after = workers.left(after, "t", after.workers[key].mask, NOW)
+    after = replace(after, crews={"t": replace(after.crews["t"], using=mask_of([0, 1, 2, 3, 5]))})
+    assert plan(after, NOW).grants, "the rest of what is in the way is above its minimum now"
+
+
+def test_a_wide_bundle_is_made_of_what_fills_and_what_is_lent() -> None:
+    pipeline = a_pipeline("p", ClusterSpec([2, 3], 2))
+    shares = a_state(4, [pipeline], remaining={"p": 8}, waiting={"p": NOW - 60.0})
+    shares = crewed(shares, a_crew("fills", 1, 1, 2, "fill"), 0, 3)
+    shares = crewed(shares, a_crew("lends", 1, 2, elasticity="lend"), 1, 2)
+    made = plan(shares, NOW)
+    assert set(made.leaves) == {"fills/3", "lends/2"} and len(made.expands) == 1
+
+
 # Filling -----------------------------------------------------------------------------------------
 
 
@@ -220,6 +253,18 @@ def test_nobody_who_lends_or_fills_takes_a_gpu_from_a_stage_that_is_granted_whol
     shares = a_state(4, [pipeline], leases=fixed_leases(pipeline, "actor_train"))
     made = plan(crewed(shares, a_crew("t", 1, 2, 4, "fill")), NOW)
     assert not made.seats and "p/actor_train (4)" in made.standings["t"].message
+
+
+# The end of one ----------------------------------------------------------------------------------
+
+
+def test_one_that_has_ended_asks_for_nothing_and_keeps_what_something_of_it_still_uses() -> None:
+    shares = crewed(a_state(4, []), a_crew("t", 1, 4), 0, 1)
+    ended = workers.ending(shares, "t", mask_of([0]))
+    made = plan(ended, NOW)
+    assert not made.seats and set(made.leaves) == {"t/1"}
+    assert set(workers.leaving(ended, made.leaves, NOW).workers) == {"t/0"}
+    assert workers.ending(ended, "t", mask_of([0])) is ended and workers.ending(shares, "u", 0) is shares
 
 
 # Places and records ------------------------------------------------------------------------------

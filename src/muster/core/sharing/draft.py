@@ -210,7 +210,8 @@ class Draft:
         one.count -= 1
 
     def take(self, one: OpenPipeline, rank: int, leases: Iterable[Lease], why: str = "") -> None:
-        """From other open pipelines."""
+        """From other open pipelines, and what else is on its GPUs from those that have nothing left to do."""
+        self.clear(one.spec.masks[rank], one.name)
         for lease in leases:
             donor = self.opens[lease.bundle.pipeline]
             mine, theirs = f"{one.count} of {one.due:.1f}", f"{donor.count} of {donor.due:.1f}"

@@ -151,11 +151,23 @@ class FixedRequests:
             if not hand.crew.lends or more <= 0:
                 moved = moved or coming > 0
                 continue
-            found = self._places(hand, more, usable) if hand.count + more <= hand.crew.most else None
-            if found is not None:
-                self._give(hand, found, f"{claim} waits for other GPUs of it")
-                moved = True
+            usable &= ~self.promised  # what the one before it gets
+            found = self._places(hand, more, usable & ~sum(hand.held))  # it has its own already
+            room = self._room_to_move(hand, here, more, f"{claim} waits for it") if found is not None else 0
+            self._give(hand, (found or [])[:room], f"{claim} waits for other GPUs of it")
+            moved = moved or room > 0 or coming > 0
         return moved
+
+    def _room_to_move(self, hand: Hand, here: list[int], more: int, why: str) -> int:
+        """How many of these places it may have beside what it has. One that has all that it can use first leaves what
+        is in the way and not of its minimum."""
+        room = hand.crew.most - hand.count
+        going = [one for one in reversed(self._hands.protected_first(hand)) if one.mask in here][: max(0, more - room)]
+        while going and not hand.may_give([one.mask for one in going]):
+            going.pop()
+        for lease in going:
+            self._hands.take(lease, why)
+        return max(0, min(more, room + len(going)))
 
     def _reserving(self, claim: _Claim, need: int, waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
         """Waiting claims that keep these GPUs from it: not those that wait for it themselves."""

@@ -31,11 +31,11 @@ class Moving:
         }
 
     def _in_the_way(self, one: OpenPipeline, rank: int, at: Mapping[Gpu, Lease]) -> list[Lease] | None:
-        """What has to go so that it gets this bundle; None if it cannot have it."""
+        """What of others that are busy has to go so that it gets this bundle; None if it cannot have it."""
         mask = one.spec.masks[rank]
         if mask & ~self._draft.avail or one.taken >> rank & 1:
             return None
-        blocked = gpus_of(mask & ~self._draft.vacant)
+        blocked = gpus_of(mask & ~(self._draft.vacant | self._draft.yielded))
         if not all(gpu in at for gpu in blocked):
             return None
         return list({at[gpu].bundle: at[gpu] for gpu in blocked}.values())
@@ -114,10 +114,10 @@ class Moving:
         for rank in _ranks_within(one, vacant & self._draft.avail):
             return rank, []
         best: _Move | None = None
-        for rank in _ranks_within(one, (vacant | given) & self._draft.avail):
+        for rank in _ranks_within(one, (vacant | self._draft.yielded | given) & self._draft.avail):
             if self._at is None:
                 self._at = self._held()
-            if (leases := self._in_the_way(one, rank, self._at)) is None or (best and len(leases) >= len(best[1])):
+            if not (leases := self._in_the_way(one, rank, self._at)) or (best and len(leases) >= len(best[1])):
                 continue
             wanted = Counter(lease.bundle.pipeline for lease in leases)
             if all(_may_give(self._opens[name], one, count) for name, count in wanted.items()):

@@ -29,6 +29,14 @@ def declared(shares: Shares, crew: Crew, now: float) -> Shares:
     return replace(shares, crews={**shares.crews, crew.training: crew})
 
 
+def ending(shares: Shares, training: str, using: int) -> Shares:
+    """It has ended, and something of its workers is left on these GPUs."""
+    if (crew := shares.crews.get(training)) is None:
+        return shares
+    crew = replace(crew, min=0, wanted=0, most=0, using=using, resting=0, parked=0)
+    return shares if crew == shares.crews[training] else replace(shares, crews={**shares.crews, training: crew})
+
+
 def withdrawn(shares: Shares, training: str) -> Shares:
     """It has ended, and so have all its workers."""
     if training not in shares.crews:
