@@ -135,10 +135,17 @@ class Loop:
 
     def use_pool(self, name: str, pool: Trainings) -> None:
         """The GPUs of that backend are given by a pool. To be told before the start."""
-        claims = PoolClaims(pool, self._backends[name], self._worlds, self._clock, self.note)
+        claims = PoolClaims(pool, self._backends[name], self._worlds, self._clock, self.note, self._look_again)
         live = [one.training for one in self._store.page(_EVERYTHING).items if one.phase not in TERMINAL]
         self._observer.use_pool(name, claims, live)
         pool.heard_by(lambda uid: self.run_changed(Uid(uid)))
+
+    def _look_again(self, uid: Uid, after_s: float) -> None:
+        async def later() -> None:
+            await asyncio.sleep(after_s)
+            self.workers_changed(uid)
+
+        self._tasks.start(later())
 
     def key_of(self, uid: Uid) -> Key | None:
         """Of a training that was looked at."""
@@ -242,6 +249,9 @@ class Loop:
         for action in plan.actions:
             match action:
                 case reconcile.OpenRun(settings=settings, target=target, lent=lent):
+                    view = self._worlds.look(training.uid)
+                    if view is not None and view.run.lent.keys() - lent.keys():
+                        await self._observer.written()  # who has its GPUs back uses them at once
                     self._worlds.open(training.uid, settings, target, lent)
                 case reconcile.EndRun(state=state, reason=reason, message=message):
                     self._worlds.end(training.uid, state, reason, message)

@@ -77,7 +77,8 @@ class Observer:
     def use_pool(self, name: str, claims: PoolClaims, live: Sequence[Training]) -> None:
         """GPUs of that backend are given by a pool from now on."""
         self._pools[name] = claims
-        claims.begin([one for one in live if one.spec.resources.gpus and backend_of(one.spec, self._backends) == name])
+        mine = [one for one in live if one.spec.resources.gpus and backend_of(one.spec, self._backends) == name]
+        self._wanting.update(dict.fromkeys(claims.begin(mine), name))
 
     def workers_changed(self, uid: Uid) -> None:
         """Of one that has ended somebody else may have what its last worker had."""
@@ -113,6 +114,8 @@ class Observer:
             known = ", ".join(self._backends)
             return Grant(0, False, "UnknownBackend", f"there is no backend {spec.backend!r} here; there is: {known}")
         if spec.suspend:
+            if spec.resources.gpus and name in self._pools:
+                self._pools[name].know(training)  # what its last workers leave is for others
             return suspended(training)
         capacity, wanted = backend.capacity(), spec.world_size.target + spec.spares
         if capacity is None:

@@ -6,7 +6,7 @@ theirs is left on: both are looked up each time, so that nothing is lost with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -24,7 +24,9 @@ from muster.types.world import Role
 
 CLEARED = timedelta(seconds=10)  # how long a process of a worker that has ended may be waited for
 OVERDUE_S = 10.0  # beyond the grace, for ranks to leave GPUs that somebody else gets
+SOON_AFTER_S = 0.05
 Note = Callable[[Uid, Event], None]
+Again = Callable[[Uid, float], None]
 
 
 @dataclass
@@ -48,33 +50,47 @@ class _Where:
 
 
 class PoolClaims:
-    def __init__(self, pool: Trainings, backend: Backend, worlds: Worlds, clock: Clock, note: Note) -> None:
+    def __init__(
+        self, pool: Trainings, backend: Backend, worlds: Worlds, clock: Clock, note: Note, again: Again
+    ) -> None:
+        """`again` is to have a training looked at, so many seconds later."""
         self._pool, self._backend, self._worlds, self._clock, self._note = pool, backend, worlds, clock, note
+        self._again = again
+        self._awaited: set[tuple[Uid, str]] = set()  # what is to be over at some time, and will then be looked at
         self._known: dict[Uid, _Known] = {}
 
-    def begin(self, live: Sequence[Training]) -> None:
-        """After a restart: what workers have that run is theirs, whatever the journal says; who is gone has nothing."""
+    def begin(self, live: Sequence[Training]) -> list[Uid]:
+        """After a restart: what workers have that run is theirs, whatever the journal says; who is gone has nothing.
+
+        Returns those that have ended, and of whose workers something may still run."""
         for training in live:
             self.know(training)
             there = self._pool.masks(training.uid)
-            alive = [mask_of(one.gpus) for one in self._backend.workers(training.uid) if one.alive and one.gpus]
-            self._pool.adopt(training.uid, [mask for mask in alive if mask not in there])
+            found = [mask_of(one.gpus) for one in self._there(training.uid)]
+            self._pool.adopt(training.uid, [mask for mask in found if mask not in there])
+            self.know(training)  # what it has now is in use
         uids = {training.uid for training in live}
-        for uid in self._pool.known():
-            if uid not in uids:
-                self._pool.withdraw(uid)
+        ended = [Uid(uid) for uid in self._pool.known() if uid not in uids]
+        return [uid for uid in ended if not self.forget(uid)]
 
     def know(self, training: Training) -> None:
-        """It wants GPUs, or other ones than before."""
+        """It wants GPUs, or other ones than before; or none for now."""
+        where = self._where(training)
         self._known.setdefault(training.uid, _Known())
-        self._pool.declare(self._crew(training, self._where(training)))
+        if where.vacated:
+            self._pool.left(training.uid, where.vacated)
+        self._pool.declare(self._crew(training, where))
 
-    def forget(self, uid: Uid) -> None:
-        """It wants none any more. What its workers still have stays theirs until they are gone."""
-        if any(one.alive and one.gpus for one in self._backend.workers(uid)):
-            return
+    def forget(self, uid: Uid) -> bool:
+        """It wants none any more; says whether it has none. What its workers still have is theirs until they are gone,
+        and what they started with them."""
+        if there := self._there(uid):
+            self._pool.ends(uid, mask_of(gpu for worker in there for gpu in worker.gpus))
+            return False
         self._known.pop(uid, None)
+        self._awaited = {one for one in self._awaited if one[0] != uid}
         self._pool.withdraw(uid)
+        return True
 
     async def written(self) -> None:
         await self._pool.written()
@@ -87,8 +103,11 @@ class PoolClaims:
         if where.vacated:
             self._pool.left(uid, where.vacated)
         self._pool.declare(self._crew(training, where))
+        before = set(self._pool.held(uid))
         standing = self._pool.settled(uid)
         held = self._pool.held(uid)
+        if not before.issuperset(held):  # what it is told of now it may use at once
+            self._pool.declare(self._crew(training, self._where(training)))
         self._account(training, where, held, why)
         lent = {name: self._why(uid, mask) for name, mask in where.parked.items() if mask not in held}
         leaving = self._pool.leaving(uid)
@@ -97,6 +116,9 @@ class PoolClaims:
                 lent[worker.name] = leaving[mask_of(worker.gpus)].reason
         grace = training.spec.stop_grace_seconds + OVERDUE_S
         late = {mask for mask, one in leaving.items() if self._pool.age_of(one) > grace}
+        for mask, one in leaving.items():
+            if mask not in late:
+                self._await(uid, f"{mask} since {one.since}", grace - self._pool.age_of(one))
         places = tuple(tuple(gpus_of(mask)) for mask in held)
         room = max(0, _most(training) - len(held))
         return Grant(
@@ -111,12 +133,11 @@ class PoolClaims:
         )
 
     def _where(self, training: Training) -> _Where:
-        uid, now, found = training.uid, self._clock.steady(), _Where()
+        uid, found = training.uid, _Where()
         view = self._worlds.look(uid)
         run = view.run if view is not None else None
         held, leaving = set(self._pool.held(uid)), self._pool.leaving(uid)
-        there = [worker for worker in self._backend.workers(uid) if worker.gpus and _is_there(worker, now)]
-        for worker in there:
+        for worker in self._there(uid):
             mask = mask_of(worker.gpus)
             if mask in held:
                 found.using |= mask
@@ -129,15 +150,32 @@ class PoolClaims:
                 found.using |= mask
             elif worker.alive:
                 found.parked[worker.name] = mask  # nobody has said yet that it may have no rank: that follows now
+        found.using |= _to_be_used(training, held, found.using)
         found.vacated = mask_of(gpu for mask in leaving for gpu in gpus_of(mask)) & ~found.using
         return found
+
+    def _there(self, uid: Uid) -> list[Worker]:
+        """Workers of which something may use GPUs. One that has ended is looked at again when that is long enough."""
+        now, found = self._clock.steady(), []
+        for worker in self._backend.workers(uid):
+            if not worker.gpus or not _is_there(worker, now):
+                continue
+            found.append(worker)
+            if worker.ended_at is not None:
+                self._await(uid, worker.name, (worker.ended_at + CLEARED - now).total_seconds())
+        return found
+
+    def _await(self, uid: Uid, what: str, left_s: float) -> None:
+        """Have it looked at when that time is over, if nothing happens before: once for each."""
+        if (uid, what) not in self._awaited:
+            self._awaited.add((uid, what))
+            self._again(uid, left_s + SOON_AFTER_S)
 
     def _crew(self, training: Training, where: _Where) -> Crew:
         """What a training asks for; one that is to end, or that nothing follows from, asks for nothing more."""
         spec, created = training.spec, training.metadata.creation_timestamp
         assert created is not None
-        ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None or training.is_terminal
-        ends = ends or spec.suspend or training.status.outcome is not None or bool(problems_of(training))
+        ends = _ends(training)
         return Crew(
             training=training.uid,
             name=str(training.key),
@@ -203,6 +241,22 @@ class PoolClaims:
 def _most(training: Training) -> int:
     size = training.spec.world_size
     return (size.max if training.spec.elasticity == "fill" else size.target) + training.spec.spares
+
+
+def _to_be_used(training: Training, held: Iterable[int], using: int) -> int:
+    """Places on which it may be starting workers right now: they must not be taken for empty."""
+    empty = sorted(mask for mask in held if not mask & using)
+    if _ends(training) or not empty:
+        return 0
+    started = sum(bool(mask & using) for mask in held)
+    return mask_of(gpu for mask in empty[: max(0, _most(training) - started)] for gpu in gpus_of(mask))
+
+
+def _ends(training: Training) -> bool:
+    """Whether it is to end, or nothing follows from it: it asks for nothing more."""
+    spec = training.spec
+    ends = spec.cancel is not None or training.metadata.deletion_timestamp is not None or training.is_terminal
+    return ends or spec.suspend or training.status.outcome is not None or bool(problems_of(training))
 
 
 def _is_there(worker: Worker, now: datetime) -> bool:

@@ -39,6 +39,11 @@ class Trainings:
         self._state.commit(workers.withdrawn(self._state.shares, training))
         self._state.note("left", crew.shown, "it has ended", cluster=WORKERS, gpus=gone)
 
+    def ends(self, training: str, using: int) -> None:
+        """It wants nothing more, and something of its workers is still on these GPUs."""
+        self._state.begin()
+        self._state.commit(workers.ending(self._state.shares, training, using))
+
     def adopt(self, training: str, masks: Iterable[int]) -> None:
         """Workers run that may use these GPUs, whatever the journal says."""
         now = self._state.begin()
