@@ -255,7 +255,7 @@ class History:
 
     # The control plane
 
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
         self.journal = Journal(self._durable)
         self.scheduler = Scheduler(
             POOL,
@@ -293,7 +293,7 @@ class History:
         await asyncio.sleep(self.dice.choice((0.0, 0.5, 5.0)))
         if self.dice.random() < 0.2:
             self._lose_records()
-        await self._serve()
+        await self.serve()
 
     def _lose_records(self) -> None:
         """As one that was written before there was a pool: workers run of which it does not know. Where somebody waits
@@ -394,7 +394,7 @@ class History:
     # What happens
 
     async def run(self, events: int) -> None:
-        await self._serve()
+        await self.serve()
         lives = [asyncio.create_task(self._live(name)) for name in self.maps]
         for _ in range(events):
             await self._something()
