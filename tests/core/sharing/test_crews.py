@@ -196,6 +196,14 @@ def test_a_wide_bundle_is_made_of_what_fills_and_what_is_lent() -> None:
     assert set(made.leaves) == {"fills/3", "lends/2"} and len(made.expands) == 1
 
 
+def test_one_that_gives_two_workers_for_a_wide_bundle_gets_two_others_and_no_more() -> None:
+    pipeline = a_pipeline("p", ClusterSpec([4, 5, 6, 7], 2), actor_train=ClusterSpec([0, 2]))  # so 5 is its minimum
+    shares = a_state(8, [pipeline], remaining={"p": 64}, waiting={"p": NOW})
+    made = plan(crewed(shares, a_crew("t", 1, 5, elasticity="lend"), 0, 2, 5, 6, 7), NOW)
+    assert set(made.leaves) == {"t/6", "t/7"} and len(made.expands) == 1
+    assert len(seats(made, "t")) == 2
+
+
 # Filling -----------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ class Moving:
         while queue:
             _, name = heapq.heappop(queue)
             one = self._opens[name]
-            found = self._find_move(one, donors)
+            found = self._find_move(one, donors) if _is_short(one) else None  # who gave two bundles is in there twice
             if found is None:
                 continue
             rank, leases = found
