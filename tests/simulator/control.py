@@ -54,7 +54,9 @@ class SimulatedBackend:
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         worker = self._workers.get(uid, {}).get(name)
         if worker is not None and worker.alive:
-            ended = replace(worker, stopping=True, ended_at=self._clock.steady(), exit_code=0, why_ended=why)
+            ended = replace(
+                worker, stopping=True, ended_at=self._clock.steady(), exit_code=0, why_ended=why, cleared=True
+            )
             self._workers[uid][name] = ended
             self.changed(ended)
 
