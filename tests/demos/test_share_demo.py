@@ -672,6 +672,7 @@ def test_a_killed_worker_costs_its_own_pipeline_only() -> None:
     assert demo.left() == []
 
 
+@pytest.mark.soak  # half a minute each: the suite has to be quick
 def test_a_killed_rank_of_the_training_heals() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -682,7 +683,9 @@ def test_a_killed_rank_of_the_training_heals() -> None:
     assert "problem" not in demo.text
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
+)
 def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, code: int) -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -692,6 +695,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, code: int) -
     assert all_end(ends), "something is still running"
 
 
+@pytest.mark.soak  # half a minute each: the suite has to be quick
 def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("T is a training")
@@ -702,6 +706,7 @@ def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing() -> None:
     assert not Path(f"/proc/{keeper}").exists()
 
 
+@pytest.mark.soak  # half a minute each: the suite has to be quick
 def test_an_interrupt_at_the_terminal_is_for_the_demo_alone() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -736,6 +741,7 @@ def test_the_death_of_the_workers_parent_ends_the_demo() -> None:
     assert all_end(ends), "something is still running"
 
 
+@pytest.mark.soak  # half a minute each: the suite has to be quick
 def test_the_death_of_the_control_plane_ends_the_demo() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
