@@ -197,11 +197,19 @@ def test_a_wide_bundle_is_made_of_what_fills_and_what_is_lent() -> None:
 
 
 def test_one_that_gives_two_workers_for_a_wide_bundle_gets_two_others_and_no_more() -> None:
-    pipeline = a_pipeline("p", ClusterSpec([4, 5, 6, 7], 2), actor_train=ClusterSpec([0, 2]))  # so 5 is its minimum
+    pipeline = a_pipeline("p", ClusterSpec([6, 7], 2))
     shares = a_state(8, [pipeline], remaining={"p": 64}, waiting={"p": NOW})
     made = plan(crewed(shares, a_crew("t", 1, 5, elasticity="lend"), 0, 2, 5, 6, 7), NOW)
     assert set(made.leaves) == {"t/6", "t/7"} and len(made.expands) == 1
     assert len(seats(made, "t")) == 2
+
+
+def test_which_workers_are_minima_is_chosen_so_that_a_wide_bundle_can_be_had() -> None:
+    pipeline = a_pipeline("p", ClusterSpec([0, 1, 2, 3], 2), actor_train=ClusterSpec([1, 3]))
+    shares = a_state(4, [pipeline], remaining={"p": 64}, waiting={"p": NOW - 60.0})
+    shares = crewed(shares, a_crew("s", 1, 2, elasticity="lend"), 0, 3)
+    made = plan(crewed(shares, a_crew("t", 1, 2, elasticity="lend"), 1, 2), NOW)
+    assert set(made.leaves) == {"s/0", "t/1"} and len(made.expands) == 1
 
 
 # Filling -----------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ class Draft:
         self._yields: dict[int, Lease] = {}  # GPU → lease of a holder that has nothing left to do
         self._workers: dict[Bundle, WorkerLease] = {}  # those of them, and of what is open, that are trainings'
         self._sort_generating()
+        self.hands.asked_for = self._wide_bundles()
         for hand in self.hands:
             self._sort_workers(hand)
         self._set_dues()
@@ -117,6 +118,18 @@ class Draft:
         for bundle, lease in self.shares.leases.items():
             if lease.state is LeaseState.DRAINING and (one := self.opens.get(bundle.pipeline)) is not None:
                 one.taken |= 1 << bundle.rank  # it cannot be woken before it is down
+
+    def _wide_bundles(self) -> int:
+        """For each pipeline that has nothing and needs several GPUs at once, one bundle that no minimum needs: which
+        workers are a training's minimum is chosen around it."""
+        asked = 0
+        for one in self.opens.values():
+            if one.starves and one.spec.tp_size > 1 and self.hands.by_training:
+                fits = (
+                    m for m in one.spec.masks if not m & ~self.avail and self.hands.in_the_way(asked | m) is not None
+                )
+                asked |= next(fits, 0)
+        return asked
 
     def _sort_workers(self, hand: Hand) -> None:
         """A training's minimum stays with it; up to what it wants it has a claim like others; what fills is yielded."""

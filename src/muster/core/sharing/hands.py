@@ -62,6 +62,7 @@ class Hands:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self.leaves: dict[str, str] = {}  # key of a worker's lease → why it has to go
+        self.asked_for = 0  # GPUs of bundles that would do for those that have nothing
         self.by_training = {uid: Hand(crew, {}) for uid, crew in sorted(shares.crews.items())}  # the same every time
         for lease in sorted(shares.workers.values(), key=lambda one: one.mask):
             if lease.state is LeaseState.HELD and lease.training in self.by_training:
@@ -121,12 +122,14 @@ class Hands:
         self.leaves[lease.key] = why
 
     def protected_first(self, hand: Hand) -> list[WorkerLease]:
-        """Those that it would rather give come last: who is not there yet, spares, GPUs on which pipelines train."""
+        """Those that it would rather give come last: who is not there yet, what somebody with nothing could use only
+        whole, spares, GPUs on which pipelines train."""
         resting, trained = hand.crew.resting, self._trained_on
         return sorted(
             hand.held.values(),
             key=lambda one: (
                 not hand.is_ready(one.mask),
+                bool(one.mask & self.asked_for),
                 bool(one.mask & resting),
                 bool(one.mask & trained),
                 one.mask,
