@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from muster.core.sharing import demand, leases, usage
-from muster.core.sharing.plans import Standing
 from muster.errors import (
     GrantTimeout,
     InvalidRequest,
@@ -103,11 +102,6 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         return self._state.snapshot()
-
-    @property
-    def standings(self) -> Mapping[str, Standing]:
-        """How trainings fare, by their uids."""
-        return self._state.standings
 
     @property
     def reasons(self) -> Mapping[int, str]:

@@ -110,7 +110,7 @@ class PoolService:
     def _overview(self) -> dict[str, Any]:
         """Every GPU, everybody who waits, and who used how much."""
         scheduler, now = self.scheduler, overview.Moment(_now(), datetime.now(UTC))
-        waiting = overview.waiting(scheduler.shares, scheduler.reasons, scheduler.standings, now)
+        waiting = overview.waiting(scheduler.shares, scheduler.reasons, scheduler.trainings.standings, now)
         ahead = now.shown.timestamp() - scheduler.metered()  # of the clock that GPU time is counted with
         used = overview.used(scheduler.used(), lambda at: datetime.fromtimestamp(at + ahead, UTC))
         return {

@@ -6,7 +6,7 @@ Nothing here starts or stops a worker. What a training may use is in the pool's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from muster.core.sharing import workers
 from muster.core.sharing.crews import with_whom
@@ -85,6 +85,11 @@ class Trainings:
     def age_of(self, lease: WorkerLease) -> float:
         """For how long it has been as it is."""
         return self._state.begin() - lease.since
+
+    @property
+    def standings(self) -> Mapping[str, Standing]:
+        """How trainings fare, by their uids."""
+        return self._state.standings
 
     def settled(self, training: str) -> Standing:
         """How it fares, all that was said before considered."""
