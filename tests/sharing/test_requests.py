@@ -23,6 +23,7 @@ from muster.errors import (
 from muster.sharing import ClusterSpec, Pool, Priority, ProgressReport, Scheduler, SharingEvent, planning
 from muster.sim import virtual
 from muster.types.sharing import Shares, Tenant
+from tests.core.sharing.pools import a_crew
 from tests.sharing.scripted import (
     FOUR,
     OTHER,
@@ -462,5 +463,17 @@ def test_a_lost_node_takes_its_bundles_with_it_and_comes_back_empty() -> None:
             await turns()
             assert held_by(sched, "p1") == dict.fromkeys(range(4), "held")
             assert hooks.of("shrink") == []
+
+    virtual.run(story())
+
+
+def test_a_stage_gets_a_gpu_at_once_on_which_a_training_was_to_start_a_worker() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1")
+            sched.trainings.declare(a_crew("filler", 1, 1, 4, "fill"))
+            await asyncio.sleep(2.0)
+            assert sched.trainings.held("filler") == [1, 2, 4, 8], "nothing of it runs there yet"
+            assert await training(sched, "p1", timeout=1.0) == [0, 1]
 
     virtual.run(story())

@@ -60,7 +60,7 @@ def test_more_of_the_time_is_useful_and_the_pipelines_are_hardly_later(name: str
     scenario = BUILT_IN[name]
     alone, both = simulate(scenario, Policy.MUSTER, 1), beside(scenario)
     gain = useful.by_slots(scenario, both) - useful.by_slots(scenario, alone)
-    assert gain > {"tail": 0.15, "skewed": 0.04}[name]
+    assert gain > {"tail": 0.15, "skewed": 0.03}[name]
     assert both.makespan < 1.03 * alone.makespan
     for outcome in (alone, both):
         assert useful.by_slots(scenario, outcome) < useful.by_gpus(scenario, outcome) < 1

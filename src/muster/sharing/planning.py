@@ -82,6 +82,7 @@ class Planning:
         shrinks = [bundle for bundle in plan.shrinks if self._may_move(bundle.pipeline)]
         shares = leases.draining(shares, shrinks, now, plan.reasons)
         shares = workers.leaving(shares, plan.leaves, now)
+        freed = plan.leaves.keys() - shares.workers.keys()  # where nobody was yet: free, which this plan does not know
         granted = []
         for grant in plan.grants:
             request = leases.request_of(shares, grant.seq)
@@ -107,6 +108,8 @@ class Planning:
             state.kick(name)
         for name in dict.fromkeys(request.pipeline for request in granted):
             self._break_deadlock(name)
+        if freed:
+            self.wake()
 
     def _tell_of_trainings(self, plan: SharePlan, seats: Sequence[Seat]) -> None:
         state = self._state

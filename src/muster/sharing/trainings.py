@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from muster.core.sharing import workers
+from muster.core.sharing import leases, workers
 from muster.core.sharing.crews import with_whom
 from muster.core.sharing.plans import Standing
 from muster.sharing.pool_state import PoolState
-from muster.types.sharing import WORKERS, Crew, LeaseState, WorkerLease, gpus_of
+from muster.types.sharing import WORKERS, Crew, Gpu, LeaseState, WorkerLease, gpus_of
 
 UNKNOWN = Standing(False, "Unknown", "not looked at yet")
 
@@ -69,6 +69,10 @@ class Trainings:
     def held(self, training: str) -> list[int]:
         """Masks of the GPUs that its workers may use, one for each."""
         return workers.held(self._state.shares, training)
+
+    def free(self) -> tuple[Gpu, ...]:
+        """What nobody has."""
+        return leases.free_gpus(self._state.shares)
 
     def masks(self, training: str) -> set[int]:
         """Of all that is its own, or is still being left by it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from muster.core.sharing.draft import Draft, OpenPipeline
+from muster.core.sharing.draft import Draft
 from muster.core.sharing.hands import Hand, fitting, places, seat_of
 from muster.core.sharing.plans import Seat, Standing
 from muster.types.sharing import GENERATION_CLUSTER, Bundle, Crew, Gpu, Lease, Shares, gpus_of
@@ -111,7 +111,7 @@ class Crews:
             self._give(hand, mask, "nobody else has a use for it")
         for lease in slack:
             one = draft.opens[lease.bundle.pipeline]
-            left = f"{one.remaining} left need {_useful(one)} of {one.count} bundles"
+            left = f"{one.remaining} left need {one.useful} of {one.count} bundles"
             draft.take_slack(one, lease, f"{one.name}: {left}; {crew.shown} fills the rest")
             self._give(hand, lease.mask, "its holder cannot fill it any more")
 
@@ -138,23 +138,12 @@ class Crews:
         """Bundles of open pipelines that have more of them than work for them, with since when."""
         found = []
         for one in self._draft.opens.values():
-            if one.crew is not None or one.spec.tp_size != size:
+            if not one.loose or one.spec.tp_size != size:
                 continue
-            rollout = self._shares.rollouts[one.name]
-            slack = one.count - _useful(one)
-            if slack <= 0 or rollout.reported_at is None or not _all_at_work(one):
-                continue
-            found += [(rollout.reported_at, lease) for _, lease in sorted(one.kept.items(), reverse=True)[:slack]]
+            since = self._shares.rollouts[one.name].reported_at
+            if since is not None:
+                found += [(since, lease) for _, lease in sorted(one.kept.items(), reverse=True)[: one.loose]]
         return sorted(found, key=lambda item: (item[0], str(item[1].bundle)))
-
-
-def _useful(one: OpenPipeline) -> int:
-    return max(1, math.ceil(one.remaining / (one.spec.slots_per_bundle or 1)))
-
-
-def _all_at_work(one: OpenPipeline) -> bool:
-    """Nothing of it is on its way: what it has is what it will have."""
-    return len(one.kept) == one.count
 
 
 # How they fare -----------------------------------------------------------------------------------

@@ -70,13 +70,24 @@ class OpenPipeline:
         waits = self.waiting_since if self.overdue and self.starves else math.inf
         return (not self.starves, waits, -self.lacks, self.name)
 
-    def still_wants(self, times: float, switch_s: float | None) -> bool:
-        """Whether it will need one more bundle after so many switches, at its present rate; until that can be told, it
-        will."""
-        if switch_s is None or self.rate is None or self.count == 0:
+    @property
+    def loose(self) -> int:
+        """Bundles that it cannot fill with work any more, once all that it has are at work."""
+        if self.crew is not None or len(self.kept) < self.count:
+            return 0
+        return max(0, self.count - self.useful)
+
+    @property
+    def useful(self) -> int:
+        """Bundles that it has work for."""
+        return max(1, math.ceil(self.remaining / (self.spec.slots_per_bundle or 1)))
+
+    def will_fill(self, bundles: int, after_s: float) -> bool:
+        """Whether it will have work for so many bundles then, at its present rate; until that can be told, it will."""
+        if self.rate is None or self.count == 0:
             return True
-        left = self.remaining - self.rate * self.count * times * switch_s
-        return left > self.count * (self.spec.slots_per_bundle or 1)
+        left = self.remaining - self.rate * self.count * after_s
+        return left > (bundles - 1) * (self.spec.slots_per_bundle or 1)
 
 
 class Draft:

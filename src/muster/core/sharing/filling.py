@@ -40,7 +40,7 @@ class Filling:
             _, name = heapq.heappop(queue)
             one = self._opens[name]
             rank = self._choose(one, draft.vacant)
-            if rank is None and draft.yielded and one.still_wants(TURN, one.pipeline.expand_s):
+            if rank is None and draft.yielded and one.will_fill(one.count + 1, TURN * (one.pipeline.expand_s or 0.0)):
                 rank = self._choose(one, draft.vacant | draft.yielded)
             if rank is None:
                 continue

@@ -11,7 +11,7 @@ from muster.core.sharing.draft import TURN, Draft, OpenPipeline
 from muster.types.sharing import Gpu, Lease, PipelineId, gpus_of
 
 TINY = 1e-9  # shares that differ by less are equal
-WORTH_IT = 14.0  # a bundle that moves is needed at least so many times as long
+HALF = 0.5  # who is so much of a bundle above its due is as near to it without that bundle
 
 _Move = tuple[int, list[Lease]]  # the receiver's rank, and whose leases have to go for it
 
@@ -73,8 +73,9 @@ class Moving:
         return sorted(found, key=lambda one: (-one.remaining / max(1, one.count), one.name))
 
     def _find_move(self, one: OpenPipeline, donors: list[OpenPipeline]) -> _Move | None:
-        """From one that keeps its due, else from one that has more than its due, else from anybody who may give."""
-        for least in (1.0, 2 * TINY, -math.inf):
+        """From one that keeps its due, else from one that is as near to it afterwards, else from one that has more than
+        its due, else from anybody who may give."""
+        for least in (1.0, HALF, 2 * TINY, -math.inf):
             for donor in donors:
                 if donor.count - donor.due < least - TINY or not _may_give(donor, one):
                     continue
@@ -205,6 +206,6 @@ def _may_give(donor: OpenPipeline, receiver: OpenPipeline, count: int = 1) -> bo
 
 
 def _outlasts(one: OpenPipeline, donor: OpenPipeline) -> bool:
-    """What remains must need the bundle for longer than the switch takes."""
-    shrink, expand = donor.pipeline.shrink_s, one.pipeline.expand_s
-    return shrink is None or expand is None or one.still_wants(WORTH_IT, shrink + expand)
+    """What remains must need one more bundle for a turn, which is longer than the switch takes."""
+    shrink_s, expand_s = donor.pipeline.shrink_s, one.pipeline.expand_s
+    return shrink_s is None or expand_s is None or one.will_fill(one.count + 1, TURN * (shrink_s + expand_s))
