@@ -227,7 +227,7 @@ class _Scene:
 
 @dataclass(frozen=True)
 class Loss:
-    after: float  # the last thing that the round before said
+    after: float  # the last step that the round before told of
     before: float  # when the next one began
     committed: int
     safe: int
@@ -245,7 +245,7 @@ def losses(lines: Sequence[Line]) -> Iterator[Loss]:
             committed = max(committed, line.step)
         elif line.what == "safe":
             safe = max(safe, line.step)
-        last = line.at
+        last = line.at if line.what != "begin" else last  # other ranks may begin before the first one
 
 
 def read_log(path: Path) -> list[Line]:
