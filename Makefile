@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs image test test-kube test-netns test-containers test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-frameworks clean
+.PHONY: all venv lock demo check docs image test test-pages test-ray test-kube test-netns test-containers test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-page bench-frameworks bench-newcomer clean
 
 all: check test
 
@@ -60,7 +60,16 @@ $(VENV)/.debian: | $(STAMP)
 # Tests start thousands of processes: none of them should have to compile what it imports.
 test: venv $(VENV)/.debian
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
+	$(BIN)/python -m pytest -n 6 --dist loadgroup
+
+# Every block of README and docs typed, the page in a browser, examples and the demo played to their ends: what people meet.
+test-pages: venv $(VENV)/.debian
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q src
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'pages and not soak and not kube and not frameworks' tests
+
+# Pipelines that share GPUs by an actor of a real Ray: a minute, most of it for Ray to start.
+test-ray: venv
+	$(BIN)/python -m pytest -m 'ray and not soak' tests/contract tests/sharing
 
 # A real API server; its programs are built once where there are none, which takes about ten minutes.
 test-kube: venv
@@ -176,9 +185,17 @@ bench-wire: venv
 bench-state: venv $(PEERS)
 	$(BIN)/python -m bench.state $(ARGS)
 
+# A training with 64 ranks, 100,000 events and a million lines in a real browser: two minutes.
+bench-page: venv $(VENV)/.debian
+	$(BIN)/python -m bench.page $(ARGS)
+
 # Killed worker to next step, for each script of tests/frameworks, and with torchrun: most of an hour.
 bench-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m bench.frameworks $(ARGS)
+
+# From a clone to an own training that was killed and healed: minutes, if pip has everything.
+bench-newcomer: venv
+	$(BIN)/python -m bench.newcomer $(ARGS)
 
 # False alarms while the machine is as busy as it can be: one hour, unless SECONDS says otherwise.
 SECONDS := 3600

@@ -41,6 +41,7 @@ while step < given.steps:
     optimizer.step()
     step += 1
     muster.progress(step)
+    muster.log(loss=loss.item())
     if rank == 0:
         draft = given.checkpoint.with_suffix(".new")
         torch.save({"model": model.state_dict(), "step": step}, draft)

@@ -27,13 +27,22 @@ class MemoryStore(LedgerStore):
         return entry.put
 
     async def events(
-        self, *, namespace: str | None = None, training: str | None = None, uid: str | None = None, after: int = 0
+        self,
+        *,
+        namespace: str | None = None,
+        training: str | None = None,
+        uid: str | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int | None = None,
     ) -> list[Event]:
-        return [
+        found = [
             event
             for event in self._journal[max(after, 0) :]  # ids are 1, 2, 3, …
             if namespace in (None, event.namespace) and training in (None, event.training) and uid in (None, event.uid)
+            if before is None or event.id < before
         ]
+        return found if most is None else found[len(found) - min(most, len(found)) :]
 
     async def close(self) -> None:
         self._ledger.close()

@@ -20,6 +20,7 @@ two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a
 _TAKE_ITS_PLACE = f"""
 import asyncio, os, socket, sys
 from pathlib import Path
+from muster.node import shell
 from muster.types.frames import AskFrame, HelloFrame, Introduction
 from muster.types.world import MemberId, RunId
 from muster.world.connection import Connection, CoordinatorRefused, ask

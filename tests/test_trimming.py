@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from muster import files, trimming
-from muster.backends.local import logs
+from muster.backends.local import log_files, logs
 from muster.node import logs as agent_logs
 from muster.ports import LogQuery
 
@@ -64,7 +64,7 @@ def test_what_is_no_plain_file_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(folder / "rank-2.out")
     (folder / "rank-3.out").mkdir()
     (tmp_path / "demo-1").symlink_to(tmp_path / "demo-0")
-    logs.cut(tmp_path, KEEP)
+    log_files.cut(tmp_path, KEEP)
     assert precious.read_bytes() == b"x" * (1 << 20) and disk(precious) >= 1 << 20
 
 
@@ -74,7 +74,7 @@ def test_the_newest_of_all_rounds_and_workers_is_kept(tmp_path: Path) -> None:
     new = a_file(tmp_path, lines(0, 4_000), number=2, worker="demo-8")
     other = a_file(tmp_path, lines(0, 4_000), rank=1, number=0)
     (tmp_path / "demo-0" / "worker.log").write_bytes(b"x" * (1 << 20))
-    logs.cut(tmp_path, KEEP)
+    log_files.cut(tmp_path, KEEP)
     assert disk(old) == 0 and disk(other) >= 40_000, "each rank has its own"
     assert disk(new) >= 40_000 and 0 < disk(before) < 40_000
     assert trimming.taken(tmp_path) < 4 * KEEP
@@ -153,7 +153,7 @@ def test_where_it_cannot_be_done_that_is_said_and_nothing_else(tmp_path: Path, m
 
     monkeypatch.setattr(trimming, "cut", refuse)
     with pytest.raises(OSError, match="not supported"):
-        logs.cut(tmp_path, KEEP)
+        log_files.cut(tmp_path, KEEP)
     with pytest.raises(OSError, match="not supported"):
         trimming.cut_rounds(tmp_path / "demo-0", KEEP)
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from muster.errors import WouldDeadlock as WouldDeadlock
     from muster.mesh.wait import mesh_status as mesh_status
     from muster.mesh.wait import mesh_wait as mesh_wait
+    from muster.node.numbers import log as log
     from muster.node.progress import progress as progress
     from muster.node.saving import saving as saving
     from muster.node.word import should_save as should_save
@@ -54,7 +55,10 @@ if TYPE_CHECKING:
     from muster.sdk.functions import distributed_async as distributed_async
     from muster.sdk.training import DistributedTraining as DistributedTraining
     from muster.state.state import State as State
+    from muster.types.bench import Bench as Bench
+    from muster.types.bench import BenchSize as BenchSize
     from muster.types.event import Event as Event
+    from muster.types.metrics import Metrics as Metrics
     from muster.types.training import Condition as Condition
     from muster.types.training import Mesh as Mesh
     from muster.types.training import Outcome as Outcome
@@ -78,6 +82,7 @@ _PLACES = {
         "Unavailable WaitTimeout WorldSizeOutOfBounds WouldDeadlock"
     ),
     "muster.mesh.wait": "mesh_status mesh_wait",
+    "muster.node.numbers": "log",
     "muster.node.progress": "progress",
     "muster.node.saving": "saving",
     "muster.node.word": "should_save",
@@ -85,7 +90,9 @@ _PLACES = {
     "muster.sdk.functions": "distributed distributed_async",
     "muster.sdk.training": "DistributedTraining",
     "muster.state.state": "State",
+    "muster.types.bench": "Bench BenchSize",
     "muster.types.event": "Event",
+    "muster.types.metrics": "Metrics",
     "muster.types.training": ("Condition Mesh Outcome RankExit RankStatus Resources Training WorldSize WorldStatus"),
     "muster.types.usage": "Usage",
 }

@@ -30,7 +30,7 @@ MusterError                     message, code, retryable, hint
     ├── ResizeTakenBack         it cannot train with that many; requested, target         resize_taken_back
     ├── WorldSizeOutOfBounds    requested, min, max                                       world_size_out_of_bounds
     ├── RendezvousUnavailable   its workers cannot reach the coordinator                  rendezvous_unavailable
-    └── QuotaExceeded           more than the namespace may have                          quota_exceeded
+    └── QuotaExceeded           more than the namespace may have; current, requested, limit quota_exceeded
 """
 
 from __future__ import annotations
@@ -262,7 +262,32 @@ class RendezvousUnavailable(DistributedError):
 
 
 class QuotaExceeded(DistributedError):
+    """More than the namespace may have: `requested` more of a `resource` of which it has `current`, with that `limit`.
+
+    They are None where the server does not say, as older ones do not.
+    """
+
     code, status = "quota_exceeded", 403
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str = "",
+        current: int | None = None,
+        requested: int | None = None,
+        limit: int | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(message, **more)
+        self.resource = resource
+        self.current = current
+        self.requested = requested
+        self.limit = limit
+
+    def details(self) -> dict[str, Any]:
+        numbers = {"current": self.current, "requested": self.requested, "limit": self.limit}
+        return {"resource": self.resource, **numbers}
 
 
 def to_wire(error: MusterError, request_id: str) -> dict[str, Any]:
@@ -291,6 +316,10 @@ def from_wire(status: int, body: object) -> MusterError:
         more |= {name: int(details.get(name) or 0) for name in ("requested", "min", "max")}
     elif found is ScaleSuperseded:
         more |= {name: int(details.get(name) or 0) for name in ("requested", "target")}
+    elif found is QuotaExceeded:
+        numbers = {name: details.get(name) for name in ("current", "requested", "limit")}
+        more |= {name: value if isinstance(value, int) else None for name, value in numbers.items()}
+        more["resource"] = str(details.get("resource") or "")
     elif found is InvalidRequest:
         fields = details.get("fields") or ()
         more["problems"] = tuple(Problem(str(one.get("field")), str(one.get("message"))) for one in fields)

@@ -183,6 +183,12 @@ def reading(name: str | Path, within: int | None = None) -> Iterator[int]:
         os.close(opened)
 
 
+def read_bytes(name: str | Path, most: int) -> bytes:
+    """How a regular file begins. Anything else raises OSError, and nobody waits for it."""
+    with reading(name) as opened:
+        return os.read(opened, most)
+
+
 def read_text(path: Path) -> str:
     """What a regular file says, also by way of a link. Anything else raises OSError, and nobody waits for it."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)) as file:

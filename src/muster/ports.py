@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from muster import errors
+from muster.core.curves import Curve, WorkerReading
 from muster.core.packages import KeptPackage
 from muster.core.steady import Mark
 from muster.core.world.run import Run
@@ -163,9 +164,19 @@ class Store(Protocol):
         """Every change after `since`, in order, for ever. Raises `errors.Compacted` if they are no longer known."""
 
     async def events(
-        self, *, namespace: str | None = None, training: str | None = None, uid: str | None = None, after: int = 0
+        self,
+        *,
+        namespace: str | None = None,
+        training: str | None = None,
+        uid: str | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int | None = None,
     ) -> list[Event]:
-        """Entries of the journal with a higher id, oldest first. They outlive the training that they are about."""
+        """Entries of the journal with an id between these, oldest first; the newest of them where `most` says how many.
+
+        They outlive the training that they are about.
+        """
 
     @property
     def last_event(self) -> int:
@@ -216,6 +227,8 @@ class LogQuery:
     round: int | None = None
     tail: int | None = None
     follow: bool = False
+    markers: bool = False  # a line of muster's own where a round begins
+    timestamps: bool = False  # before each line, when it was written
 
 
 class Backend(Protocol):
@@ -290,6 +303,18 @@ class Worlds(Protocol):
         """The end is stored: members may leave."""
 
     def close(self, uid: Uid) -> None: ...
+
+
+# Curves ------------------------------------------------------------------------------------------
+
+
+class Measured(Protocol):
+    """What trainings have logged and what their workers use, as whoever shows it sees it."""
+
+    def curves(self, uid: Uid) -> Mapping[str, Curve]: ...
+
+    def workers(self, uid: Uid) -> Mapping[str, WorkerReading]:
+        """By name, those that have told lately."""
 
 
 # Keys --------------------------------------------------------------------------------------------

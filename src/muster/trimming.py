@@ -26,6 +26,8 @@ MOST_FILES = 100_000  # of a folder, in one look
 SLACK = 4  # a file may grow beyond its limit by one part in so many before it is cut back to it
 ROUND_FOLDER = re.compile(r"round-([0-9]{1,18})")
 RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.(out|err)")
+TIMES = ".times"  # behind the name of a file: when its lines were written
+TIMES_SHARE, MOST_TIMES = 8, 1 << 20  # they take one part in so many of what their file may, and no more than that
 _SECTOR = 512  # what st_blocks counts
 _KEEP_SIZE, _PUNCH_HOLE = 0x1, 0x2
 UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -133,8 +135,12 @@ class Budget:
     def spend(self, folder: int, ranks: Iterable[int] | None = None) -> None:
         """Cut one round's files, or those of some ranks; rounds come newest first. OSError where they cannot be."""
         for name in _all_in(folder) if ranks is None else _files_of(ranks):
-            left = self._left.get(name, self._keep)
-            self._left[name] = max(0, left - cut_in(folder, name, left))
+            self._cut(folder, name, self._keep)
+            self._cut(folder, name + TIMES, min(self._keep // TIMES_SHARE, MOST_TIMES))
+
+    def _cut(self, folder: int, name: str, keep: int) -> None:
+        left = self._left.get(name, keep)
+        self._left[name] = max(0, left - cut_in(folder, name, left))
 
 
 def _all_in(folder: int) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from muster.backends.kube import pods
-from muster.backends.kube.logs import RankLine, Reader
 from muster.backends.kube.pod_cache import PodCache
+from muster.backends.kube.pod_lines import RankLine, Reader
 from muster.backends.kube.pod_times import PodTimes
 from muster.types.training import Uid
 from muster.types.worker import Worker

@@ -125,10 +125,15 @@ def test_a_process_is_found_by_words_of_its_command_line() -> None:
         child.wait()
 
 
+NOON = 1_769_860_800_000_000_000  # on 2026-01-31
+
+
 def written(root: Path, worker: str, number: int, rank: int, text: str, kind: str = "out") -> None:
     folder = root / worker / f"round-{number}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank-{rank}.{kind}").write_text(text)
+    for path in (folder, folder / f"rank-{rank}.{kind}"):
+        os.utime(path, ns=(NOON, NOON))
 
 
 def read(root: Path, query: LogQuery) -> list[str]:
@@ -149,6 +154,24 @@ def test_logs_come_in_order_of_rounds_and_ranks_whoever_ran_them(tmp_path: Path)
     assert read(tmp_path, LogQuery(rank=0, tail=1)) == ["unfinished"]
     assert read(tmp_path, LogQuery(rank=9)) == []
     assert read(tmp_path / "nowhere", LogQuery(follow=True)) == []
+    marked = ["(muster: round 0)", "[0] a", "[0] err", "[1] b", "(muster: round 1)", "[0] c", "[0] unfinished"]
+    assert read(tmp_path, LogQuery(markers=True)) == marked
+
+
+def test_a_tail_is_of_all_files_together_and_goes_back_over_rounds(tmp_path: Path) -> None:
+    for rank in range(4):
+        written(tmp_path, f"demo-{rank}", 0, rank, f"old {rank}\n")
+        written(tmp_path, f"demo-{rank}", 1, rank, "".join(f"{rank}.{number}\n" for number in range(5)))
+    written(tmp_path, "demo-0", 1, 0, "warns\n", "err")
+    for age, file in enumerate(("demo-2/round-1/rank-2.out", "demo-0/round-1/rank-0.err")):
+        os.utime(tmp_path / file, ns=(NOON + 10**9 + age, NOON + 10**9 + age))  # the last that were written to
+    assert read(tmp_path, LogQuery(tail=1)) == ["[0] warns"]
+    assert read(tmp_path, LogQuery(tail=2)) == ["[2] 2.4", "[0] warns"]
+    nine = read(tmp_path, LogQuery(tail=9))
+    assert len(nine) == 9 and {"[0] warns", *(f"[2] 2.{number}" for number in range(5))} < set(nine)
+    assert [" old " in line for line in read(tmp_path, LogQuery(tail=22))] == [True] + [False] * 21
+    assert len(read(tmp_path, LogQuery(tail=1000))) == 25
+    assert read(tmp_path, LogQuery(tail=1, round=0, rank=3)) == ["old 3"]
 
 
 @given(st.lists(st.text("ab\n", max_size=6), max_size=4), st.integers(0, 5))

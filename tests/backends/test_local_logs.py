@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from muster import trimming
-from muster.backends.kube.logs import LONGEST, Reader
-from muster.backends.local import log_keeping, logs, processes
+from muster.backends.local import log_files, log_keeping, logs, processes
 from muster.backends.local.backend import LocalBackend
+from muster.backends.local.log_tails import Tail
 from muster.clock import SystemClock
 from muster.node import logs as agent_logs
 from muster.ports import LogQuery
@@ -209,10 +209,28 @@ def test_no_folder_is_entered_through_a_link(tmp_path: Path, link: str) -> None:
 
 
 def test_a_look_over_very_many_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MOST_ENTRIES", 50)
+    monkeypatch.setattr(log_files, "MOST_ENTRIES", 50)
     for rank in range(120):
         written(tmp_path, "demo-0", 0, rank, "x\n")
     assert len(read(tmp_path, LogQuery())) == 50
+
+
+def test_which_of_very_many_files_a_tail_is_of_is_not_the_loop_s_to_find_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank can make a hundred thousand of them."""
+    found_by: list[str] = []
+
+    def turn(tail: Tail) -> bool:
+        found_by.append(threading.current_thread().name)
+        return go_on(tail)
+
+    go_on = Tail.turn
+    monkeypatch.setattr(Tail, "turn", turn)
+    for rank in range(3):
+        written(tmp_path, "demo-0", 0, rank, "x\n")
+    assert len(read(tmp_path, LogQuery(tail=2))) == 2
+    assert [name.startswith("logs") for name in found_by] == [True]
 
 
 # Workers and agents -------------------------------------------------------------------------------
@@ -263,22 +281,6 @@ def test_an_agent_reads_only_the_end_of_what_a_rank_left(tmp_path: Path) -> None
     assert isinstance(within(BOUND_S, lambda: agent_logs.make(str(pipe))), OSError)
 
 
-# In a cluster -------------------------------------------------------------------------------------
-
-
-def test_a_line_of_a_pod_without_an_end_is_cut_and_counted_as_it_came(tmp_path: Path) -> None:
-    text = b"[3] " + b"x" * (3 * LONGEST) + b"\n[3] next\n[" + b"9" * 5000 + b"] forged\n"
-    for step in (1 << 16, len(text)):
-        reader = Reader()
-        pieces = [text[at : at + step] for at in range(0, len(text), step)]
-        first = [line for piece in pieces[: len(pieces) // 2] for line in reader.take(piece)]
-        assert len(reader._rest) <= LONGEST
-        reader.begin()
-        second = [line for piece in pieces for line in reader.take(piece)]
-        seen = [(line.rank, len(line.text)) for line in first + second]
-        assert seen == [(3, LONGEST - 4), (3, 4)]
-
-
 # Keeping them small -------------------------------------------------------------------------------
 
 
@@ -302,7 +304,7 @@ def test_where_logs_cannot_be_kept_small_that_is_said_once(
     def refuse(root: Path, keep: int) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(logs, "cut", refuse)
+    monkeypatch.setattr(log_files, "cut", refuse)
     asyncio.run(log_keeping.keep_small(tmp_path, [Uid("a"), Uid("b")], set, lambda uid: 1 << 16))
     assert [record.message for record in caplog.records] == [
         f"logs under {tmp_path} cannot be kept small: Operation not supported"

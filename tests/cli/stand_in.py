@@ -9,8 +9,10 @@ from typing import Any
 
 from muster.core.training.explain import Explanation
 from muster.errors import MusterError, NotFound
+from muster.sdk.streams import Seen
 from muster.sdk.submission import training_of
 from muster.types.event import Event
+from muster.types.metrics import Metrics
 from muster.types.training import Metadata, SparesStatus, Spec, Status, Training, WorldSize, WorldStatus
 from muster.types.usage import Usage
 
@@ -60,11 +62,15 @@ class StandInHandle:
         self.client.orders.append(("logs", self.name, asked))
         yield from self.client.lines
 
-    def events(self) -> list[Event]:
-        return self.client.journal
+    def events(self, since: int = 0, *, limit: int | None = None) -> list[Event]:
+        found = [event for event in self.client.journal if not since or event.id > since]
+        return found if limit is None else found[-limit:]
 
     def usage(self) -> Usage:
         return Usage("default", self.name, log_bytes=3 << 20, journal_bytes=512)
+
+    def metrics(self) -> Metrics:
+        return self.client.metrics
 
     def wait(self, timeout: float | None = None) -> WorldStatus:
         return self._wait("complete", timeout)
@@ -83,12 +89,6 @@ class StandInHandle:
         return self.training.status.world_size
 
 
-@dataclass(frozen=True)
-class StandInChange:
-    type: str
-    training: StandInHandle
-
-
 @dataclass
 class StandIn:
     """What the tests say is there, and what the commands did to it."""
@@ -97,12 +97,21 @@ class StandIn:
     lines: list[str] = field(default_factory=list)
     journal: list[Event] = field(default_factory=list)
     used: list[Usage] = field(default_factory=list)
-    history: list[Training] = field(default_factory=list)  # what a watch tells
+    metrics: Metrics = field(default_factory=Metrics)
+    history: Sequence[Training | Event] = field(default_factory=list)  # what a watch tells
     interrupts: bool = False  # Ctrl-C is pressed at the end of the history
+    interrupts_submit: bool = False  # Ctrl-C is pressed before there is an answer
     answer: Training | MusterError | None = None  # what a wait comes to
     pools: tuple[Mapping[str, Any], ...] = ()
+    namespace: str = "default"
+    far: bool = False  # it does not see our files
+    backends: tuple[str, ...] = ("local",)
+    warning: str = ""
     orders: list[tuple[Any, ...]] = field(default_factory=list)
     asked: dict[str, Any] = field(default_factory=dict)  # how the client was opened
+
+    def is_far(self) -> bool:
+        return self.far
 
     def add(self, *trainings: Training) -> None:
         self.trainings |= {training.metadata.name: training for training in trainings}
@@ -119,30 +128,39 @@ class StandIn:
     def run(self, flow: Any) -> Sequence[Any]:
         if flow.__name__ == "_pools":
             return self.pools
+        if flow.__name__ == "backends":
+            return self.backends
         self.orders.append(("list all",))
         return [*self.trainings.values()]
 
-    def watch(self, resource_version: str | None = None) -> Iterator[StandInChange]:
-        for training in self.history:
-            yield StandInChange("MODIFIED", StandInHandle(self, training))
+    def iterate(self, flow: Any) -> Iterator[Seen | Event]:
+        for news in self.history:
+            yield news if isinstance(news, Event) else Seen("MODIFIED", news)
         if self.interrupts:
             raise KeyboardInterrupt
 
     def train(self, **fields: Any) -> StandInHandle:
+        if fields.pop("force", False):
+            self.orders.append(("force",))
         training = training_of(fields)
         self.orders.append(("train", training.spec))
+        if self.interrupts_submit:
+            raise KeyboardInterrupt
         training = replace(training, metadata=replace(training.metadata, uid=f"uid-{training.metadata.name}"))
         return StandInHandle(self, training)
 
-    def apply(self, manifest: Mapping[str, Any]) -> StandInHandle:
-        self.orders.append(("apply", manifest))
+    def apply(self, manifest: Mapping[str, Any], *, force: bool = False) -> StandInHandle:
+        self.orders.append(("apply", manifest, "force") if force else ("apply", manifest))
         return StandInHandle(self, a_training(manifest["metadata"]["name"]))
 
     def usage(self, since: Any = None, by: str | None = None) -> Sequence[Usage]:
         self.orders.append(("usage", since, by))
         return self.used
 
-    def events(self, name: str) -> Sequence[Event]:
+    def events(self, name: str | None = None, *, all_namespaces: bool = False) -> Sequence[Event]:
+        if name is None:
+            self.orders.append(("events", all_namespaces))
+            return self.journal
         raise NotFound(f"there is no training {name!r}")
 
     def explain(self, name: str) -> Explanation:

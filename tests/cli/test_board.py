@@ -92,6 +92,7 @@ def test_a_board_without_trainings_says_what_to_run() -> None:
 
 def test_what_is_out_of_date_says_so() -> None:
     assert "out of date: the control plane does not answer" in texts(Board(trouble="the control plane does not answer"))
+    assert "warning: the disk is full" in texts(Board(warning="the disk is full"))
 
 
 def test_words_of_others_cannot_steer_the_terminal() -> None:

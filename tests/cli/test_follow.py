@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from muster.cli.follow import Lines, Panel, panel_of, view_of
+from muster.cli.follow import Lines, Panel, follow, panel_of, view_of
+from muster.types.bench import Bench, BenchSize
+from muster.types.event import Event
 from muster.types.training import Condition, RankStatus, WorldStatus
-from tests.cli.stand_in import a_training
+from tests.cli.stand_in import StandIn, StandInHandle, a_training
 
+BENCH = Bench(0, None, "gloo", 2, 4, 0.0003, 1.2e9, (BenchSize(1024), BenchSize(16 << 20)))
 RESIZING = Condition("Resizing", "True", "ScalingUp", "one more worker\nis starting")
 
 
@@ -80,3 +83,58 @@ def test_output_of_ranks_stands_above_the_panel_as_it_was() -> None:
 
     assert text.count("loss [0.5] is a list") == 1
     assert "2/2 workers" in text
+
+
+def test_the_panel_shows_how_long_it_has_been_going_on() -> None:
+    view = view_of(a_training())
+    assert "  0s" in drawn(panel_of(view)) and "  2m5s" in drawn(panel_of(view, elapsed_s=125.0))
+
+
+def test_time_goes_on_in_the_panel_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    clock = [100.0]
+    monkeypatch.setattr("muster.cli.follow.time.monotonic", lambda: clock[0])
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        Panel(live).change(a_training())
+        clock[0] += 61.0
+        live.refresh()
+    assert isinstance(console.file, io.StringIO)
+    assert "  1m1s" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("bench", "told"),
+    [
+        (
+            BENCH,
+            "demo  all-reduce between 4 ranks on 2 workers over gloo: 0.3 ms for 1024 bytes, 1200 MB/s for 16777216",
+        ),
+        (Bench(error="no torch\x1b[2J"), "demo  all-reduce was not measured: no torch"),
+    ],
+)
+def test_what_was_measured_between_workers_is_told_once(
+    capsys: pytest.CaptureFixture[str], bench: Bench, told: str
+) -> None:
+    later = [a_training(bench=bench), a_training(bench=bench, round=1), a_training(bench=bench, phase="succeeded")]
+    control = StandIn(history=later)
+    follow(cast(Any, StandInHandle(control, a_training())), lambda: iter(control.history), Lines())
+    lines = [line for line in capsys.readouterr().err.splitlines() if "all-reduce" in line]
+    assert len(lines) == 1 and lines[0].startswith(told) and "\x1b" not in lines[0]
+
+
+def test_a_heal_and_a_hang_that_nobody_would_notice_are_told_and_other_entries_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ready = a_training()
+    told = "demo-0 lost; demo-2 has rank 0 after 54 ms\x1b[2J"
+    unwatched = Event("HangUnwatched", "a hang would not be noticed", training="demo")
+    news = [Event("RoundReleased", "round 1"), Event("Healed", told, training="demo"), unwatched]
+    control = StandIn(history=[*news, a_training(phase="succeeded")])
+    follow(cast(Any, StandInHandle(control, ready)), lambda: iter(control.history), Lines())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].startswith("demo  healed: demo-0 lost; demo-2 has rank 0 after 54 ms")
+    assert lines[2] == "demo  a hang would not be noticed"
+    assert "\x1b" not in lines[1] and len(lines) == 4

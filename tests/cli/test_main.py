@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster import __version__, errors
-from muster.cli import exits, main, session
+from muster.cli import exits, main, misuse, session
 from muster.types.codec import Invalid, Problem
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
@@ -60,18 +63,112 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest(muster: Must
 
 
 @pytest.mark.parametrize(
+    ("typed", "same"),
+    [
+        (["ls"], ["ps"]),
+        (["list", "-o", "name"], ["ps", "-o", "name"]),
+        (["status"], ["ps"]),
+        (["status", "demo"], ["describe", "demo"]),
+        (["kill", "demo"], ["cancel", "demo"]),
+        (["help", "scale"], ["scale", "--help"]),
+        (["help", "server", "stop"], ["server", "stop", "--help"]),
+        (["help"], ["--help"]),
+    ],
+)
+def test_verbs_of_other_tools_do_what_is_meant(
+    muster: Muster, control: StandIn, typed: list[str], same: list[str]
+) -> None:
+    control.add(a_training("demo"))
+    said = muster(*typed)
+    orders, control.orders = control.orders, []
+
+    assert said == muster(*same)
+    assert orders == control.orders
+    assert said.code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["stop", "demo"], "muster cancel demo ends it"),
+        (["stop"], "muster suspend NAME lets it wait"),
+        (["submit", "train.py"], "muster run -d train.py submits it"),
+        (["launch"], "muster run SCRIPT submits it"),
+        (["attach", "demo"], "muster logs -f demo"),
+        (["rm", "demo"], "muster delete demo"),
+        (["down"], "muster delete NAME"),
+        (["help", "scael"], "did you mean muster scale?"),
+        (["hlep"], "did you mean muster help?"),
+    ],
+)
+def test_verbs_that_could_mean_two_things_are_answered_with_ours(
+    muster: Muster, control: StandIn, args: list[str], hint: str
+) -> None:
+    said = muster(*args)
+
+    assert (said.code, said.out, control.orders) == (2, "", [])
+    assert hint in said.err
+
+
+def test_ctrl_c_while_it_is_still_importing_ends_it_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    command = [str(Path(sys.executable).parent / "muster"), "ps"]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    group: Any = main.Verbs() if command is None else command
+    if not hasattr(group, "list_commands"):
+        yield path, group
+        return
+    for name in group.list_commands(None):
+        yield from _leaves(group.get_command(None, name), (*path, name))
+
+
+def _checked_by_typer() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every option of every command whose value typer reads: numbers, choices, durations, sizes, files."""
+    for path, command in _leaves(None):
+        for param in command.params:
+            descriptor = getattr(param, "type_descriptor", None)
+            declared = getattr(descriptor, "annotation", str)
+            parsed = descriptor is not None and descriptor.parameter_info.parser is not None
+            texts = declared in (str, list[str], Path) and not parsed
+            if param.param_type_name == "option" and not getattr(param, "is_flag", False) and not texts:
+                yield path, misuse.name_of(param)
+
+
+@pytest.mark.parametrize(("path", "option"), list(_checked_by_typer()), ids=str)
+def test_no_words_of_a_library_reach_who_gives_an_option_a_wrong_value(
+    muster: Muster, control: StandIn, path: tuple[str, ...], option: str
+) -> None:
+    group = ("--coordinator", "127.0.0.1:1", "--run-id", "demo") if path[0] == "world" else ()
+    said = muster(path[0], *group, *path[1:], option, "no such value")
+
+    assert (said.code, said.out, control.orders) == (2, "", [])
+    first = said.err.splitlines()[0]
+    assert first.startswith(f"muster: {option}: ") and "no such value" in first
+    leaks = ("Input should", "Value error", "Invalid value", "Error:", "parse", "pydantic", "enum", "expected")
+    assert not [word for word in leaks if word in said.err]
+
+
+@pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["get"], "Missing argument"),
-        (["ps", "-o", "xml"], "xml"),
-        (["ps", "--what"], "No such option"),
-        (["scale", "demo", "many"], "'N'"),
-        (["scale", "demo", "0"], "'N'"),
-        (["wait", "demo", "--timeout", "soon"], "'soon' is not a duration"),
-        (["wait", "demo", "--for", "ever"], "ever"),
+        (["get"], "NAME… is missing"),
+        (["ps", "-o", "xml"], "--output: must be one of table, json, yaml, name, not 'xml'"),
+        (["ps", "--phase"], "--phase needs a value"),
+        (["ps", "--all-namespaces=3"], "--all-namespaces takes no value"),
+        (["ps", "demo"], "more than it takes: demo"),
+        (["ps", "--what"], "there is no option --what"),
+        (["scale", "demo", "many"], "N: must be a whole number, not 'many'"),
+        (["scale", "demo", "0"], "N: must be at least 1, not 0"),
+        (["run", "--cpu", "x"], "--cpu: must be a number, not 'x'"),
+        (["wait", "demo", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
+        (["wait", "demo", "--for", "ever"], "--for: must be one of complete, target, min, not 'ever'"),
         (["scale", "demo", "3", "--timeout", "5m"], "--timeout needs --wait"),
         (["usage", "--since", "yesterday"], "--since"),
-        (["token", "create", "ci"], "role"),
+        (["token", "create", "ci"], "--role is missing"),
         (["server", "start", "--tls-cert", __file__], "need each other"),
         (["server", "start", "--listen", "0.0.0.0:8470"], "refusing to listen on 0.0.0.0 without TLS"),
         (["server", "start", "--listen", "nowhere"], "--listen"),

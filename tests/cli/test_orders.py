@@ -22,6 +22,13 @@ def test_scale_records_the_order_and_comes_back(muster: Muster, control: StandIn
     assert said.err.splitlines() == ["demo: 3 workers asked for, 2 ready", "muster wait demo --for=target waits for it"]
 
 
+def test_scale_says_where_the_number_stands_to_who_knows_kubectl(muster: Muster, control: StandIn) -> None:
+    said = muster("scale", "demo", "--replicas=3")
+
+    assert (said.code, control.orders) == (2, [])
+    assert "hint: the number stands behind the name: muster scale NAME N" in said.err
+
+
 def test_scale_can_wait(muster: Muster, control: StandIn) -> None:
     control.add(a_training())
     control.answer = a_training(world_size=WorldStatus(3, 3, 2, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet import PROBE, eventually
+from tests.fleet import PROBE, PROGRAMS, eventually, family, kill_all
 from tests.plane import Plane
+
+STEPPER = str(PROGRAMS / "stepper.py")
 
 
 @pytest.fixture
@@ -59,6 +62,22 @@ def test_exit_codes_tell_how_it_ended(shell: Plane) -> None:
     assert shell.muster("ps", MUSTER_URL="http://127.0.0.1:9").wait() == 7
 
 
+def test_a_control_plane_that_is_stopped_is_not_started_again_by_who_follows(shell: Plane) -> None:
+    run = shell.muster("run", PROBE, "--name", "demo", "--workers", "1:1:2", "--", str(shell.notes), "wait")
+    run.expect("demo  ready")
+    assert shell.muster("server", "stop").wait() == 0
+    assert shell.muster("server", "status").wait() == 7
+    assert run.proc.poll() is None, "it waits for it to come back"
+    assert shell.muster("server", "status").wait() == 7
+    assert shell.muster("server", "start").wait() == 0
+    assert shell.muster("scale", "demo", "2").wait() == 0
+    run.expect("2/2 workers")
+    stop = shell.muster("server", "stop", "--cancel")
+    assert stop.wait() == 0, stop.text
+    assert run.wait() == 103, run.text
+    assert shell.muster("server", "status").wait() == 7
+
+
 def test_ctrl_c_detaches_and_says_how_to_come_back(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "wait")
     run.expect("demo  ready")
@@ -68,6 +87,35 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(shell: Plane) -> None:
     assert shell.client.get("demo").phase == "ready", "it goes on"
     shell.go()
     assert shell.muster("wait", "demo").wait() == 0
+
+
+def test_a_heal_is_told_where_people_look(shell: Plane) -> None:
+    """Every process of one worker dies in an instant; its rank, and what it did, are back before anyone asks."""
+    run = shell.muster("run", STEPPER, "--name", "demo", "--workers", "2", "--spares", "1", "--", "0.02")
+    run.expect("demo  ready  2/2 workers")
+    eventually(lambda: shell.client.get("demo").training.status.spares.ready == 1, "the spare is there", 30)
+    logs = shell.muster("logs", "-f", "demo")
+    top = shell.muster("top", "-f")
+    top.expect("demo  ready")
+    logs.expect("step 20 ")
+    training = shell.client.get("demo").training
+    lost = next(rank.worker for rank in training.status.ranks if rank.rank == 0)
+    (spare,) = [one.name for one in training.status.workers if one.role == "spare"]
+    described = shell.muster("describe", "demo")
+    assert described.wait() == 0
+    assert re.search(rf"^  {lost} active for \S+ on \S+, rank 0$", described.text, re.MULTILINE), described.text
+    assert re.search(rf"^  {spare} (standby|hot spare) for \S+ on \S+", described.text, re.MULTILINE), described.text
+    kill_all(family(shell.worker_pids()[lost]))
+    told = rf"demo  healed: {lost} lost; {spare} has rank 0 after \d+(\.\d)? m?s; back at step 0, (\d+) steps redone"
+    for one in (run, logs, top):
+        redone = int(one.expect(told).group(2))
+        assert redone > 20, "what was done before is done again"
+    (entry,) = [event for event in shell.client.get("demo").events() if event.reason == "Healed"]
+    assert (entry.data["redone"], entry.data["step"]) == (redone, 0) and entry.data["seconds"] < 20
+    assert shell.muster("cancel", "demo").wait() == 0
+    assert run.wait() == 103 and logs.wait() == 0
+    top.kill()
+    top.wait()
 
 
 def test_many_clients_that_start_at_once_start_one_control_plane(shell: Plane) -> None:

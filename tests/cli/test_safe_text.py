@@ -26,6 +26,7 @@ from muster.server.audit import Audit
 from muster.types.audit import AuditEntry
 from muster.types.codec import Problem
 from muster.types.event import Event
+from muster.types.metrics import Metrics, Series, WorkerMetrics
 from muster.types.training import Condition, Outcome, RankExit, RankStatus, Training
 from muster.types.usage import Usage
 from tests.cli.conftest import Muster, Said
@@ -91,16 +92,17 @@ class Liar(StandIn):
         self.trainings = {"demo": a_liar(), "ended": ENDED}
         self.journal = [Event(EVIL, EVIL, "Warning", EVIL, at=datetime.now(UTC))]
         self.used = [Usage(EVIL, EVIL, EVIL, 1, 2.0, 3.0)]
+        self.metrics = Metrics((Series(EVIL, ((1, 2.0, 3.0),)),), (WorkerMetrics(EVIL, 1.0, 2.0, 3),))
 
     def run(self, flow: Any) -> Any:
         if flow.__name__ == "call":
             return Response(200, json.dumps({**POOL, "items": [ABOUT], "text": EVIL}).encode())
-        return super().run(flow)
+        return EVIL if flow.__name__ == "sign_in_code" else super().run(flow)
 
     def train(self, **fields: Any) -> StandInHandle:
         return StandInHandle(self, a_liar())
 
-    def apply(self, manifest: Any) -> StandInHandle:
+    def apply(self, manifest: Any, *, force: bool = False) -> StandInHandle:
         return StandInHandle(self, a_liar())
 
     def explain(self, name: str) -> Explanation:
@@ -122,7 +124,8 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
     "ps": [[], ["-A"], ["-o", "name"], *(["-o", form] for form in FORMS)],
     "get": [["demo"], ["demo", "ended"], ["demo", "-o", "name"], *(["ended", "-o", form] for form in FORMS)],
     "describe": [["demo"], ["ended"]],
-    "events": [["demo"], *(["demo", "-o", form] for form in FORMS)],
+    "shell": [["demo", "0"], ["demo", "0", "--", "env"], ["demo", "0", "--dry-run"], ["demo", "7"], ["ended", "0"]],
+    "events": [["demo"], [], ["-A"], *(["demo", "-o", form] for form in FORMS)],
     "explain": [["demo"], *(["demo", "-o", form] for form in FORMS)],
     "scale": [["demo", "3"], ["demo", "3", "--wait"], ["ended", "3", "--wait"]],
     "wait": [["ended"], ["demo", "--for", "min"], ["ended", "--for", "target"]],
@@ -132,6 +135,8 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
     "delete": [["demo", "ended"]],
     "apply": [["-f", "t.json"], *(["-f", "t.json", "-o", form] for form in FORMS)],
     "top": [[]],
+    "metrics": [["demo"], *(["demo", "-o", form] for form in FORMS)],
+    "dashboard": [["--no-browser"]],
     "audit": [[], *(["-o", form] for form in FORMS)],
     "pool": [[], *(["-o", form] for form in FORMS)],
     "usage": [[], ["-o", "csv"], *(["-o", form] for form in FORMS)],
@@ -189,7 +194,7 @@ def test_no_verb_lets_words_of_others_steer_the_terminal(
     said = muster(*verb.split(), *args)
 
     assert is_harmless(said)
-    assert verb in ("doctor", "bench net", "scale", "wait", "run") or said.code == 0
+    assert verb in ("doctor", "bench net", "scale", "wait", "run", "shell") or said.code == 0
 
 
 @pytest.mark.parametrize("verb", ["describe demo", "events demo", "explain demo", "ps", "wait demo", "scale demo 2"])

@@ -22,6 +22,7 @@ from muster.cli import doctor, session
 from muster.errors import Unauthenticated
 from muster.sdk import find, home, peers
 from muster.server import auth
+from muster.store import room
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
 from tests.fleet import eventually
@@ -233,8 +234,26 @@ def test_doctor_has_a_line_for_each_look(muster: Muster) -> None:
     assert {"python", "torch", "starlette", "httptools", "gpus", "home", "control plane", "time", "open files"} <= set(
         found
     )
+    assert "free where" in found["free space"]["message"]
     assert {check["state"] for check in found.values()} <= {"ok", "warn", "fail"}
     assert all(check["next"] for check in found.values() if check["state"] == "fail")
+
+
+@pytest.mark.parametrize(
+    ("space", "state", "message"),
+    [
+        (room.Space(5 << 30, 10 << 30), "ok", "5.0 GiB of 10.0 GiB are free where /home/me is"),
+        (room.Space(900 << 20, 10 << 30), "warn", "900.0 MiB of 10.0 GiB are free where /home/me is"),
+        (room.Space(100 << 10, 10 << 30), "fail", "100.0 KiB of 10.0 GiB are free where /home/me is"),
+        (room.Space(5 << 30, 10 << 30, 500), "warn", "500 more files can be made where /home/me is"),
+        (room.Space(5 << 30, 10 << 30, 3), "fail", "3 more files can be made where /home/me is"),
+    ],
+)
+def test_doctor_looks_at_free_space_before_there_is_none(space: room.Space, state: str, message: str) -> None:
+    check = doctor.room_of(space, Path("/home/me"))
+
+    assert (check.state, check.message) == (state, message)
+    assert "muster delete NAME" in check.next
 
 
 def test_doctor_fails_for_a_secret_that_others_can_read(muster: Muster, place: Path) -> None:

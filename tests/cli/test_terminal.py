@@ -97,7 +97,7 @@ def busy(tmp_path: Path) -> Iterator[Plane]:
     made = Plane(tmp_path)
     made.serve(MUSTER_GPUS="2")
     made.train("demo", world=(1, 1, 2)).wait_until_min_world(timeout=30)
-    made.train("large", world=(2, 2, 2), resources={"gpus": 3})
+    made.train("large", world=(2, 2, 2), resources={"gpus": 3}, force=True)
     yield made
     made.go()
     made.close()
@@ -121,6 +121,29 @@ def test_top_draws_on_a_terminal_of_its_own_and_q_gives_it_back(busy: Plane) -> 
         assert terminal.ends() == 0
         assert terminal.state == terminal.before
         assert terminal.text.count(ENTER) == 1 and terminal.text.endswith(LEAVE)
+    finally:
+        terminal.close()
+
+
+def test_top_scales_shows_the_log_and_cancels_what_was_chosen(busy: Plane) -> None:
+    terminal = Terminal(busy, "top")
+    try:
+        terminal.shows("POOL")
+        terminal.type("j+")
+        terminal.shows(r"demo: 2 workers are asked for")
+        eventually(lambda: busy.client.get("demo").world.target == 2, "it was scaled")
+        terminal.type("l")
+        terminal.shows("log of demo")
+        terminal.type("\x1b")
+        eventually(lambda: any(line.startswith("muster top") for line in terminal.frame), "the board is back")
+        terminal.type("x")
+        terminal.shows(r"cancel demo\? y, or any other key")
+        terminal.type("n")
+        terminal.shows("not cancelled")
+        terminal.type("xy")
+        eventually(lambda: busy.client.get("demo").phase == "cancelled", "it was cancelled")
+        terminal.type("q")
+        assert terminal.ends() == 0
     finally:
         terminal.close()
 
@@ -193,7 +216,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(busy: Plane) -> None:
 
 
 def test_leaving_the_panel_of_a_run_clears_it_and_says_how_to_come_back(busy: Plane) -> None:
-    terminal = Terminal(busy, "run", "--command", "--name", "shown", "--gpus", "3", "--", "true")
+    terminal = Terminal(busy, "run", "--command", "--name", "shown", "--gpus", "3", "--force", "--", "true")
     try:
         terminal.shows("╰─")
         terminal.shows("it can never start")

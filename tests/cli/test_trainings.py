@@ -4,15 +4,17 @@ import csv
 import importlib
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from muster.types.bench import Bench
 from muster.types.codec import show_time
 from muster.types.event import Event
 from muster.types.state import KeptState
-from muster.types.training import Condition, Outcome, RankExit, RankStatus, Training, WorldStatus
+from muster.types.training import Condition, Outcome, RankExit, RankStatus, Training, WorkerStatus, WorldStatus
 from muster.types.usage import Usage
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
@@ -146,6 +148,39 @@ def test_describe_tells_all_about_a_training(muster: Muster, control: StandIn) -
     assert told["training"]["metadata"]["name"] == "demo" and told["events"][0]["reason"] == "WorkerLost"
 
 
+def test_describe_tells_what_was_measured_between_workers(muster: Muster, control: StandIn) -> None:
+    control.add(a_training(spec={"bench": True}, bench=Bench(error="torch is not there")), a_training("unasked"))
+    assert "Bench:       all-reduce was not measured: torch is not there\n" in muster("describe", "demo").out
+    assert "Bench:" not in muster("describe", "unasked").out
+    control.add(a_training(spec={"bench": True}))
+    assert "Bench:       not measured yet\n" in muster("describe", "demo").out
+    control.add(a_training(spec={"bench": True}, phase="cancelled"))
+    assert "Bench:" not in muster("describe", "demo").out
+
+
+def test_describe_names_a_spare_by_whether_it_was_there_when_the_round_formed(muster: Muster, control: StandIn) -> None:
+    formed = datetime.now(UTC) - timedelta(minutes=5)
+    workers = (
+        WorkerStatus("w0", "active", "here", "0", formed),
+        WorkerStatus("w1", "spare", "here", since=formed - timedelta(minutes=1)),
+        WorkerStatus("w2", "spare", "here", since=formed),
+        WorkerStatus("w3", "spare", "here", since=formed + timedelta(minutes=1)),
+        WorkerStatus("w4", "spare", "here"),
+    )
+    control.add(a_training(workers=workers, ranks=(RankStatus(0, "w0", started_at=formed),)))
+    text = muster("describe", "demo").out
+    for told in (
+        "w0 active for 5m",
+        "w1 standby for 6m",
+        "w2 standby for 5m",
+        "w3 hot spare for 4m",
+        "w4 spare on here",
+    ):
+        assert f"  {told}" in text
+    control.add(a_training(workers=workers[1:2]))
+    assert "  w1 spare for 6m" in muster("describe", "demo").out, "there is no round yet"
+
+
 def test_describe_tells_what_of_its_state_is_safe(muster: Muster, control: StandIn) -> None:
     ago = datetime.now(UTC) - timedelta(hours=2, minutes=5)
     kept = KeptState(
@@ -218,10 +253,11 @@ def test_explain_gives_the_sentence_first(muster: Muster, control: StandIn) -> N
 def test_logs_pass_on_what_was_asked_for(muster: Muster, control: StandIn) -> None:
     control.add(a_training())
     control.lines = ["one", "two"]
-    said = muster("logs", "demo", "-f", "--rank", "1", "--round", "2", "--tail", "3")
+    said = muster("logs", "demo", "-f", "--rank", "1", "--round", "2", "--tail", "3", "-t")
 
     assert (said.code, said.out, said.err) == (0, "one\ntwo\n", "")
-    assert control.orders == [("logs", "demo", {"rank": 1, "round": 2, "follow": True, "tail": 3})]
+    asked = {"rank": 1, "round": 2, "follow": True, "tail": 3, "timestamps": True}
+    assert control.orders == [("logs", "demo", asked)]
 
 
 def test_logs_of_a_training_without_output_say_how_to_wait(muster: Muster, control: StandIn) -> None:
@@ -229,7 +265,7 @@ def test_logs_of_a_training_without_output_say_how_to_wait(muster: Muster, contr
     said = muster("logs", "later")
 
     assert (said.code, said.out) == (0, "")
-    assert said.err == "no such output of later (pending) yet; -f waits for it\n"
+    assert said.err == "no output of later (pending) yet; -f waits for it\n"
 
 
 def test_top_in_a_pipe_is_one_table(muster: Muster, control: StandIn) -> None:
@@ -281,3 +317,27 @@ def test_usage_asks_for_a_span_a_sum_and_a_namespace(muster: Muster, control: St
 
     assert (show_time(since), by) == ("2026-01-01T00:00:00.000Z", "namespace")
     assert [one["training"] for one in json.loads(said.out)["items"]] == ["big"]
+
+
+def test_trainings_are_listed_newest_first_or_as_asked(muster: Muster, control: StandIn) -> None:
+    for days, (name, phase) in enumerate([("b", "failed"), ("c", "ready"), ("a", "pending")]):
+        made = a_training(name, phase=phase)
+        born = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=days)
+        control.add(replace(made, metadata=replace(made.metadata, creation_timestamp=born)))
+
+    assert muster("ps", "-o", "name").out.split() == ["a", "c", "b"]
+    assert muster("ps", "-o", "name", "--sort", "age").out.split() == ["a", "c", "b"]
+    assert muster("ps", "-o", "name", "--sort", "name").out.split() == ["a", "b", "c"]
+    assert muster("ps", "-o", "name", "--sort", "phase").out.split() == ["c", "a", "b"]
+
+
+def test_events_without_a_name_are_those_of_all_trainings(muster: Muster, control: StandIn) -> None:
+    control.journal = [Event("Scaled", namespace="lab", training="one"), Event("Lost", namespace="lab", training="two")]
+
+    rows = [line.split() for line in muster("events").out.splitlines()]
+    assert rows[0][:3] == ["AGE", "NAME", "TYPE"] and [row[1] for row in rows[1:]] == ["one", "two"]
+    rows = [line.split() for line in muster("events", "-A").out.splitlines()]
+    assert rows[0][:3] == ["AGE", "NAMESPACE", "NAME"] and rows[1][1:3] == ["lab", "one"]
+    assert control.orders == [("events", False), ("events", True)]
+    assert muster("events", "-o", "png").code == 2
+    assert muster("events", "demo", "-A").code == 2

@@ -60,6 +60,7 @@ def test_over_http(story: Story, tmp_path: Path) -> None:
 
 
 @each
+@pytest.mark.ray
 @pytest.mark.xdist_group("ray")
 def test_on_ray(story: Story, ray_outcomes: dict[str, str]) -> None:
     name = f"test_contract[{story.__name__}]"

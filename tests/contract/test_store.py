@@ -7,6 +7,7 @@ import contextlib
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -220,6 +221,25 @@ def test_who_waits_for_more_events_gets_them_when_they_are_written(run: Run) -> 
     run(story)
 
 
+def test_who_follows_the_journal_hears_each_entry_once_also_those_that_came_with_an_object(run: Run) -> None:
+    async def story(store: Store) -> None:
+        async def follow() -> list[str]:
+            heard, seen = list[Event](), 0
+            while len(heard) < 6:
+                heard += await store.more_events(seen)
+                assert heard[-1].id > seen, "as long as the store is open there is something"
+                seen = heard[-1].id
+            return [event.reason for event in heard]
+
+        following = asyncio.ensure_future(follow())
+        for number in range(3):
+            await store.write(Write(put=a_training(), events=[Event(f"Put{number}")]))
+            await store.write(Write(events=[Event(f"Said{number}", training="demo")]))
+        assert await following == ["Put0", "Said0", "Put1", "Said1", "Put2", "Said2"]
+
+    run(story)
+
+
 def test_events_are_found_by_object_and_after_an_id_and_outlive_their_object(run: Run) -> None:
     async def story(store: Store) -> None:
         first = await store.write(Write(put=a_training("a", uid="u1"), events=[Event("A1")]))
@@ -228,7 +248,7 @@ def test_events_are_found_by_object_and_after_an_id_and_outlive_their_object(run
         await store.write(Write(delete=key_of("a"), events=[Event("A2")]))
         await store.write(Write(put=a_training("a", uid="u3"), expect=0, events=[Event("A3")]))
 
-        async def reasons(after: int = 0, **which: str) -> list[str]:
+        async def reasons(after: int = 0, **which: Any) -> list[str]:
             return [event.reason for event in await store.events(after=after, **which)]
 
         assert await reasons() == ["A1", "B1", "A2", "A3"]
@@ -237,6 +257,27 @@ def test_events_are_found_by_object_and_after_an_id_and_outlive_their_object(run
         assert await reasons(namespace="n2") == ["B1"]
         assert await reasons(after=2) == ["A2", "A3"]
         assert await reasons(after=4) == []
+
+    run(story)
+
+
+def test_the_newest_events_are_found_and_those_before_them(run: Run) -> None:
+    async def story(store: Store) -> None:
+        for number in range(1, 6):
+            one = await store.write(Write(put=a_training("a", uid="u1"), events=[Event(f"A{number}")]))
+            assert one is not None
+            uid = one.uid
+            await store.write(Write(put=a_training("b", uid="u2"), events=[Event(f"B{number}")]))
+
+        async def reasons(**which: Any) -> list[str]:
+            return [event.reason for event in await store.events(**which)]
+
+        assert await reasons(uid=uid, most=2) == ["A4", "A5"]
+        assert await reasons(uid=uid, most=2, before=7) == ["A2", "A3"]
+        assert await reasons(uid=uid, most=9, after=3, before=9) == ["A3", "A4"]
+        assert await reasons(before=3) == ["A1", "B1"]
+        assert await reasons(most=3) == ["B4", "A5", "B5"]
+        assert await reasons(most=0) == []
 
     run(story)
 

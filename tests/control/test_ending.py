@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -50,6 +51,18 @@ def test_a_failure_names_each_failed_rank(plane: Plane) -> None:
 
 
 @pytest.mark.shared
+def test_a_secret_in_the_last_line_is_in_the_log_alone(plane: Plane, tmp_path: Path) -> None:
+    program = tmp_path / "blabs.py"
+    program.write_text("import os\nraise RuntimeError('wrong password ' + os.environ['PASSWORD'])\n")
+    secret: dict[str, Any] = {"env": {"PASSWORD": "hunter2hunter2"}, "secret_env": ["PASSWORD"]}
+    training = plane.train(world=(1, 1, 1), script=str(program), max_restarts=0, **secret)
+    with pytest.raises(TrainingFailed, match=r"wrong password \*\*\*"):
+        training.result(timeout=30)
+    shown = json.dumps(training.training.to_wire()), "; ".join(event.message for event in training.events())
+    assert all("wrong password ***" in told and "hunter2" not in told for told in shown)
+
+
+@pytest.mark.shared
 def test_a_rank_that_the_kernel_kills_for_memory_is_reported_as_such(plane: Plane, tmp_path: Path) -> None:
     group = MemoryGroup(f"probe-{os.getpid()}")
     if not group.limit(64 << 20):
@@ -70,7 +83,7 @@ def test_cancelled_before_any_rank_started_has_an_empty_list_of_exits(tmp_path: 
     plane = Plane(tmp_path)
     try:
         plane.serve(MUSTER_GPUS="1")
-        training = plane.train(world=(2, 2, 2), resources={"gpus": 1})
+        training = plane.train(world=(2, 2, 2), resources={"gpus": 1}, force=True)
         eventually(lambda: fresh(training).training.status.condition("Admitted"), "it was looked at")
         raw = f"{plane.url}/v1/namespaces/default/trainings/demo"
         auth = {"Authorization": f"Bearer {plane.api_token}"}
@@ -171,7 +184,7 @@ def test_a_timeout_of_zero_looks_once_and_tells_a_timeout_from_an_end(plane: Pla
 
 @pytest.mark.shared
 def test_an_order_that_no_worker_can_carry_out_fails_at_once_with_the_reason(plane: Plane, tmp_path: Path) -> None:
-    missing = plane.train("missing", script=str(tmp_path / "nowhere.py"), world=(2, 2, 2))
+    missing = plane.train("missing", script=str(tmp_path / "nowhere.py"), world=(2, 2, 2), force=True)
     with pytest.raises(TrainingFailed, match=r"no such script: .*nowhere\.py"):
         missing.result(timeout=30)
     nowhere = plane.train("nowhere", working_dir=str(tmp_path / "no-folder"))

@@ -79,11 +79,14 @@ def test_a_full_disk_is_told_and_what_runs_heals_and_can_be_ended(full: Plane) -
     training.wait_until_target_world(timeout=60)
     plane.train("other", world=(1, 1, 1)).wait_until_target_world(timeout=60)
     assert ready(plane)[0] == 200
+    top = plane.muster("top", "-f")
+    top.expect("demo  ready")
     filler = fill(plane.home)
     eventually(lambda: ready(plane)[0] == 503, "it is not ready")
     assert "is full" in ready(plane)[1]
-    for words in (("ps",), ("describe", "demo"), ("explain", "demo")):
+    for words in (("ps",), ("describe", "demo"), ("explain", "demo"), ("top",)):
         assert "is full" in said(plane, *words)
+    top.expect(r"warning: the disk of \S+ is full .* since \d\d:\d\d:\d\d UTC")
     assert "is full" in said(plane, "run", "--name", "new", "--detach", "/bin/true", code=7)
     began = time.monotonic()
     plane.kill_worker("demo-0")
@@ -96,6 +99,9 @@ def test_a_full_disk_is_told_and_what_runs_heals_and_can_be_ended(full: Plane) -
     filler.unlink()
     eventually(lambda: ready(plane)[0] == 200, "it is ready again")
     assert "is full" not in said(plane, "ps")
+    top.expect("the control plane can write again")
+    top.kill()
+    top.wait()
     plane.go()
     training.result(timeout=60)
 

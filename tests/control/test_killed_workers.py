@@ -12,7 +12,7 @@ from muster import DistributedTraining
 from tests.fleet import eventually, family, kill_all
 from tests.plane import Plane
 
-LEASE_S = 10.0
+LEASE_S = 20.0
 SOON_S = LEASE_S / 2  # so much less than a lease that a busy machine does not hide the difference
 
 

@@ -85,11 +85,12 @@ def test_one_rank_one_round_and_a_tail(plane: Plane, talker: DistributedTraining
     talker.result(timeout=30)
     assert list(talker.logs(rank=0, round=1)) == ["round 1 rank 0 begins", "round 1 rank 0 warns"]
     assert {line[:3] for line in talker.logs(rank=None)} == {"[0]", "[1]"}
-    assert list(talker.logs(rank=1, tail=1, round=2)) == [
-        "round 2 rank 1 ends without a newline",
-        "round 2 rank 1 warns",
-    ]
-    assert list(talker.logs(rank=7)) == []
+    assert list(talker.logs(rank=1, tail=1, round=2)) == ["round 2 rank 1 ends without a newline"]
+    assert len(list(talker.logs(tail=3))) == 3
+    with pytest.raises(muster.NotFound, match="can have ranks 0, 1, and never rank 7"):
+        list(talker.logs(rank=7))
+    refused = plane.muster("logs", "demo", "--rank", "99")
+    assert refused.wait() == 3 and "rank 99" in refused.text
     shown = plane.muster("logs", "demo", "--rank", "0", "--round", "0")
     assert shown.wait() == 0 and shown.text.splitlines() == ["round 0 rank 0 begins", "round 0 rank 0 warns"]
 
@@ -98,7 +99,7 @@ def test_a_pending_training_says_so_and_a_deleted_one_is_not_found(tmp_path: Pat
     plane = Plane(tmp_path)
     try:
         plane.serve(MUSTER_GPUS="1")
-        training = plane.train(world=(1, 1, 1), resources={"gpus": 2})
+        training = plane.train(world=(1, 1, 1), resources={"gpus": 2}, force=True)
         eventually(lambda: fresh(training).training.status.condition("Admitted"), "it was looked at")
         (told,) = training.logs()
         assert "pending" in told and "needs 2 GPUs" in told
@@ -149,3 +150,37 @@ def test_logs_stay_as_small_as_was_asked_while_ranks_write_and_somebody_follows(
     assert place == 8_000_000 and following.text.endswith("the end\n")
     first = next(training.logs(rank=1))
     assert first.startswith("(muster: ") and first.endswith("bytes of older output were dropped)")
+
+
+IN_TURN = """
+import os, sys, time
+from pathlib import Path
+rank, turns = int(os.environ["RANK"]), Path(sys.argv[1])
+for turn in range(10):
+    while not (turns / f"turn-{turn}").exists():
+        time.sleep(0.002)
+    if turn % 2 == rank:
+        print(f"turn {turn}", file=sys.stderr if turn % 4 > 1 else sys.stdout, flush=True)
+        time.sleep(0.06)
+        (turns / f"turn-{turn + 1}").touch()
+"""
+
+
+@pytest.mark.shared
+def test_ranks_that_write_by_turns_are_shown_in_that_order(plane: Plane, tmp_path: Path) -> None:
+    script = tmp_path / "in_turn.py"
+    script.write_text(IN_TURN)
+    training = plane.train(script=str(script), args=[str(tmp_path)], world=(2, 2, 2), max_restarts=0)
+    expected = [f"[{turn % 2}] turn {turn}" for turn in range(10)]
+    following = iter(training.logs(follow=True))
+    (tmp_path / "turn-0").touch()
+    assert list(following) == expected
+    training.result(timeout=30)
+    assert list(training.logs()) == expected
+    assert list(training.logs(tail=3)) == expected[-3:]
+    said = plane.muster("logs", "demo", "--timestamps")
+    assert said.wait(30) == 0
+    found = [re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (.*)", line) for line in said.text.splitlines()]
+    times = [one[1] for one in found if one is not None]
+    assert [one[2] for one in found if one is not None] == expected
+    assert times == sorted(times) and len(set(times)) == len(times)

@@ -12,17 +12,18 @@ import pytest
 
 from muster import errors
 from muster.backoff import Backoff
-from muster.control import loop as loops
+from muster.control import leftovers
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, TOKEN_KIND, Loop
 from muster.core.training.reconcile import LEAVE
 from muster.ports import Store, Write
-from muster.sharing import Pool, Scheduler
+from muster.sharing import ClusterSpec, Pool, Priority, Scheduler
 from muster.store.sqlite import SqliteStore
 from muster.types.state import Held, Holding, KeptState
 from muster.types.training import Cancel, Resources, Training, Uid, WorldSize
 from muster.types.worker import Worker
 from tests.clocks import HandClock
 from tests.memory_store import MemoryStore
+from tests.sharing.scripted import Hooks
 from tests.simulator.control import SimulatedBackend, SimulatedWorlds
 from tests.training_builders import a_training
 
@@ -65,14 +66,15 @@ class Cluster(SimulatedBackend):
 class Site:
     """A control plane with one cluster."""
 
-    def __init__(self, store: Store | None = None, *, gpus: int | None = None) -> None:
+    def __init__(self, store: Store | None = None, *, gpus: int | None = None, counted: int = 0) -> None:
+        self.counted = counted
         self.store: Store = store if store is not None else MemoryStore()
         self.clock = HandClock()
         self.cluster = Cluster(self.clock, gpus)
         self.worlds = SimulatedWorlds(self.clock, lambda uid: self.loop.run_changed(uid))
         self.cluster.changed = self._changed
         self.loop = Loop(self.store, {"kube": self.cluster}, self.worlds, self.clock, alive_every_s=None)
-        self.pool = Scheduler(Pool(gpus or 1, gpus or 1))
+        self.pool = Scheduler(Pool(gpus or counted or 1, gpus or counted or 1))
 
     def _changed(self, worker: Worker) -> None:
         self.worlds.worker_changed(worker)
@@ -103,8 +105,8 @@ def play(scenario: Callable[[Site], Awaitable[None]], make: Callable[[], Site] =
         async with asyncio.timeout(BOUND_S):
             site = make()
             await site.pool.start()
-            if site.cluster.capacity() is not None:
-                site.loop.use_pool("kube", site.pool.trainings)
+            if site.cluster.capacity() is not None or site.counted:
+                site.loop.use_pool("kube", site.pool.trainings, counted=bool(site.counted))
             site.loop.start()
             try:
                 await scenario(site)
@@ -241,7 +243,7 @@ def test_what_belonged_to_a_training_that_disappears_is_cleared_up_also_after_a_
         await eventually(lambda: gone(site, [training.uid]))
         assert (await site.put(a_training("demo", uid="another"))).status.holds("TargetReached")
 
-    monkeypatch.setattr(loops, "RETRY", Backoff(0.01, 30.0))
+    monkeypatch.setattr(leftovers, "RETRY", Backoff(0.01, 30.0))
     play(scenario)
 
 
@@ -323,3 +325,71 @@ def test_state_that_is_kept_anew_with_every_step_is_written_once_a_second() -> N
         assert site.store.version > written
 
     play(scenario)
+
+
+# GPUs of a cluster that were given to a pool ---------------------------------------------------------
+
+
+def has(site: Site, training: Training, ready: int) -> Callable[[], bool]:
+    """So many workers train, and there are no others."""
+
+    def look() -> bool:
+        alive = [one for one in site.cluster.workers(training.uid) if one.alive]
+        return site.get(training).status.world_size.ready == len(alive) == ready
+
+    return look
+
+
+def test_what_a_filling_training_has_of_a_cluster_goes_to_another_with_its_workers_and_comes_back() -> None:
+    async def scenario(site: Site) -> None:
+        fills = await site.put(a_training("fills", world=(1, 1, 3), resources=Resources(gpus=1), elasticity="fill"))
+        await eventually(has(site, fills, 3))
+        rival = await site.put(a_training("rival", world=(2, 2, 2), resources=Resources(gpus=1)))
+        await eventually(has(site, rival, 2))
+        await eventually(has(site, fills, 1))
+        assert not await site.told("FieldIgnored")
+        held = site.pool.snapshot().workers
+        assert sorted(one.training for one in held.values()) == ["default/fills", "default/rival", "default/rival"]
+        await site.edit(rival, cancel=Cancel(site.clock.now(), 0.0))
+        await eventually(lambda: site.get(rival).is_terminal)
+        site.clock.at += timedelta(minutes=2)  # whatever it costs to start workers is worth it by now
+        site.loop.wake(fills.key)
+        await eventually(has(site, fills, 3))
+
+    play(scenario, lambda: Site(counted=3))
+
+
+def test_workers_that_run_when_a_pool_is_first_there_are_given_places() -> None:
+    async def scenario(site: Site) -> None:
+        old = await site.put(a_training("old", world=(2, 2, 2), resources=Resources(gpus=1)))
+        assert has(site, old, 2)()
+        later = Scheduler(Pool(3, 3))
+        await later.start()
+        try:
+            site.loop.use_pool("kube", later.trainings, counted=True)
+            site.loop.wake(old.key)
+            await site.loop.idle()
+            assert has(site, old, 2)() and len(later.snapshot().workers) == 2
+            waits = await site.put(a_training("waits", world=(2, 2, 2), resources=Resources(gpus=1)))
+            assert not waits.status.holds("Admitted") and has(site, waits, 0)()
+        finally:
+            await site.loop.stop()
+            await later.stop()
+
+    play(scenario)
+
+
+def test_what_a_return_takes_is_measured_of_workers_that_waited_for_their_gpus() -> None:
+    async def scenario(site: Site) -> None:
+        fills = await site.put(a_training("fills", world=(1, 1, 3), resources=Resources(gpus=1), elasticity="fill"))
+        await eventually(lambda: site.get(fills).status.world_size.ready == 3)
+        assert site.pool.shares.crews[fills.uid].return_s is None, "its workers had to be started"
+        clusters = {"actor_train": ClusterSpec([2]), "actor_infer": ClusterSpec([2])}
+        await site.pool.register_pipeline("p1", clusters, Hooks())
+        await site.pool.admit_pipeline("p1")
+        await site.pool.request_gpus("p1", "actor_train", Priority.ACTOR_TRAINING)
+        await site.pool.notify_release_gpus("p1", "actor_train")
+        await eventually(lambda: site.get(fills).status.world_size.ready == 3)
+        await eventually(lambda: site.pool.shares.crews[fills.uid].return_s is not None)
+
+    play(scenario, lambda: Site(gpus=3))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import DistributedTraining
+from muster import DistributedTraining, InvalidRequest
 from tests.fleet import eventually
 from tests.plane import Plane, fresh
 
@@ -84,7 +84,9 @@ def test_priority_comes_before_age_and_nobody_passes_who_waits_longer(two_gpus: 
 
 def test_what_can_never_start_says_so_and_holds_nobody_back(two_gpus: Plane) -> None:
     plane = two_gpus
-    huge = plane.train("huge", world=(3, 3, 3), resources={"gpus": 1})
+    with pytest.raises(InvalidRequest, match=r"needs 3 GPUs \(3 workers × 1\), there are only 2 here"):
+        plane.train("huge", world=(3, 3, 3), resources={"gpus": 1})
+    huge = plane.train("huge", world=(3, 3, 3), resources={"gpus": 1}, force=True)
     assert admitted(huge) == "False"
     assert "there are only 2 here" in str(plane.client.explain("huge"))
     plane.train("small", "exit=0", world=(1, 1, 1), resources={"gpus": 1}).result(timeout=30)

@@ -72,6 +72,21 @@ def test_the_target_of_another_writer_is_noticed(plane: Plane) -> None:
 
 
 @pytest.mark.shared
+def test_a_target_that_was_reached_is_nobody_s_to_supersede(plane: Plane) -> None:
+    mine = plane.train(world=(1, 2, 4))
+    mine.scale(target=3)
+    assert mine.wait_until_target_world(timeout=30).ready == 3
+    with muster.Client(url=plane.url, token=plane.api_token) as another:
+        theirs = another.get("demo")
+        theirs.scale(target=2)
+        assert mine.wait_until_target_world(timeout=30).target == 2
+        theirs.scale(target=1)
+        assert mine.wait_until_target_world(timeout=30) == WorldStatus(1, 1, 1, 4, False)
+    plane.go()
+    assert mine.wait_until_target_world(timeout=30).target == 1
+
+
+@pytest.mark.shared
 def test_two_clients_that_scale_at_once_both_get_an_answer_and_one_target_stands(plane: Plane) -> None:
     training = plane.train(world=(1, 1, 4))
 

@@ -37,7 +37,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ran(plane: Plane) -> dict[str, list[str]]:
-    return {path.name.removeprefix("ran-"): path.read_text().split() for path in plane.notes.glob("ran-*")}
+    found = {path.name.removeprefix("ran-"): path.read_text().split() for path in plane.notes.glob("ran-*")}
+    return {name: words for name, words in found.items() if words}  # it may not be written yet
 
 
 def packages(plane: Plane) -> list[Path]:

@@ -630,6 +630,7 @@ def all_end(ends: Sequence[int]) -> bool:
             os.close(end)
 
 
+@pytest.mark.pages
 def test_the_demo_plays_to_its_end_and_leaves_nothing() -> None:
     demo = Demo(rollouts=5, pace_s=0.01)
     demo.read_until("P1 rollout 4/5")
@@ -660,6 +661,7 @@ def test_the_demo_plays_to_its_end_and_leaves_nothing() -> None:
     assert "problem" not in demo.text
 
 
+@pytest.mark.pages
 def test_a_killed_worker_costs_its_own_pipeline_only() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -672,7 +674,7 @@ def test_a_killed_worker_costs_its_own_pipeline_only() -> None:
     assert demo.left() == []
 
 
-@pytest.mark.soak  # half a minute each: the suite has to be quick
+@pytest.mark.soak  # half a minute each
 def test_a_killed_rank_of_the_training_heals() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -683,6 +685,7 @@ def test_a_killed_rank_of_the_training_heals() -> None:
     assert "problem" not in demo.text
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)]
 )
@@ -695,7 +698,7 @@ def test_an_interrupted_demo_leaves_nothing(number: signal.Signals, code: int) -
     assert all_end(ends), "something is still running"
 
 
-@pytest.mark.soak  # half a minute each: the suite has to be quick
+@pytest.mark.soak  # half a minute each
 def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("T is a training")
@@ -706,7 +709,7 @@ def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing() -> None:
     assert not Path(f"/proc/{keeper}").exists()
 
 
-@pytest.mark.soak  # half a minute each: the suite has to be quick
+@pytest.mark.soak  # half a minute each
 def test_an_interrupt_at_the_terminal_is_for_the_demo_alone() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -718,6 +721,7 @@ def test_an_interrupt_at_the_terminal_is_for_the_demo_alone() -> None:
     assert all_end(ends), "something is still running"
 
 
+@pytest.mark.pages
 def test_a_killed_demo_takes_its_processes_with_it() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -731,6 +735,7 @@ def test_a_killed_demo_takes_its_processes_with_it() -> None:
     assert not Path(home).parent.exists()
 
 
+@pytest.mark.pages
 def test_the_death_of_the_workers_parent_ends_the_demo() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")
@@ -741,7 +746,7 @@ def test_the_death_of_the_workers_parent_ends_the_demo() -> None:
     assert all_end(ends), "something is still running"
 
 
-@pytest.mark.soak  # half a minute each: the suite has to be quick
+@pytest.mark.soak  # half a minute each
 def test_the_death_of_the_control_plane_ends_the_demo() -> None:
     demo = Demo(rollouts=3, pace_s=0.02)
     demo.read_until("P1 rollout 1/3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,14 @@ GAP = "…"  # alone: lines that are left out; inside a line: words that are
 INTERRUPT = "^C"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
+_FILE = re.compile(r"`([^`\s]+\.(?:json|yaml))`")
+_PROGRAM = re.compile(r"# (\w+\.py)\b")
 
 # What is another one in each run. All other numbers count: ranks, rounds, sizes, exit codes.
 _VARYING = (
+    (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z"), "TIME"),
+    (re.compile(r"(?<=127\.0\.0\.1:)\d+"), "PORT"),
+    (re.compile(r"^\d+(?= +http)|(?<=\(pid )\d+"), "PID"),
     (re.compile(r"\b((\d+(\.\d+)?(ms|[smhd]))+\b ?)+"), "TIME "),
     (re.compile(r"^ *\d+\.\d{3}(?=  )"), "TIME"),
     (re.compile(r"loss \d+\.\d+"), "loss X"),
@@ -36,6 +42,7 @@ class Block:
     page: str
     kind: str
     body: str
+    file: str = ""  # data: where the page says that it is kept; Python: what its first line says that it is called
 
     @property
     def name(self) -> tuple[str, str]:
@@ -43,9 +50,22 @@ class Block:
         return self.page, self.body.partition("\n")[0]
 
 
+def pages() -> list[str]:
+    """All that users read, by name; the front page first."""
+    return ["README.md", *sorted(path.name for path in (ROOT / "docs").glob("*.md"))]
+
+
 def blocks(page: str) -> list[Block]:
-    place = ROOT / page if page == "README.md" else ROOT / "docs" / page
-    return [Block(page, kind, body) for kind, body in _FENCE.findall(place.read_text())]
+    text = (ROOT / page if page == "README.md" else ROOT / "docs" / page).read_text()
+    return [Block(page, found[1], found[2], _file(found, text)) for found in _FENCE.finditer(text)]
+
+
+def _file(found: re.Match[str], text: str) -> str:
+    if found[1] == "python":
+        named = _PROGRAM.match(found[2])
+        return named[1] if named else ""
+    told = _FILE.findall(text[: found.start()].rstrip().rpartition("\n\n")[2])
+    return told[-1] if told and found[1] else ""
 
 
 def commands(block: Block) -> list[Command]:
@@ -59,7 +79,18 @@ def commands(block: Block) -> list[Command]:
 def _transcript(text: str) -> Iterator[Command]:
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, *said = [line for line in part.splitlines() if line]
+        while _is_open(command):
+            command = "\n".join([command, said.pop(0)])
         yield Command(command, tuple(said) or None)
+
+
+def _is_open(command: str) -> bool:
+    """Whether a quotation goes on in the next line."""
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return False
 
 
 def printed(body: str) -> tuple[str, ...]:
@@ -96,4 +127,4 @@ def differences(said: tuple[str, ...], came: list[str]) -> list[str]:
 
 def may_fail(command: Command) -> bool:
     """Whether the page itself shows an error as the answer."""
-    return any(line.startswith(("muster: ", "muster world: ")) for line in command.said or ())
+    return any(line.startswith(("muster: ", "muster world: ", "The Training ")) for line in command.said or ())

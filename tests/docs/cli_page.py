@@ -33,7 +33,7 @@ What holds for all of them:
 | 1 | an error that has no code of its own |
 | 2 | wrong usage, or a training that is not valid |
 | 3 | not found |
-| 4 | conflict: the name is taken, or the training has ended |
+| 4 | conflict: the name is taken, the training has ended, or (`shell`) its rank does not run now |
 | 5 | no token, an unknown one, or one that may not do this |
 | 6 | the namespace's quota |
 | 7 | the control plane cannot be reached |

@@ -23,9 +23,10 @@ LOOK_AGAIN_S = 30.0
 ENVIRONMENT = Path(sys.executable).parents[1]
 PAUSE = "time.sleep(0.02)"  # after each step
 STEP_S = 0.002
+HOME, PROJECT = "/home/me", "/home/me/project"  # of whoever wrote the pages
 _LOOK = re.compile(r"muster (ps|events|explain|logs)\b")
 _MARK = "typed-"
-_PORT = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=[^\d.]0\.0\.0\.0:))\d+")
+_PORT = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=localhost:)|(?<=[^\d.]0\.0\.0\.0:))\d+")
 
 
 class Reader:
@@ -34,6 +35,7 @@ class Reader:
     def __init__(self, plane: Plane, **env: str) -> None:
         """`plane` gives the folder and takes everything down; its control plane is started by what is typed."""
         self.plane = plane
+        self.patience_s = PATIENCE_S  # of one command
         user = plane.folder / "user"
         user.mkdir()
         plane.home = user / ".muster"
@@ -57,24 +59,40 @@ class Reader:
         assert text.count(PAUSE) == 1
         example.write_text(text.replace(PAUSE, f"time.sleep({STEP_S} if given.steps <= 200 else {STEP_S * 10})"))
 
+    def open(self, page: str) -> None:
+        """Begin to read it, in the clone, wherever the page before has led."""
+        assert self.obey(Command(f"cd {self.clone}")) == [], page
+
     def activate(self) -> None:
         """What pages take for granted that do not say it themselves."""
         assert self.obey(Command(". .venv/bin/activate")) == []
 
     def read(self, block: Block, skip: Collection[str] = ()) -> list[str]:
         """Do what a block says, but for some commands; what was then not as it says."""
-        if block.kind == "yaml":
-            text = block.body.replace("/home/me/project", str(self.clone))  # where its author's project lies
-            (self.clone / "training.yaml").write_text(text)
+        if block.kind in ("yaml", "json"):
+            self._keep(block.file, block.body.replace(PROJECT, str(self.clone)))
             return []
         if block.kind == "python":
-            self._count += 1
-            name = f"example_{self._count}.py"
-            (self.clone / name).write_text(block.body)
-            return self.obey(Command(f"python {name}", blocks.printed(block.body)))
+            return self._program(block)
         assert block.kind == "", f"nobody has said how a block of {block.kind} is read"
         asked = [command for command in blocks.commands(block) if command.text not in skip]
         return [problem for command in asked for problem in self.obey(command)]
+
+    def _program(self, block: Block) -> list[str]:
+        """One that has a name of its own is started by what follows."""
+        if block.file:
+            self._keep(block.file, block.body)
+            return []
+        self._count += 1
+        name = f"example_{self._count}.py"
+        self._keep(name, block.body)
+        return self.obey(Command(f"python {name}", blocks.printed(block.body)))
+
+    def _keep(self, file: str, text: str) -> None:
+        """Where the page says: in the clone, or in the home."""
+        assert file, "the page does not say where this belongs"
+        place = self.plane.home.parent / file.removeprefix("~/") if file.startswith("~/") else self.clone / file
+        place.write_text(text)
 
     def obey(self, command: Command) -> list[str]:
         """What differs. Who only looks may look again, as a reader does who types faster than things happen."""
@@ -91,7 +109,7 @@ class Reader:
         if INTERRUPT in said:
             self._await(said[: said.index(INTERRUPT)], start)
             os.kill(self._foreground(), signal.SIGINT)
-        code = int(self._shell.expect(rf"{mark} (\d+)\n", PATIENCE_S)[1])
+        code = int(self._shell.expect(rf"{mark} (\d+)\n", self.patience_s)[1])
         if GAP in map(str.strip, said):
             self._await(said, start)  # what runs in the background may answer later
         problems = blocks.differences(said, self._since(start))
@@ -113,13 +131,14 @@ class Reader:
         text = self._shell.text[start:]
         for printed, real in self._ports.items():
             text = text.replace(f":{real}", f":{printed}")
+        text = text.replace(str(self.clone), PROJECT).replace(self.plane.env["HOME"], HOME)
         return [line for line in text.splitlines() if line.strip() and not line.startswith(_MARK)]
 
     def _await(self, said: tuple[str, ...], start: int) -> None:
         """Until all that was promised has come, or too long."""
         wanted = (*said, GAP)
         with contextlib.suppress(AssertionError):
-            eventually(lambda: not blocks.differences(wanted, self._since(start)), "the answer", PATIENCE_S)
+            eventually(lambda: not blocks.differences(wanted, self._since(start)), "the answer", self.patience_s)
 
     def _foreground(self) -> int:
         pid = self._shell.pid

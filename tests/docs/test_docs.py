@@ -6,8 +6,6 @@ import dataclasses
 import itertools
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -22,7 +20,6 @@ from muster.server.app import build
 from muster.types import frames, training
 from muster.types.codec import camel
 from tests.docs import cli_page, protocol_page
-from tests.plane import Plane
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -254,39 +251,6 @@ def test_every_python_example_compiles() -> None:
     assert len(examples) >= 4
     for body in examples:
         compile(body, "example", "exec")
-
-
-def test_the_pipeline_of_the_sharing_page_runs_as_written(tmp_path: Path) -> None:
-    bodies = [body for kind, body in _FENCE.findall(text_of("docs/sharing.md")) if kind == "python"]
-    script = tmp_path / "pipeline.py"
-    script.write_text(bodies[0])
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "trains on [0, 1]\n" * 2
-
-
-def test_the_module_of_the_engines_page_shares_as_written(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    bodies = [body for kind, body in _FENCE.findall(text_of("docs/engines.md")) if kind == "python"]
-    script = tmp_path / "engine.py"
-    script.write_text(bodies[0])
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "generates with weights 0\ngenerates with weights 1\nit was told to sleep\n"
-
-
-def test_the_calls_of_the_api_page_are_answered_as_it_says(plane: Plane) -> None:
-    bodies = re.findall(r"--json '(\{.*?\})' \$API(\S*)", text_of("docs/api.md"), re.DOTALL)
-    assert [tail for _, tail in bodies] == ["", "/web/scale"]
-    where = f"{plane.url}/v1/namespaces/default/trainings"
-    headers = ["-H", f"Authorization: Bearer {plane.api_token}", "-H", "Content-Type: application/json"]
-    answers = []
-    for body, tail in bodies:
-        asked = ["curl", "-s", *headers, "-d", body, where + tail]
-        answers.append(subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout)
-    assert '"kind":"Training"' in answers[0]
-    assert '"code": "world_size_out_of_bounds"' in answers[1]
-    plane.client.get("web").cancel()
 
 
 def test_nobody_is_told_to_install_a_name_that_stands_on_no_index() -> None:

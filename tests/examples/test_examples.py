@@ -37,6 +37,7 @@ def losses(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"loss ([\d.]+)", text)]
 
 
+@pytest.mark.pages
 def test_the_cnn_survives_the_loss_of_a_worker_and_goes_on_alone_where_it_was(shell: Plane) -> None:
     words = ("--name", "cifar", "--workers", "2", "--spares", "1", "--max-restarts", "0")
     script = str(EXAMPLES / "ddp_cifar_like.py")
@@ -54,6 +55,7 @@ def test_the_cnn_survives_the_loss_of_a_worker_and_goes_on_alone_where_it_was(sh
     assert losses(alone.text)[-1] < 0.5 * found[0]
 
 
+@pytest.mark.pages
 def test_a_training_survives_the_kill_of_a_worker(shell: Plane) -> None:
     run = example(shell, "survive_kill.py", "--steps", "70")
     assert run.wait(PATIENCE_S) == 0, run.text
@@ -73,6 +75,7 @@ def test_a_training_survives_the_kill_of_a_worker(shell: Plane) -> None:
     assert blocks.differences((*said, blocks.GAP), re.findall(r"^ +[\d.]+ s  (.*)$", told, re.MULTILINE)) == []
 
 
+@pytest.mark.pages
 def test_a_training_grows_and_shrinks(shell: Plane) -> None:
     run = example(shell, "elastic_scale.py", "2", "1")
     assert run.wait(PATIENCE_S) == 0, run.text
@@ -83,6 +86,7 @@ def test_a_training_grows_and_shrinks(shell: Plane) -> None:
     assert shell.client.list() == [], "it is removed"
 
 
+@pytest.mark.pages
 def test_a_sharded_training_is_killed_grown_and_shrunk_and_its_loss_goes_on_as_if_nothing_had_been(
     shell: Plane, tmp_path: Path
 ) -> None:
@@ -100,6 +104,7 @@ def test_a_sharded_training_is_killed_grown_and_shrunk_and_its_loss_goes_on_as_i
     assert shell.client.list() == [], "it is removed"
 
 
+@pytest.mark.pages
 def test_two_pipelines_learn_and_lend_each_other_gpus(shell: Plane) -> None:
     run = example(shell, "two_rl_pipelines.py", "--steps", "5")
     assert run.wait(PATIENCE_S) == 0, run.text

@@ -91,12 +91,16 @@ def test_the_command_line_works_against_a_cluster(kube_plane: KubePlane, tmp_pat
         "import os, sys, time, pathlib\n"
         "rank, number = os.environ['RANK'], os.environ['MUSTER_ROUND']\n"
         "print(f'rank {rank} in round {number}', flush=True)\n"
-        "if (rank, number) == ('1', '0') and '--fall' in sys.argv: sys.exit(5)\n"
+        "if (rank, number) == ('1', '0') and '--fall' in sys.argv:\n"
+        f"    while not pathlib.Path({str(plane.notes)!r}, 'fall').exists(): time.sleep(0.01)\n"
+        "    sys.exit(5)\n"
         f"while not pathlib.Path({str(plane.notes)!r}, 'go').exists(): time.sleep(0.01)\n"
         "print(f'rank {rank} is done', flush=True)\n"
     )
     plane.kubectl("apply", "-f", "-", input=plane.manifest(script=str(talker), args=["--fall"], stopGraceSeconds=1))
     follow = plane.muster("logs", "demo", "-f", "--rank", "1")
+    follow.expect("rank 1 in round 0")
+    (plane.notes / "fall").touch()
     plane.said("wait", "demo", "--for=target", "--timeout", "30s")
     eventually(lambda: (plane.object() or {})["status"]["round"] == 1, "the second round")
     follow.expect("rank 1 in round 1")
@@ -107,7 +111,8 @@ def test_the_command_line_works_against_a_cluster(kube_plane: KubePlane, tmp_pat
     plane.go()
     assert plane.muster("wait", "demo", "--timeout", "30s").wait() == 0
     assert follow.wait() == 0
-    said = [line for line in follow.text.splitlines() if "rank" in line]
+    assert "demo  healed: rank 1 on demo-1: Exit 5" in follow.text
+    said = [line for line in follow.text.splitlines() if "rank" in line and "healed" not in line]
     assert [line[line.index("rank 1") :] for line in said] == [
         "rank 1 in round 0", "rank 1 in round 1", "rank 1 in round 2", "rank 1 is done",
     ], follow.text  # fmt: skip

@@ -127,7 +127,7 @@ def test_a_newcomer_is_probed_before_the_world_takes_it_in(plane: Plane, board: 
         (event.type, event.message[:16]) for event in training.events() if event.reason == "WorkerKeptOut"
     }
     assert [one["pid"] for one in plane.started(0, 2)] == [one["pid"] for one in first] and not plane.told("start", 1)
-    assert condition(training, "MeshReady").status == "True", "of the world that trains"
+    until(training, "MeshReady", "True")  # of the world that trains
     keys_become(endpoint(plane), mesh_ready="0 1")
     board.cut()
     training.wait_until_target_world(timeout=20)
@@ -198,15 +198,17 @@ def test_keys_in_an_etcd_survive_nobody(plane: Plane, real_etcd: servers.Etcd) -
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(("cut", "status"), [((), "ready"), (("demo-0", "demo-1"), "degraded")])
+@pytest.mark.parametrize(
+    ("cut", "timeout_s", "status"), [((), 60.0, "ready"), (("demo-0", "demo-1"), 0.5, "degraded")]
+)
 def test_ranks_that_ask_learn_how_their_mesh_is(
-    plane: Plane, board: Switchboard, cut: tuple[str, ...], status: str
+    plane: Plane, board: Switchboard, cut: tuple[str, ...], timeout_s: float, status: str
 ) -> None:
     script = plane.folder / "asks.py"
     script.write_text("import muster\nmuster.mesh_wait()\nprint('mesh is', muster.mesh_status())\n")
     board.cut(*cut)
-    training = plane.train(script=str(script), **gated(board, 0.5))
-    training.result(timeout=20)
+    training = plane.train(script=str(script), **gated(board, timeout_s))
+    training.result(timeout=40)
     said = "".join(training.logs())
     assert said.count(f"mesh is {status}") == 2, said
 

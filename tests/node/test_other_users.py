@@ -11,6 +11,7 @@ import pytest
 
 from muster.node.logs import Echo
 from muster.node.rank_files import RankFiles
+from muster.node.timekeeping import Timekeeper
 from muster.types.world import MemberId, Place, Round, Seat
 from tests.fleet import PROBE, Fleet, Process, eventually, free_port
 from tests.node.test_faults import below
@@ -163,7 +164,6 @@ def test_a_rank_prints_into_a_regular_file_or_not_at_all(tmp_path: Path, what: s
         {"a link": path.symlink_to, "a second name": path.hardlink_to}.get(what, lambda _: os.mkfifo(path))(secret)
     seat = Seat(0, MemberId("m"), "a", "127.0.0.1", 1)
     with pytest.raises(OSError, match=r"round-0"):
-        RankFiles(
-            Place(Round(0, (seat,)), seat, 0, 0), "run", tmp_path / "logs", str(tmp_path), Echo(enabled=False), ""
-        )
+        told = Echo(enabled=False), Timekeeper(enabled=False)
+        RankFiles(Place(Round(0, (seat,)), seat, 0, 0), "run", tmp_path / "logs", str(tmp_path), *told, "")
     assert secret.read_text() == "secret"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import muster
-from muster.node import progress
+from muster.node import progress, word
+from tests.fleet import Fleet, eventually
 
 
 @pytest.fixture
@@ -89,6 +91,28 @@ def test_a_file_that_cannot_be_read_tells_nothing(content: bytes | None, tmp_pat
     assert progress.read(str(path)) is None
 
 
+@pytest.mark.parametrize("read_by_somebody", [False, True])
+def test_an_agent_does_not_wait_for_what_a_rank_puts_in_the_place_of_its_file(
+    tmp_path: Path, read_by_somebody: bool
+) -> None:
+    path = str(tmp_path / "progress")
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if read_by_somebody else None
+    found: list[object] = []
+
+    def look() -> None:
+        found.extend((progress.read(path), progress.read_first(path), word.asked(path)))
+        word.over(path)
+        found.append("done")
+
+    agent = threading.Thread(target=look, daemon=True)
+    agent.start()
+    agent.join(10)
+    assert found == [None, None, word.Asked(0, 0), "done"]
+    if reader is not None:
+        os.close(reader)
+
+
 def test_a_rank_needs_only_the_standard_library_and_leaves_its_step_when_killed(file: str) -> None:
     script = """\
 import os, signal, sys, muster
@@ -102,3 +126,16 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert (done.stdout, done.stderr) == ("[]\n", "")
     mark = progress.read(file)
     assert mark is not None and mark[0] == 42 and mark[1] <= time.monotonic()
+
+
+def test_a_hang_timeout_without_steps_never_fires_and_says_so(fleet: Fleet) -> None:
+    fleet.coordinator()
+    node = fleet.node("a", "--nnodes", "1", "--hang-timeout", "0.5", program=fleet.probe("wait"))
+
+    def kinds() -> list[str]:
+        return [one["kind"] for one in (fleet.view() or {"story": []})["story"]]
+
+    eventually(lambda: "unwatched" in kinds(), "told that a hang would not be noticed")
+    fleet.go()
+    assert node.wait() == 0
+    assert "recall" not in node.text and "round 1" not in node.text

@@ -197,9 +197,7 @@ def waited(rank: WatchedRank, cwd: Path) -> list[str]:
     told: list[str] = []
 
     async def wait() -> None:
-        await Saves(Where(str(cwd), (), (), str(cwd / "scratch"))).over(
-            lambda: [rank], SHORT, lambda busy: told.append(busy.told)
-        )
+        await Saves(Where(str(cwd), (), (), str(cwd / "scratch"))).over(lambda: [rank], SHORT, told.append)
 
     asyncio.run(wait())
     return told
@@ -222,7 +220,7 @@ def test_saves_may_be_nested_and_end_with_an_error(monkeypatch: pytest.MonkeyPat
     with muster.saving():
         with pytest.raises(KeyError), muster.saving():
             raise KeyError
-        assert waited(rank, tmp_path)[-1] == "rank 0 saves"
+        assert waited(rank, tmp_path) == ["rank 0 saves, and is given up to 0.2 s for it"]
     assert waited(rank, tmp_path) == []
 
 
@@ -251,16 +249,16 @@ def test_what_a_rank_started_saves_for_it(tmp_path: Path) -> None:
         os._exit(0)
     os.close(reader)
     eventually(lambda: (tmp_path / "model.pt").exists(), "it writes")
-    assert waited(rank, tmp_path)[-1] == f"rank 0 writes {tmp_path}/model.pt"
+    assert waited(rank, tmp_path) == [f"rank 0 writes {tmp_path}/model.pt, and is given up to 0.2 s for it"]
     os.close(writer)
     os.waitpid(child, 0)
 
 
 def test_a_file_that_is_kept_open_is_no_save(tmp_path: Path) -> None:
-    rank, told = a_rank(tmp_path), []
+    rank, told = a_rank(tmp_path), list[str]()
 
     async def wait(kept: Saves) -> None:
-        await kept.over(lambda: [rank], SHORT, lambda busy: told.append(busy.told))
+        await kept.over(lambda: [rank], SHORT, told.append)
 
     async def play() -> None:
         kept = Saves(Where(str(tmp_path), (), (), str(tmp_path / "ours")))
@@ -270,7 +268,7 @@ def test_a_file_that_is_kept_open_is_no_save(tmp_path: Path) -> None:
         assert told == []
         with open(tmp_path / "new.pt", "w"):
             await wait(kept)
-        assert set(told) == {f"rank 0 writes {tmp_path}/new.pt"}
+        assert told == [f"rank 0 writes {tmp_path}/new.pt, and is given up to {SHORT.grace_s:g} s for it"]
 
     with open(tmp_path / "data.bin", "w"):
         asyncio.run(play())

@@ -107,3 +107,32 @@ def test_the_stack_of_c_that_newer_pythons_add_is_passed_over() -> None:
 def test_without_threads_the_only_stack_counts() -> None:
     lines = ["Stack (most recent call first):", '  File "/home/me/train.py", line 7 in step']
     assert stacks.read(lines).frame == "/home/me/train.py:7 in step"
+
+
+def test_the_words_of_a_program_are_not_those_of_the_dump(tmp_path: Path) -> None:
+    script = """\
+import sys, threading
+from busy import wait
+never = threading.Event()
+for _ in range(30):
+    threading.Thread(target=never.wait, daemon=True).start()
+print("the data is not there", file=sys.stderr)
+wait()
+"""
+    lines = dump(tmp_path, script, BUSY)
+    assert len(lines) > 100 and lines[-1] != "the data is not there"
+    assert stacks.words([*lines, "Extension modules: numpy.core (total: 1)"]) == ["the data is not there"]
+    assert stacks.words([*lines, "terminate called"]) == ["the data is not there", "terminate called"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "ValueError: no"],
+        ["Fatal Python error: init_fs_encoding: failed to get the Python codec"],
+        ["Extension modules: are what this program talks about", ""],
+    ],
+)
+def test_what_is_no_dump_stays(lines: list[str]) -> None:
+    assert stacks.words(lines) == lines

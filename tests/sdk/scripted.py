@@ -116,6 +116,7 @@ class Plane:
     streams: dict[str, deque[Episode]] = field(default_factory=dict)
     token: str | None = None
     pages: int = 500
+    place: str = field(default_factory=place)  # whose files it sees
     news: threading.Condition = field(default_factory=threading.Condition)
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -154,7 +155,7 @@ class Plane:
             case "GET", ["healthz"]:
                 return 200, {}
             case "GET", ["v1", "whoami"]:
-                return 200, {"name": "me", "role": "admin", "place": place()}
+                return 200, {"name": "me", "role": "admin", "place": self.place}
             case "GET", ["v1", "usage"]:
                 return 200, {"items": [codec.to_wire(Usage("default", "demo", gpu_seconds=2.0))]}
             case "GET", ["v1", "namespaces", _, "trainings"]:
@@ -222,6 +223,10 @@ class Plane:
             if self.on_events:
                 self.on_events.popleft()()
             return {"items": [codec.to_wire(event) for event in self.journal]}
+        if what == "metrics":
+            points = [[1, 100.0, 0.5], [None, 101.0, 0.25]]
+            worker = {"name": "demo-0", "cpuPercent": 93.1, "memoryBytes": 123, "gpuPercent": None, "at": 101.0}
+            return {"series": [{"name": "loss", "points": points}], "workers": [worker], "newer": True}
         if what == "usage":
             return codec.to_wire(Usage("default", training.metadata.name, worker_seconds=1.5))
         return {"summary": "it is ready", "details": ["2 of 2 workers are ready"]}

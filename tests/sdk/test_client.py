@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from muster.errors import InvalidRequest, NotFound, WaitTimeout
+from muster.compat import handle as compat
+from muster.errors import Forbidden, InvalidRequest, NotFound, WaitTimeout
+from muster.sdk import flows
 from muster.sdk.client import Client
+from muster.sdk.effects import Flow
 from muster.sdk.training import DistributedTraining
+from muster.types.event import Event
 from muster.types.training import Outcome, RankExit, RankStatus
 from tests.sdk.scripted import Caller, Plane, a_training, ended
 
 
-@pytest.mark.parametrize("kind", [Client, DistributedTraining])
+@pytest.mark.parametrize("kind", [Client, DistributedTraining, compat.DistributedTraining])
 def test_every_method_has_a_twin_with_the_same_signature(kind: type) -> None:
     methods = {name: value for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"}
     plain = [name for name in methods if not name.endswith("_async")]
@@ -71,6 +78,19 @@ def test_a_list_can_be_narrowed(caller: Caller, plane: Plane, client: Client) ->
     assert plane.asked[-1].params["labelSelector"] == "team=vision"
 
 
+def test_metrics_are_records_and_can_be_narrowed(caller: Caller, plane: Plane, client: Client) -> None:
+    handle = client.get("demo")
+    metrics = caller.call(handle, "metrics")
+    assert plane.asked[-1].params == {}
+    assert metrics["loss"].points == ((1, 100.0, 0.5), (None, 101.0, 0.25)) and metrics["loss"].last == 0.25
+    [worker] = metrics.workers
+    assert (worker.name, worker.cpu_percent, worker.gpu_percent) == ("demo-0", 93.1, None)
+    with pytest.raises(KeyError, match="there are loss"):
+        metrics["accuracy"]
+    caller.call(handle, "metrics", "loss", "lr")
+    assert plane.asked[-1].params == {"names": "loss,lr"}
+
+
 def test_events_usage_and_explanations_are_records(caller: Caller, plane: Plane, client: Client) -> None:
     handle = client.get("demo")
     assert [one.reason for one in caller.call(handle, "events")] == ["Created"]
@@ -78,6 +98,82 @@ def test_events_usage_and_explanations_are_records(caller: Caller, plane: Plane,
     assert caller.call(client, "usage", datetime(2026, 1, 1, tzinfo=UTC), "namespace")[0].gpu_seconds == 2.0
     assert plane.asked[-1].params == {"since": "2026-01-01T00:00:00.000Z", "by": "namespace"}
     assert str(caller.call(client, "explain", "demo")) == "it is ready\n  2 of 2 workers are ready"
+
+
+SINCE = [
+    (7, {"after": "7"}),
+    (Event("Created", id=9), {"after": "9"}),
+    (datetime(2026, 1, 1, tzinfo=UTC), {"since": "2026-01-01T00:00:00.000Z"}),
+    ("2026-01-01T02:00:00+02:00", {"since": "2026-01-01T00:00:00.000Z"}),
+]
+
+
+@pytest.mark.parametrize(("since", "params"), SINCE)
+def test_events_can_be_read_from_an_entry_or_a_time_on(
+    caller: Caller, plane: Plane, client: Client, since: Any, params: dict[str, str]
+) -> None:
+    caller.call(client.get("demo"), "events", since)
+    assert plane.asked[-1].params == params
+    caller.call(client, "events", "demo", since=since)
+    assert plane.asked[-1].params == params
+
+
+@pytest.mark.parametrize("since", ["yesterday", True, 1.5])
+def test_events_since_what_is_neither_are_refused(caller: Caller, plane: Plane, client: Client, since: Any) -> None:
+    handle = client.get("demo")
+    with pytest.raises(InvalidRequest, match="since must be an event, its id, or a time"):
+        caller.call(handle, "events", since)
+    assert len(plane.asked) == 1
+
+
+# Held for the length of a block -------------------------------------------------------------------
+
+
+def in_block(caller: Caller, handle: DistributedTraining, body: Callable[[], object] = lambda: None) -> None:
+    async def asynchronously() -> None:
+        async with handle:
+            body()
+
+    if caller.kind == "async":
+        return asyncio.run(asynchronously())
+    with handle:
+        body()
+
+
+def test_the_end_of_a_block_cancels_what_still_runs(caller: Caller, plane: Plane, client: Client) -> None:
+    in_block(caller, client.get("demo"))
+    assert [one.path.rpartition("/")[2] for one in plane.writes()] == ["cancel"]
+
+
+def test_the_end_of_a_block_leaves_what_has_ended_as_it_is(caller: Caller, plane: Plane, client: Client) -> None:
+    plane.put(ended(a_training(), "succeeded"))
+    in_block(caller, client.get("demo"))
+    assert plane.writes() == []
+
+
+def test_a_training_that_was_deleted_in_the_block_is_nobody_s_error(
+    caller: Caller, plane: Plane, client: Client
+) -> None:
+    in_block(caller, client.get("demo"), plane.remove)
+
+
+def test_what_goes_wrong_in_a_block_comes_before_what_goes_wrong_at_its_end(
+    caller: Caller, plane: Plane, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(handle: object, grace: object) -> Flow[None]:
+        raise Forbidden("this token may not")
+        yield
+
+    def fail() -> None:
+        raise KeyError("its own")
+
+    monkeypatch.setattr(flows, "cancel", refused)
+    handle = client.get("demo")
+    with pytest.raises(Forbidden):
+        in_block(caller, handle)
+    with pytest.raises(KeyError) as caught:
+        in_block(caller, handle, fail)
+    assert caught.value.__notes__ == ["training demo could not be cancelled: this token may not"]
 
 
 # Writing -----------------------------------------------------------------------------------------

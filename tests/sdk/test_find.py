@@ -17,6 +17,7 @@ from muster.sdk import find, flows
 from muster.sdk.client import Client
 from muster.sdk.effects import HttpRequest
 from muster.sdk.find import Search
+from muster.sdk.home import is_locked, mark_stopped
 from tests.fleet import eventually
 from tests.sdk.conftest import STAND_IN, started_in
 from tests.sdk.scripted import PATIENCE_S, Caller, Dropped, House, Plane, a_training
@@ -172,6 +173,27 @@ def test_a_control_plane_that_was_stopped_is_told_and_no_second_one_is_started(
     assert started_in(home) == [pid]
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_one_that_was_stopped_on_purpose_is_started_by_who_comes_anew_and_not_by_who_was_there(
+    caller: Caller, home: Path, removed: bool
+) -> None:
+    was_there = Client(search=an_embedded(home))
+    caller.call(was_there, "get", "demo")
+    (pid,) = started_in(home)
+    mark_stopped(home, True)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not is_locked(home), "it is gone", PATIENCE_S)
+    if removed:
+        home.rename(home.with_name("removed"))
+    with pytest.raises(Unavailable, match="the control plane was stopped") as caught:
+        caller.call(was_there, "get", "demo")
+    assert "muster server start" in caught.value.hint
+    assert home.exists() is not removed
+    if not removed:
+        assert started_in(home) == [pid]
+        assert caller.call(Client(search=an_embedded(home)), "get", "demo").name == "demo"
+
+
 def test_one_that_is_alive_and_answers_nobody_is_hung_and_did_not_fail_to_start(
     caller: Caller, plane: Plane, house: House, tmp_path: Path, impatient: None
 ) -> None:
@@ -214,7 +236,7 @@ def test_a_creation_whose_answer_was_lost_is_repeated_under_the_same_key(
         raise Dropped
 
     plane.on_write.append(drop)
-    made = caller.call(client, "train", script="/train.py", name="mine")
+    made = caller.call(client, "train", script=__file__, name="mine")
     keys = [one.headers["idempotency-key"] for one in plane.writes()]
     assert made.name == "mine"
     assert len(keys) == 2 and len(set(keys)) == 1

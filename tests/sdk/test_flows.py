@@ -193,3 +193,40 @@ def test_what_never_left_may_always_be_sent_again() -> None:
     next(flow)
     assert isinstance(flow.send(Lost("refused", sent=False)), Locate)
     assert isinstance(flow.send(None), HttpRequest)
+
+
+def test_a_wait_gives_one_that_was_stopped_on_purpose_a_minute_to_come_back() -> None:
+    now, pauses = 0.0, 0
+    with pytest.raises(Unavailable, match="was stopped"):
+        outage = flows.Outage()
+        while True:
+            flow = outage.wait(Unavailable("gone"))
+            answer: Any = None
+            try:
+                while True:
+                    effect = flow.send(answer)
+                    answer = now if isinstance(effect, Now) else None
+                    if isinstance(effect, Pause):
+                        now, pauses = now + effect.seconds, pauses + 1
+                    elif isinstance(effect, Locate):
+                        answer = Lost("the control plane was stopped", hint="muster server start", stopped=True)
+            except StopIteration as done:
+                outage = done.value
+    assert flows.STOPPED_S <= now < flows.STOPPED_S + 2 and pauses > flows.MOST_FAILED_STARTS
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"name": "me", "backends": ["kube"]}, ("kube",)),
+        ({"name": "me"}, ()),
+        ({"name": "me", "backends": "kube"}, ()),
+        ([], ()),
+    ],
+)
+def test_a_control_plane_that_does_not_say_with_what_it_runs_workers_is_an_old_one(told: object, found: object) -> None:
+    flow = flows.backends()
+    assert flow.send(None) == HttpRequest("GET", "/v1/whoami")
+    with pytest.raises(StopIteration) as done:
+        flow.send(Response(200, json.dumps(told).encode()))
+    assert done.value.value == found

@@ -120,7 +120,7 @@ def test_a_call_that_does_not_fit_the_function_is_refused_here(plane: Plane) -> 
 
 
 def test_a_program_is_submitted_in_one_call_and_its_twin(plane: Plane) -> None:
-    made = muster.distributed(script="/train.py", world_size=2, name="one", labels={"team": "vision"})
+    made = muster.distributed(script=__file__, world_size=2, name="one", labels={"team": "vision"})
     twin = asyncio.run(muster.distributed_async(command=["true"], name="two", namespace="lab"))
     assert (made.name, made.training.metadata.labels) == ("one", {"team": "vision"})
     assert (twin.name, twin.namespace) == ("two", "lab")
@@ -132,3 +132,81 @@ def test_a_client_and_a_key_can_be_given(plane: Plane, house: House) -> None:
         made = muster.distributed(module="a.b", client=client, idempotency_key="mine")
     assert made.namespace == "lab"
     assert plane.writes()[-1].headers["idempotency-key"] == "mine"
+
+
+GUARDED = """\
+import asyncio
+import sys
+import muster
+
+@muster.distributed(name="mine", force={force})
+def train() -> None:
+    print("trains")
+
+def main() -> None:
+    {call}
+
+try:
+    {body}
+except muster.InvalidRequest as error:
+    sys.exit(f"{{error}}; {{error.hint}}")
+"""
+
+
+def run_program(folder: Path, *, body: str, call: str = "train()", force: bool = False) -> str:
+    """What a program says that is refused."""
+    program = folder / "program.py"
+    program.write_text(GUARDED.format(body=body, call=call, force=force))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=PATIENCE_S * 3)
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "body"),
+    [
+        ("pass", "train()"),
+        ("train()", "main()"),
+        ("asyncio.run(train.submit_async())", "main()"),
+        ("train()", "for _ in range(2): main()"),
+    ],
+)
+def test_a_call_that_every_rank_would_repeat_is_not_submitted(
+    plane: Plane, tmp_path: Path, call: str, body: str
+) -> None:
+    said = run_program(tmp_path, call=call, body=body)
+    assert "train is called at the top of its module (line 13): ranks, which import the module" in said
+    assert "put the call below `if __name__ == '__main__':`" in said
+    assert plane.writes() == []
+
+
+def test_a_guarded_call_is_submitted_and_so_is_one_that_insists(plane: Plane, tmp_path: Path) -> None:
+    assert run_program(tmp_path, body="main() if False else None\n    if __name__ == '__main__': main()") == ""
+    assert run_program(tmp_path, body="train()", force=True) == ""
+    assert len(plane.writes()) == 2
+
+
+@pytest.mark.parametrize("again", ["train()", "muster.distributed(command=['true'])"])
+def test_a_rank_that_comes_by_a_call_while_it_imports_says_so(plane: Plane, tmp_path: Path, again: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"import muster\n@muster.distributed\ndef train(): ...\nif True: {again}\n")
+    done = run_rank([f"{program}:train", '{"args": [], "kwargs": {}}', str(tmp_path)], tmp_path)
+    assert done.returncode == 1
+    assert "is called while this rank imports its module" in done.stderr.splitlines()[-1]
+    assert plane.writes() == []
+
+
+def test_a_script_that_is_not_there_is_refused_where_the_control_plane_would_look_for_it_here(
+    plane: Plane, tmp_path: Path
+) -> None:
+    where = tmp_path / "nowhere.py"
+    with pytest.raises(muster.InvalidRequest, match=f"there is no file {where}") as refused:
+        muster.distributed(script=where)
+    assert refused.value.problems[0].field == "spec.script" and "force=True" in refused.value.hint
+    with pytest.raises(muster.InvalidRequest, match=r"there is no file /data/train\.py"):
+        asyncio.run(muster.distributed_async(script="train.py", working_dir="/data"))
+    assert plane.writes() == []
+    muster.distributed(script=where, force=True)
+    muster.distributed(script=where, image="registry.example.com/it:1")
+    plane.place = "elsewhere"
+    muster.distributed(script=where)
+    assert [one.params.get("force") for one in plane.writes()] == ["true", None, None]

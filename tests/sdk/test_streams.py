@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
 
 from muster.errors import NotFound, Unauthenticated, Unavailable, to_wire
+from muster.sdk import streams
 from muster.sdk.client import Client
+from muster.types.event import Event
 from muster.types.training import Training
 from tests.sdk.scripted import Caller, Episode, House, Plane, a_training, ended, frames
 
@@ -55,6 +58,36 @@ def test_following_a_tail_does_not_show_what_came_before_it(caller: Caller, plan
     plane.play("logs", Episode("[0] a\n[0] b\n[0] c\n[0] d\n[1] x\n[1] y\n[1] z\n", before=lambda: finish(plane)))
     lines = caller.take(99, client.get("demo"), "logs", follow=True, tail=1)
     assert lines == ["[0] c", "[1] y", "[0] d", "[1] z"]
+
+
+def test_a_time_that_is_known_better_later_makes_no_line_come_twice(
+    caller: Caller, plane: Plane, client: Client
+) -> None:
+    text = "{0}.054Z [0] a\n{0}.060Z [1] a\n- [0] a\n"
+    again = Episode(text.format("12:00:01") + "12:00:02.000Z [1] b\n", before=lambda: finish(plane))
+    plane.play("logs", Episode(text.format("12:00:00"), breaks=True), again)
+    lines = caller.take(99, client.get("demo"), "logs", follow=True, timestamps=True)
+    assert lines == ["12:00:00.054Z [0] a", "12:00:00.060Z [1] a", "- [0] a", "12:00:02.000Z [1] b"]
+    assert plane.asked[-2].params == {"follow": "true", "timestamps": "true"}
+
+
+def test_a_stream_of_ranks_can_say_when(caller: Caller, plane: Plane, client: Client) -> None:
+    plane.play("logs", Episode("12:00Z [0] a\n- [12] b c\n12:01Z nobody\n", before=lambda: finish(plane)))
+    assert caller.take(99, client.get("demo"), "stream_logs", timestamps=True) == [(0, "12:00Z a"), (12, "- b c")]
+
+
+def test_a_stream_of_ranks_names_who_wrote_each_line(caller: Caller, plane: Plane, client: Client) -> None:
+    handle = client.get("demo")
+    text = "[0] a\n[12] [0] b\nno rank wrote this\n[x] nor this\n[1] \n"
+    plane.play("logs", Episode(text, breaks=True), Episode(f"{text}[0] c\n", before=lambda: finish(plane)))
+    lines = caller.take(99, handle, "stream_logs")
+    assert lines == [(0, "a"), (12, "[0] b"), (1, ""), (0, "c")]
+    assert plane.asked[-2].params == {"follow": "true"}
+
+
+def test_a_stream_of_some_ranks_leaves_out_the_others(caller: Caller, plane: Plane, client: Client) -> None:
+    plane.play("logs", Episode("[0] a\n[1] b\n[2] c\n", before=lambda: finish(plane)))
+    assert caller.take(99, client.get("demo"), "stream_logs", ranks=[2, 0]) == [(0, "a"), (2, "c")]
 
 
 def test_a_stream_that_a_stopping_server_closed_is_taken_up_again(
@@ -146,3 +179,20 @@ def test_changes_of_other_namespaces_are_not_shown(caller: Caller, plane: Plane,
     foreign = replace(foreign, metadata=replace(foreign.metadata, namespace="theirs"))
     plane.play("watch", Episode(frames([("ADDED", foreign), ("ADDED", at(7, a_training("ours")))])))
     assert [one.training.name for one in caller.take(1, client, "watch", "5")] == ["ours"]
+
+
+def test_entries_of_the_journal_come_where_they_are_asked_for(caller: Caller, plane: Plane, client: Client) -> None:
+    entry = {"reason": "Healed", "message": "a lost", "uid": "u", "training": "demo", "id": 4, "data": {"step": 7}}
+    told = f"event: EVENT\ndata: {json.dumps({'type': 'EVENT', 'object': entry})}\n\n"
+    plane.play("watch", Episode(told + frames([("MODIFIED", at(6, a_training(ready=1)))])))
+    flow = streams.watch("default", "5", events=True)
+    seen = list(itertools.islice(client.iterate(flow), 2))
+    assert isinstance(seen[0], Event) and (seen[0].message, seen[0].data) == ("a lost", {"step": 7})
+    assert isinstance(seen[1], streams.Seen)
+    assert plane.asked[-1].params["events"] == "true"
+
+
+def test_whoever_asks_for_no_entries_gets_none(caller: Caller, plane: Plane, client: Client) -> None:
+    plane.play("watch", Episode(frames([("MODIFIED", at(6, a_training(ready=1)))])))
+    assert len(caller.take(1, client, "watch", "5")) == 1
+    assert "events" not in plane.asked[-1].params

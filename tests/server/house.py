@@ -43,12 +43,13 @@ class Pretender:
     planned: list[Training] = field(default_factory=list)
     more: asyncio.Event = field(default_factory=asyncio.Event)
     patience: timedelta = timedelta(seconds=90)
+    gpus: int | None = 8
 
     def workers(self, uid: Uid) -> Sequence[Worker]:
         return (Worker("w-0", uid, "here", NOON),)
 
-    def capacity(self) -> Capacity:
-        return Capacity(0)
+    def capacity(self) -> Capacity | None:
+        return None if self.gpus is None else Capacity(self.gpus)
 
     def plan(self, training: Training) -> Mapping[str, Any]:
         self.planned.append(training)

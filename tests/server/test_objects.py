@@ -316,3 +316,54 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
         assert stored is not None and stored.training.spec.env["TOKEN"] == SECRET
 
     in_house(tmp_path, test)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_more_gpus_than_there_are_are_refused_unless_forced(tmp_path: Path, dry_run: bool) -> None:
+    async def test(house: House) -> None:
+        asked = {"dryRun": "true"} if dry_run else {}
+        body = a_body("huge", resources={"gpus": 3}, worldSize={"min": 3, "target": 3, "max": 4})
+        refused = await house.client.post(TRAININGS, json=body, params=asked)
+        error = error_of(refused)
+        assert (refused.status_code, error["code"]) == (422, "invalid")
+        assert "it needs 9 GPUs (3 workers × 3), there are only 8 here: it could never start" in error["message"]
+        assert "muster pool" in error["hint"] and "--force" in error["hint"]
+        assert error["details"]["fields"][0]["field"] == "spec.resources.gpus"
+        assert house.store.get(Key("default", "huge")) is None
+        forced = await house.client.post(TRAININGS, json=body, params={**asked, "force": "true"})
+        assert forced.status_code == (200 if dry_run else 201)
+
+    in_house(tmp_path, test)
+
+
+def test_gpus_are_only_counted_where_somebody_counts_them(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        body = a_body("huge", resources={"gpus": 100})
+        house.backend.gpus = None  # the cluster places workers
+        assert (await house.client.post(TRAININGS, json=body, params={"dryRun": "true"})).status_code == 200
+        house.backend.gpus = 0
+        refused = await house.client.post(TRAININGS, json=body)
+        assert "it needs 100 GPUs (1 worker × 100), there is none here" in error_of(refused)["message"]
+
+    in_house(tmp_path, test)
+
+
+def test_a_pool_says_how_many_gpus_there_are_in_a_cluster(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        house.backend.gpus = None
+        for gpus, status in ((4, 201), (5, 422)):
+            made = await house.client.post(TRAININGS, json=a_body(f"with-{gpus}", resources={"gpus": gpus}))
+            assert made.status_code == status
+
+    in_house(tmp_path, test, pooled={"local": 4})
+
+
+def test_a_repeated_submission_is_answered_even_if_gpus_have_gone(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        body, headers = a_body("first", resources={"gpus": 4}), {"Idempotency-Key": "one"}
+        assert (await house.client.post(TRAININGS, json=body, headers=headers)).status_code == 201
+        house.backend.gpus = 1
+        again = await house.client.post(TRAININGS, json=body, headers=headers)
+        assert (again.status_code, again.headers["idempotent-replay"]) == (201, "true")
+
+    in_house(tmp_path, test)

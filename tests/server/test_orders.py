@@ -123,13 +123,17 @@ def test_a_quota_is_kept_by_submissions_and_by_growth(tmp_path: Path) -> None:
         too_much = await house.client.post(TRAININGS, json=a_body("second", resources={"gpus": 1}))
         assert (too_much.status_code, error_of(too_much)["code"]) == (403, "quota_exceeded")
         assert "4 gpus: 3 are in use, 2 more" in error_of(too_much)["message"]
+        assert error_of(too_much)["details"] == {"resource": "gpus", "current": 3, "requested": 2, "limit": 4}
         grown = await house.client.post(f"{TRAININGS}/first/scale", json={"target": 4})
         assert error_of(grown)["code"] == "quota_exceeded"
+        assert error_of(grown)["details"] == {"resource": "gpus", "current": 3, "requested": 2, "limit": 4}
         assert (await house.client.post(f"{TRAININGS}/first/scale", json={"target": 3})).status_code == 202
         spared = await house.client.patch(f"{TRAININGS}/first", json={"spec": {"spares": 2}})
         assert error_of(spared)["code"] == "quota_exceeded"
         await house.submit("second")
-        assert (await house.client.post(TRAININGS, json=a_body("third"))).status_code == 403
+        third = await house.client.post(TRAININGS, json=a_body("third"))
+        assert third.status_code == 403
+        assert error_of(third)["details"] == {"resource": "trainings", "current": 2, "requested": 1, "limit": 2}
         await house.settle("second", "succeeded", rank_exits=())
         await house.submit("third")
         (house.home / "quotas.json").write_text(json.dumps({"default": {"gpus": 1}}))

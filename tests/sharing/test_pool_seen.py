@@ -21,6 +21,7 @@ BOUND_S = 60.0
 ON_3 = {"actor_train": ClusterSpec([3]), "actor_infer": ClusterSpec([3])}
 
 
+@pytest.mark.pages
 def test_a_gpu_that_a_training_lends_is_seen_with_whoever_has_it_and_counts_once(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     plane.env["MUSTER_GPUS"] = "4"

@@ -36,6 +36,7 @@ NAMES = [
 # On a real cluster -------------------------------------------------------------------------------
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_cluster(name: str, ray_outcomes: dict[str, str]) -> None:
     assert ray_outcomes.get(name, "it did not run") == "", ray_outcomes.get(name)

@@ -168,10 +168,14 @@ class SimulatedProcesses:
         fresh = []
         for rank in self._machine.ranks:
             step = _step(rank, self._now)
-            if rank.hung_at is None and self._told_steps.get(rank.rank) != step:
+            if self._told_steps.get(rank.rank) != step:
                 self._told_steps[rank.rank] = step
                 fresh.append((rank.rank, step, round(self._now - max(step * STEP_S, rank.born_at), 4)))
         return tuple(fresh)
+
+    def tell_again(self) -> None:
+        """Another coordinator may not know what was told."""
+        self._told_steps.clear()
 
     # The guard
 

@@ -349,6 +349,8 @@ class SimulatedWorker:
 
     def _heard(self, frame: Frame) -> None:
         orders = self.state.heard(frame, self.now)
+        if isinstance(frame, WelcomeFrame):
+            self.processes.tell_again()
         if isinstance(frame, WelcomeFrame) and self.connection.home is not None:
             self.lifeline.lead(self.connection.home)
         if isinstance(frame, RenewedFrame | WelcomeFrame):

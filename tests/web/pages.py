@@ -45,6 +45,10 @@ class Visitor:
         self.page.get_by_role("button", name="Sign in").click()
         self.page.get_by_role("navigation", name="Views").wait_for()
 
+    def answer(self, path: str, body: object) -> None:
+        """Whoever asks for that path is told this, whatever the control plane would say."""
+        self.page.route(lambda url: urlsplit(url).path.endswith(path), lambda route: route.fulfill(json=body))
+
     def go(self, view: str) -> None:
         self.page.evaluate("view => { location.hash = view }", view)
 
@@ -73,13 +77,16 @@ class Visitor:
         self.page.set_viewport_size({"width": WIDE, "height": 860})
 
     def faults(self) -> list[str]:
-        """What axe finds serious or critical, in both themes."""
+        """All that axe finds, of any weight, in both themes and at both widths."""
         found = []
-        for theme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):  # nothing else is of a theme
-            self.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
-            for one in Axe().run(self.page, options=options).response["violations"]:
-                if one["impact"] in ("serious", "critical"):
-                    found.append(f"{theme}: {one['id']}: {[_shown(node) for node in one['nodes']][:3]}")
+        for width in (WIDE, NARROW):
+            self.page.set_viewport_size({"width": width, "height": 860})
+            for theme in ("light", "dark"):
+                self.page.emulate_media(color_scheme=theme)
+                for one in Axe().run(self.page).response["violations"]:
+                    nodes = [_shown(node) for node in one["nodes"]][:3]
+                    found.append(f"{theme} {width}: {one['id']} ({one['impact']}): {nodes}")
+        self.page.set_viewport_size({"width": WIDE, "height": 860})
         return found
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -49,6 +50,24 @@ def token_of(plane: Plane, name: str, role: Role) -> str:
     return Tokens(plane.home).create(name, role)
 
 
+def test_the_dashboard_s_address_signs_in_once_and_nothing_of_it_stays(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    page = visitor.page
+    address = plane.muster("dashboard", "--no-browser").expect(r"http://\S+/#/sign-in/\S+")[0]
+    page.goto(address)
+    page.get_by_role("navigation", name="Views").wait_for()
+    assert page.evaluate("location.hash") == "#/trainings"
+    assert page.evaluate("history.length") <= 2
+    page.reload()  # the token is kept for the tab
+    page.get_by_role("navigation", name="Views").wait_for()
+    visitor.button("Sign out").click()
+    visitor.may_fail = True  # the browser notes the 401
+    page.evaluate("address => { location.hash = new URL(address).hash }", address)
+    visitor.see("the code was used already")
+    visitor.may_fail = False
+    assert page.evaluate("location.hash") == "#/trainings"
+
+
 def test_nothing_yet_says_what_to_run_and_a_wrong_token_is_told(plane: Plane, visitor: Visitor) -> None:
     serve(plane)
     page = visitor.page
@@ -92,7 +111,8 @@ def test_a_killed_worker_is_seen_with_its_reason_and_its_successor_without_a_rel
     expect(row).to_contain_text("ready")
     expect(row.get_by_role("img", name="2 of 2 workers ready, 2 to 4 allowed, 1 of 1 spares ready")).to_be_visible()
     expect(row).to_contain_text("2 of 2 workers train")
-    expect(page.get_by_role("row").filter(has_text="sweep")).to_contain_text("rank 0 on sweep-0: Exit 3 in round 0")
+    sweep = page.get_by_role("row").filter(has_text="sweep")
+    expect(sweep).to_contain_text("rank 0 on sweep-0: rank 0 ends at step 5 (Exit 3 in round 0")
     visitor.picture("trainings")
     assert visitor.faults() == []
 
@@ -107,6 +127,9 @@ def test_a_killed_worker_is_seen_with_its_reason_and_its_successor_without_a_rel
     visitor.card("Timeline").get_by_text("Spare promoted").wait_for()
     visitor.card("Timeline").get_by_text(f"{spare} takes rank 1", exact=True).wait_for()
     page.get_by_role("button", name=f"Rank 1: running on {spare}").wait_for()
+    healed = re.compile(rf"{seated[1]} lost; {spare} has rank 1 after \d+(\.\d)? m?s; back at step 0, \d+ steps redone")
+    visitor.card("Timeline").get_by_text(healed).wait_for()
+    expect(page.get_by_role("status").filter(has_text="Healed at")).to_contain_text(healed)
     visitor.see("demo is ready: 2 of 2 workers train in round 1.")
     expect(page.get_by_role("definition").filter(has_text="/s")).to_be_visible()  # steps per second
     assert page.evaluate("window.notReloaded")
@@ -216,6 +239,23 @@ def test_the_banner_says_when_the_control_plane_is_away_and_goes_when_it_is_back
     page.get_by_role("img", name="3 of 3 workers ready").first.wait_for()
     visitor.card("Log").get_by_text("begins round 1").first.wait_for()
     assert page.evaluate("window.notReloaded")
+
+
+def test_the_banner_says_what_the_control_plane_warns_of_for_as_long_as_it_does(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    stepping(plane).wait_until_target_world(timeout=30)
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+    visitor.see("demo is ready")
+    assert plane.daemon is not None
+    daemon, unlimited = plane.daemon.proc.pid, resource.RLIM_INFINITY
+    resource.prlimit(daemon, resource.RLIMIT_FSIZE, (0, unlimited))  # its disk takes nothing any more
+    banner = visitor.page.get_by_role("status").filter(has_text="the control plane cannot write since")
+    banner.wait_for()
+    expect(banner).to_contain_text("what is shown may be as old as that")
+    visitor.picture("warned")
+    assert visitor.faults() == []
+    resource.prlimit(daemon, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    banner.wait_for(state="detached")
 
 
 def test_a_hidden_page_keeps_no_connection_and_catches_up_when_it_is_seen(plane: Plane, visitor: Visitor) -> None:

@@ -20,7 +20,7 @@ from tests.simulator.machine import Census, Machine, SimulatedRank
 from tests.simulator.network import Network
 from tests.simulator.worlds import a_training
 
-SOME = 3_000
+SOME = 1_000
 TEN_THOUSAND = 10_000
 CHUNKS = 8
 

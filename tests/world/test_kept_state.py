@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from muster.cli.world import _state_lines
 from muster.core.world.views import view
-from muster.types.frames import Frame, HelloFrame, HoldsFrame, Introduction, RenewFrame, StoppedFrame, UpFrame
+from muster.types.frames import (
+    Frame,
+    HelloFrame,
+    HoldsFrame,
+    Introduction,
+    Presented,
+    RenewFrame,
+    RunRecord,
+    StoppedFrame,
+    UpFrame,
+)
 from muster.types.run_event import JOURNAL, Kind
 from muster.types.state import Held, Holding
 from muster.types.world import MemberId, RunId
@@ -116,3 +126,43 @@ def test_the_view_of_a_run_says_what_is_safe_and_who_has_how_much() -> None:
     assert shown["members"][0]["holds"] == {"step": 8, "ranks": 2, "bytes": 0, "limit": 0}
     assert _state_lines(shown["kept_state"])[0] == "safe: step 8 is safe against the loss of any one worker, for 2s"
     assert _state_lines(None) == []
+
+
+# After the coordinator's death -------------------------------------------------------------------
+
+
+def a_hello(record: RunRecord, name: str, step: int, *ranks: int) -> HelloFrame:
+    """Of a worker whose ranks were stopped while nobody led, and that has their state of that step."""
+    holding = Holding(tuple(Held(rank, 2, record.round, step, 1 << 20) for rank in ranks), ("127.0.0.1", 1))
+    shown = Presented(record=record, round=record.round, running=False, store_port=7, holding=holding, epoch=1)
+    return HelloFrame(run_id=RUN, kind="agent", member=Introduction(MemberId(name), name), present=shown)
+
+
+def test_the_first_round_of_a_new_coordinator_knows_what_the_last_to_come_back_holds() -> None:
+    world = World()
+    assert world.protocol.at.moment.record is not None
+    after = RunProtocol(RUN)
+    peer = Peer()
+    after.greet(peer, a_hello(world.protocol.at.moment.record, "a", 5, 0), world.now)
+    for _ in range(3):  # until no member can come back that knows of a later round
+        world.now += 1.0
+        after.hear(peer, RenewFrame(epoch=after.at.epoch), world.now)
+        after.settle(world.now)
+    after.greet(Peer(), a_hello(world.protocol.at.moment.record, "b", 5, 1), world.now)
+    after.settle(world.now)
+    assert after.run is not None and after.run.round is not None and after.run.round.number == 1, after.at.reason
+    assert after.run.round.resume is not None and after.run.round.resume.step == 5
+
+
+def test_what_the_first_to_come_back_holds_is_known_when_another_shows_a_later_round() -> None:
+    world = World()
+    first = world.protocol.at.moment.record
+    for name in "ab":
+        world.holds(name, 3, 0, 1)
+    world.lose("b")
+    later = world.protocol.at.moment.record
+    assert first is not None and later is not None and later.round > first.round
+    after = RunProtocol(RUN)
+    after.greet(Peer(), a_hello(first, "b", 5, 0, 1), world.now)
+    after.greet(Peer(), a_hello(later, "a", 4), world.now)
+    assert after.run is not None and after.run.holdings[MemberId("b")].held[0].step == 5

@@ -23,7 +23,7 @@ from muster.types.frames import (
     RunRecord,
 )
 from muster.types.records import replace
-from muster.types.state import Resume, Source
+from muster.types.state import MOST_HELD, Held, Holding, Resume, Source
 from muster.types.world import Member, MemberId, Outline, Role, Round, RunId, Seat, Settings
 from muster.world import frames_out, wire
 from muster.world.frames_out import Moment, Showing
@@ -103,6 +103,13 @@ def test_a_hello_that_presents_a_world_of_ten_thousand_fits_a_frame() -> None:
     record = records.record(RunId("r"), 1, a_run(MANY)).outlined(MemberId(f"{7:032x}"))
     hello = HelloFrame(member=Introduction(MemberId("m"), "a"), present=Presented(record=record))
     assert len(wire.encode(hello)) < 4096
+
+
+def test_a_hello_of_one_who_holds_as_much_as_one_may_fits_a_frame() -> None:
+    held = tuple(Held(rank, MOST_HELD, 10**6, 10**9, 10**12, 10**12) for rank in range(MOST_HELD))
+    record = records.record(RunId("r"), 1, a_run(MANY)).outlined(MemberId(f"{7:032x}"))
+    shown = Presented(record=record, holding=Holding(held, ("h" * 255, 65535)))
+    assert len(wire.encode(HelloFrame(member=Introduction(MemberId("m"), "a"), present=shown))) < wire.MAX_FRAME
 
 
 # Parts -------------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ def test_a_failure_in_the_gap_between_hello_and_welcome_is_not_lost() -> None:
 
 def test_a_hang_over_a_member_that_lost_its_power_costs_nothing() -> None:
     fleet = a_training("a b c", size=2, min=2, max=2, spares=1, hang_timeout_s=3.0, lease_s=6.0, max_restarts=0)
-    fleet.advance(0.1)
+    fleet.until("a step is told", lambda: steps_told(fleet))
     fleet.agent("b").power_off()
     fleet.agent("a").machine.ranks[0].hung_at = fleet.clock.now
     fleet.until("the hang is seen", lambda: told(fleet, "recall"), within_s=5.0)
@@ -340,10 +340,23 @@ def test_a_hang_is_found_the_rank_that_stopped_first_is_named_and_the_round_rest
 
 def test_a_hang_with_the_budget_spent_is_a_failure_that_names_the_rank() -> None:
     fleet = a_training("a b", size=2, min=2, max=2, hang_timeout_s=4.0, max_restarts=0)
+    fleet.until("a step is told", lambda: steps_told(fleet))
     fleet.hang("a")
     everyone_leaves(fleet, 20.0)
     assert fleet.outcome is not None and fleet.outcome.reason == "hang"
     assert "rank 0 on a: HangDetected" in fleet.outcome.message
+
+
+def test_a_hang_is_found_by_a_coordinator_that_came_after_it() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, hang_timeout_s=5.0)
+    fleet.until("a step is told", lambda: steps_told(fleet))
+    fleet.hang("b")
+    fleet.crash(back_after_s=0.5)
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=20.0)
+
+
+def steps_told(fleet: SimulatedFleet) -> bool:
+    return fleet.run.round is not None and bool(fleet.run.round.progress)
 
 
 def test_rounds_without_a_new_highest_step_end_with_no_progress() -> None:

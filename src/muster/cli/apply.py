@@ -21,6 +21,7 @@ app = typer.Typer(rich_markup_mode=None)
 @app.command(epilog="Example: muster apply -f training.yaml")
 def apply(
     file: list[str] = typer.Option(..., "-f", "--file", metavar="FILE", help="YAML or JSON; - reads stdin."),
+    force: bool = typer.Option(False, "--force", help="Create it even if it can never start here."),
     output: OutputOption = Output.TABLE,
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
@@ -29,7 +30,7 @@ def apply(
     """Create the trainings that files describe, or change those that exist to match."""
     manifests = [manifest for path in file for manifest in manifests_of(read_file(path), path)]
     client = session.open_client(url, token, namespace)
-    applied = [client.apply(manifest).training for manifest in manifests]
+    applied = [client.apply(manifest, force=force).training for manifest in manifests]
     for training in applied:
         tell(f"{training.metadata.name} is applied, generation {training.generation}")
     if output is not Output.TABLE:

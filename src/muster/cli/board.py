@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from muster.cli.choosing import KEYS
 from muster.cli.safe_text import shown
 from muster.cli.trainings import reason_of, target_of
 from muster.core.training.explain import show_age
-from muster.types.training import Training
+from muster.types.training import Training, Uid
 
 TITLES = ("NAME", "PHASE", "READY", "SPARES", "GPUS", "ROUND", "STEP", "RESTARTS", "AGE", "REASON")
 _PHASE_STYLES = {"pending": "yellow", "ready": "green", "succeeded": "green", "failed": "red", "cancelled": "magenta"}
@@ -39,6 +40,11 @@ class Board:
     namespace: str = ""
     url: str = ""
     trouble: str = ""  # why what stands here may be old
+    heals: Mapping[Uid, str] = field(default_factory=dict)  # what was told of losses a moment ago
+    warning: str = ""  # what the control plane says is wrong with itself
+    chosen: str = ""  # the uid of a training
+    without_ended: bool = False
+    said: str = ""  # to whoever types
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,9 @@ def lines(board: Board, now: datetime, width: int, height: int) -> list[Line]:
     pools = [line for pool in board.pools for line in _pool(pool, width)]
     room = max(height - len(head) - 1, 0)
     for_trainings = max(room - len(pools), (room + 1) // 2)
-    found = _fitted(_trainings(board.trainings, now, width), for_trainings)
+    listed = in_order(board)
+    at = next((at for at, one in enumerate(listed) if one.uid == board.chosen), None)
+    found = _fitted(_marked(_trainings(board, listed, now, width), at), for_trainings, at)
     found = found or [(StyledText("no trainings here yet: muster run SCRIPT", "dim"),)]
     shown_pools = pools[: max(room - len(found), 0)]
     if len(shown_pools) < len(pools) and shown_pools:
@@ -65,9 +73,23 @@ def lines(board: Board, now: datetime, width: int, height: int) -> list[Line]:
     return [_clipped(line, width) for line in [*head, (), *found, *shown_pools][:height]]
 
 
+def in_order(board: Board) -> list[Training]:
+    """The trainings that are shown, from top to bottom."""
+    found = [one for one in board.trainings if not (board.without_ended and one.is_terminal)]
+    return sorted(found, key=lambda one: (_ORDER.get(one.status.phase, 2), one.metadata.name))
+
+
+def logged(name: str, output: Sequence[str], width: int, height: int) -> list[Line]:
+    """The end of a training's log."""
+    head = (StyledText(f"log of {shown(name)}   q quits, esc goes back", "bold"),)
+    texts = [shown(line) for line in output] or ["no output yet"]
+    room = max(height - 2, 0)
+    return [_clipped(line, width) for line in [head, (), *((StyledText(text),) for text in texts[-room:])]][:height]
+
+
 def plain(board: Board, now: datetime) -> Iterator[str]:
     """All of it, as wide as it is."""
-    for block in _trainings(board.trainings, now, None):
+    for block in _trainings(board, in_order(board), now, None):
         yield from map(text_of, block)
     for pool in board.pools:
         yield from map(text_of, _pool(pool, None))
@@ -100,21 +122,25 @@ def _head(board: Board, now: datetime, width: int) -> list[Line]:
     told = ", ".join(f"{count} {phase}" for phase, count in counts.items() if count)
     clock = f"{now.astimezone():%H:%M:%S}"
     namespace = shown(board.namespace)
-    fullest = (f"{namespace} at {shown(board.url)}", told, "q quits", clock)
+    fullest = (f"{namespace} at {shown(board.url)}", told, "arrows choose, q quits", clock)
     told_less = (fullest, (namespace, told, "q quits"), (told, "q quits"), ("q quits",))
     texts = ["   ".join(part for part in ("muster top", *parts) if part) for parts in told_less]
     head: list[Line] = [(StyledText(next((text for text in texts if len(text) <= width), texts[-1][:width]), "bold"),)]
+    if board.said or board.chosen:
+        head += [(StyledText(line, "dim"),) for line in _wrapped(shown(board.said or KEYS), width)]
+    if board.warning:
+        head += [(StyledText(line, "red"),) for line in _wrapped(shown(f"warning: {board.warning}"), width)]
     if board.trouble:
         head += [(StyledText(line, "red"),) for line in _wrapped(shown(f"out of date: {board.trouble}"), width)]
     return head
 
 
-def _trainings(trainings: Sequence[Training], now: datetime, width: int | None) -> list[Block]:
-    ordered = sorted(trainings, key=lambda one: (_ORDER.get(one.status.phase, 2), one.metadata.name))
-    return _grid(TITLES, [_row(one, now) for one in ordered], width, {1: _PHASE_STYLES}) if ordered or not width else []
+def _trainings(board: Board, ordered: Sequence[Training], now: datetime, width: int | None) -> list[Block]:
+    rows = [_row(one, now, board.heals.get(one.uid, "")) for one in ordered]
+    return _grid(TITLES, rows, width, {1: _PHASE_STYLES}) if ordered or not width else []
 
 
-def _row(training: Training, now: datetime) -> tuple[str, ...]:
+def _row(training: Training, now: datetime, heal: str) -> tuple[str, ...]:
     status, created = training.status, training.metadata.creation_timestamp
     steps = [rank.step for rank in status.ranks if rank.step is not None]
     return (
@@ -127,7 +153,7 @@ def _row(training: Training, now: datetime) -> tuple[str, ...]:
         str(min(steps, default="-")),
         str(status.restarts),
         show_age(now - created) if created else "-",
-        shown(reason_of(training)),
+        shown(reason_of(training) or (heal and f"healed: {heal}")),
     )
 
 
@@ -252,10 +278,21 @@ def _clipped(line: Line, width: int) -> Line:
     return tuple(kept)
 
 
-def _fitted(blocks: Sequence[Block], room: int) -> list[Line]:
-    """Whole blocks, and a line that says how many more there are."""
+def _marked(blocks: Sequence[Block], at: int | None) -> list[Block]:
+    """With the row of the one that is chosen in reverse; the first block is the titles."""
+    if at is None:
+        return list(blocks)
+    row, *below = blocks[at + 1]
+    marked = (tuple(StyledText(span.text, "reverse") for span in row), *below)
+    return [*blocks[: at + 1], marked, *blocks[at + 2 :]]
+
+
+def _fitted(blocks: Sequence[Block], room: int, at: int | None = None) -> list[Line]:
+    """Whole blocks, and a line that says how many more there are. Those above give way to the one that is chosen."""
     if sum(map(len, blocks)) <= room:
         return _flat(blocks)
+    while at and sum(map(len, blocks[: at + 2])) + 1 > room:
+        blocks, at = [blocks[0], *blocks[2:]], at - 1
     kept: list[Line] = []
     for at, block in enumerate(blocks):
         if len(kept) + len(block) + 1 > room:

@@ -23,7 +23,7 @@ from muster.types.codec import to_wire
 if TYPE_CHECKING:
     from muster.sdk.client import Client
     from muster.types.event import Event
-    from muster.types.training import Training
+    from muster.types.training import Training, WorkerStatus
     from muster.types.usage import Usage
 
 app = typer.Typer(rich_markup_mode=None)
@@ -72,18 +72,26 @@ def _journal(client: Client, name: str) -> Sequence[Event]:
 
 @app.command(epilog="Example: muster events demo -o png --file timeline.png")
 def events(
-    name: session.Name,
+    name: str | None = typer.Argument(
+        None, metavar="[NAME]", help="Name of the training; without one, all.", autocompletion=session.complete_names
+    ),
+    every: bool = typer.Option(False, "-A", "--all-namespaces", help="Without NAME: from every namespace."),
     output: Story = typer.Option(Story.TABLE, "-o", "--output", help="How to print them; png is a timeline."),
     file: Path | None = typer.Option(None, metavar="FILE", help="Where -o png puts it (NAME.png)."),
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
     token: session.Token = None,
 ) -> None:
-    """List what happened to a training, oldest first, with who did it and why."""
+    """List what happened to a training, or lately to all of them, oldest first, with who did it and why."""
     if file is not None and output is not Story.PNG:
-        raise exits.Misused("--file is for a picture", hint=f"muster events {name} -o png --file {file}")
-    found = _journal(session.open_client(url, token, namespace), name)
-    if output is Story.PNG:
+        raise exits.Misused("--file is for a picture", hint=f"muster events {name or 'NAME'} -o png --file {file}")
+    if name is None and output is Story.PNG:
+        raise exits.Misused("a picture is of one training", hint="muster events NAME -o png")
+    if name is not None and every:
+        raise exits.Misused("NAME is in one namespace", hint=f"muster events {name} -n NAMESPACE")
+    client = session.open_client(url, token, namespace)
+    found = client.events(all_namespaces=every) if name is None else _journal(client, name)
+    if name is not None and output is Story.PNG:
         picture = file or Path(f"{name}.png")
         timeline.draw(name, found, datetime.now(UTC), picture)
         print(picture)
@@ -94,10 +102,24 @@ def events(
     now = datetime.now(UTC)
     ages = [show_age(now - event.at) if event.at else "-" for event in found]
     rows = [
-        (age, event.type, event.reason, "-" if event.round is None else event.round, event.actor, event.message)
+        (
+            age,
+            *_about(event, named=name is not None, every=every),
+            event.type,
+            event.reason,
+            "-" if event.round is None else event.round,
+            event.actor,
+            event.message,
+        )
         for age, event in zip(ages, found, strict=True)
     ]
-    write_table(("AGE", "TYPE", "REASON", "ROUND", "ACTOR", "MESSAGE"), rows)
+    about = () if name is not None else ("NAMESPACE", "NAME") if every else ("NAME",)
+    write_table(("AGE", *about, "TYPE", "REASON", "ROUND", "ACTOR", "MESSAGE"), rows)
+
+
+def _about(event: Event, *, named: bool, every: bool) -> tuple[str, ...]:
+    """Which training it is about, where that is not clear."""
+    return () if named else (event.namespace, event.training) if every else (event.training,)
 
 
 @app.command(epilog="Example: muster explain demo")
@@ -133,6 +155,7 @@ def description(
     yield from _fields({**_head(training, now), **_taken(used)})
     yield from _section("Conditions", _conditions(training, now))
     yield from _section("State", _state(training, now))
+    yield from _section("Workers", _workers(training, now))
     yield from _section("Ranks", _ranks(training, now))
     yield from _section("Lent", _lent_workers(lent))
     yield from _section("Exits", _exits(training))
@@ -165,9 +188,16 @@ def _head(training: Training, now: datetime) -> Mapping[str, object]:
         "Round": "none yet" if status.round is None else status.round,
         "Restarts": f"{status.restarts} of {spec.max_restarts}",
         "Lease": f"{spec.lease_seconds:g} s",
+        "Bench": _bench(training),
         "Priority": spec.priority or None,
         "Generation": f"{metadata.generation}, acted on {status.observed_generation}",
     }
+
+
+def _bench(training: Training) -> str:
+    """What was measured between its workers; that it is not yet, as long as it can be."""
+    found, asked = training.status.bench, training.spec.bench
+    return str(found) if found is not None else "not measured yet" if asked and not training.is_terminal else ""
 
 
 def _taken(used: Usage | None) -> Mapping[str, object]:
@@ -201,6 +231,28 @@ def _state(training: Training, now: datetime) -> Iterator[str]:
     if state is not None:
         age = f"{show_age(now - state.safe_at)}" if state.safe_at else ""
         yield from _fields(state_words.facts(state, age))
+
+
+def _workers(training: Training, now: datetime) -> Iterator[str]:
+    """Those with a rank first, then spares and the rest; all spares are shown before the last of many others."""
+    found = training.status.workers
+    spares = [one for one in found if one.role != "active"][: _RANKS_SHOWN // 2]
+    shown = [one for one in found if one.role == "active"][: _RANKS_SHOWN - len(spares)] + spares
+    for one in shown:
+        ranks = f", rank{'s' * ('-' in one.ranks)} {one.ranks}" if one.ranks else ""
+        age = f" for {show_age(now - one.since)}" if one.since else ""
+        where = f" on {one.node}" if one.node else ""
+        yield f"{one.name} {_part(one, training)}{age}{where}{ranks}" + (f": {one.note}" if one.note else "")
+    if len(found) > len(shown):
+        yield f"and {len(found) - len(shown)} more"
+
+
+def _part(worker: WorkerStatus, training: Training) -> str:
+    """What it does, in one word; a spare by whether it was there when the round formed."""
+    formed = min((rank.started_at for rank in training.status.ranks if rank.started_at), default=None)
+    if worker.role != "spare" or worker.since is None or formed is None:
+        return worker.role
+    return "standby" if worker.since <= formed else "hot spare"
 
 
 def _ranks(training: Training, now: datetime) -> Iterator[str]:

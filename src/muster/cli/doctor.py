@@ -30,6 +30,7 @@ from muster.errors import MusterError, how_to_install
 from muster.sdk import home, peers
 from muster.sdk.home import Running
 from muster.sdk.peers import Unproved
+from muster.store import room
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -37,6 +38,8 @@ State = Literal["ok", "warn", "fail"]
 
 _FILES_WANTED = 4096  # a training of 200 workers needs a few descriptors for each
 _SHM_WANTED = 1 << 30  # data loaders of torch pass batches through it
+_FREE_WANTED = 1 << 30  # logs and checkpoints of an hour
+_FILES_LEFT = 10_000
 _SECRETS = ("token", "tokens.json")
 _CLOCK_OFF_S = 5.0
 _ANSWER_S = 3.0
@@ -128,10 +131,26 @@ def _home() -> Iterator[Check]:
 
 def _disk() -> Iterator[Check]:
     where = files.home()
+    nearest = next(path for path in (where, *where.parents) if path.exists())
+    with contextlib.suppress(OSError):  # what may not be looked at is told with the home
+        yield room_of(room.space(nearest), where)
     if where.is_dir():
         logs, journal = trimming.taken(where / "logs"), sum(path.stat().st_size for path in where.glob("muster.db*"))
         shown = f"{trimming.show(logs)} of logs, {trimming.show(journal)} of database with the journal"
         yield Check("disk", "ok", f"{where} takes {shown}")
+
+
+def room_of(space: room.Space, where: Path) -> Check:
+    """A control plane goes on without room, but records nothing new until there is some."""
+    left = space.files is not None and space.files < _FILES_LEFT
+    told = (
+        f"{space.files} more files can be made"
+        if left
+        else f"{trimming.show(space.free)} of {trimming.show(space.total)} are free"
+    )
+    state: State = "fail" if space.is_low() else "warn" if left or space.free < _FREE_WANTED else "ok"
+    next_command = "make room: muster ps -A shows what can be deleted (muster delete NAME), with its logs"
+    return Check("free space", state, f"{told} where {where} is", next_command)
 
 
 def _control_plane() -> Iterator[Check]:

@@ -66,7 +66,7 @@ def report(error: Exception) -> int:
     if isinstance(error, errors.InvalidRequest):
         for problem in error.problems:
             text = f"{problem.field}: {problem.message}"
-            if text not in str(error):
+            if text not in str(error) and problem.message != str(error):
                 print(f"  {shown(text)}", file=sys.stderr)
     return code_of(error)
 

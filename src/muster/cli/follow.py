@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from muster.cli import exits, safe_text
@@ -20,14 +21,17 @@ from muster.cli.output import is_live
 from muster.cli.safe_text import shown as on_one_line
 from muster.cli.terminal import silent_keys
 from muster.cli.trainings import reason_of, target_of
-from muster.core.training.explain import explain
+from muster.core.training.explain import explain, show_age
 from muster.errors import MusterError
+from muster.types.event import HEALED, UNWATCHED, Event
 
 if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
+    from muster.types.bench import Bench
     from muster.types.training import Training
 
 _WIDEST = 100  # a panel, in columns
+_DRAWN_PER_S = 1  # though nothing has changed but the time
 _DRAIN_S = 10.0  # how long output may still come after the end
 _COLOURS = {"pending": "yellow", "ready": "green", "succeeded": "bright_green", "failed": "red", "cancelled": "magenta"}
 
@@ -71,11 +75,11 @@ def view_of(training: Training) -> View:
 
 
 def ending(training: Training) -> str:
-    """How it ended, in a sentence; each rank that failed has a clause."""
+    """How it ended: a clause for each rank that failed, and last the sentence that says why."""
     status = training.status
     text = explain(training, (), datetime.now(UTC)).summary
     clauses = [str(one) for one in status.rank_exits or () if one.failed and str(one) not in text]
-    return "\n  ".join(map(safe_text.line, [text, *clauses]))
+    return "\n".join([*(safe_text.line(f"  {clause}") for clause in clauses), safe_text.line(text)])
 
 
 # Two ways to show it -----------------------------------------------------------------------------
@@ -116,9 +120,10 @@ class Panel:
 
     def __init__(self, live: Any) -> None:
         self._live = live
+        self._began = time.monotonic()  # not when the control plane says: its clock may be another one
 
     def change(self, training: Training) -> None:
-        self._live.update(panel_of(view_of(training), self._live.console.width), refresh=True)
+        self._live.update(_Moving(view_of(training), self._began, self._live.console), refresh=True)
 
     def output(self, line: str) -> None:
         from rich.text import Text
@@ -129,7 +134,17 @@ class Panel:
         self._live.console.print(safe_text.line(text), markup=False, highlight=False, style="dim")
 
 
-def panel_of(view: View, width: int = _WIDEST) -> Any:
+class _Moving:
+    """What the panel holds at the moment at which it is drawn: time goes on without anyone telling."""
+
+    def __init__(self, view: View, began: float, console: Any) -> None:
+        self._view, self._began, self._console = view, began, console
+
+    def __rich__(self) -> Any:
+        return panel_of(self._view, self._console.width, time.monotonic() - self._began)
+
+
+def panel_of(view: View, width: int = _WIDEST, elapsed_s: float = 0.0) -> Any:
     """What the panel holds. A reason that does not fit beside the rest has lines of its own."""
     from rich.console import Group
     from rich.panel import Panel as Box
@@ -141,6 +156,7 @@ def panel_of(view: View, width: int = _WIDEST) -> Any:
         f"{view.ready}/{view.target} workers",
         f"round {dash if view.round is None else view.round}",
         f"step {dash if view.step is None else view.step}",
+        show_age(timedelta(seconds=elapsed_s)),
     ]
     row = Text("   ").join([Text(view.phase, style=f"bold {colour}"), *map(Text, numbers)])
     reason = Text(view.reason, style="dim")
@@ -155,7 +171,7 @@ def _live() -> Iterator[Panel]:
     from rich.live import Live
 
     console = Console(file=safe_text.raw(sys.stdout), highlight=False)
-    with silent_keys(), Live(console=console, auto_refresh=False, transient=True) as live:
+    with silent_keys(), Live(console=console, refresh_per_second=_DRAWN_PER_S, transient=True) as live:
         yield Panel(live)
 
 
@@ -169,14 +185,20 @@ def shown() -> AbstractContextManager[Show]:
 # Following ---------------------------------------------------------------------------------------
 
 
-def follow(handle: DistributedTraining, changes: Callable[[], Iterator[Training]], show: Show) -> Training:
+def follow(handle: DistributedTraining, changes: Callable[[], Iterator[Training | Event]], show: Show) -> Training:
     """Show a training until it ends; how it is then. The end is told only after the last output."""
     show.change(handle.training)
+    told = tell_of_bench(None, handle.training, show.note)
     pump = threading.Thread(target=_pump, args=(handle, show), daemon=True)
     pump.start()
     last = handle.training
     if not last.is_terminal:
-        for last in changes():
+        for news in changes():
+            if isinstance(news, Event):
+                tell_of(news, show.note)
+                continue
+            last = news
+            told = tell_of_bench(told, last, show.note)
             if last.is_terminal:
                 break
             show.change(last)
@@ -193,6 +215,26 @@ def _pump(handle: DistributedTraining, show: Show) -> None:
         show.note(f"its output cannot be followed: {error.message}")
     except (BrokenPipeError, ValueError):
         return  # nobody reads any more; the training goes on
+
+
+def tell_of(event: Event, tell: Callable[[str], None]) -> None:
+    """What no view of a training shows: a loss that was made good before anyone looked, a watch that sees nothing."""
+    if event.reason == HEALED:
+        tell(healed(event))
+    elif event.reason == UNWATCHED:
+        tell(f"{on_one_line(event.training)}  {on_one_line(event.message)}")
+
+
+def tell_of_bench(told: Bench | None, training: Training, tell: Callable[[str], None]) -> Bench | None:
+    """What was measured between its workers, once: returns what has been told by now."""
+    found = training.status.bench
+    if found is not None and found != told:
+        tell(f"{on_one_line(training.metadata.name)}  {on_one_line(str(found))}")
+    return found if found is not None else told
+
+
+def healed(event: Event) -> str:
+    return f"{on_one_line(event.training)}  healed: {on_one_line(event.message)}"
 
 
 def come_back(name: str, namespace: str, *, removing: bool = False) -> str:

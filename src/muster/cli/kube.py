@@ -64,6 +64,9 @@ def install(
     pull_secret: list[str] = typer.Option(
         [], metavar="SECRET", help="With which nodes pull the control plane's image; may be repeated."
     ),
+    gpus: int = typer.Option(
+        0, min=0, metavar="N", help="Of the cluster, shared by trainings that lend and pipelines; 0: no pool."
+    ),
     cpu: str | None = typer.Option(None, metavar="CPUS", help="For each replica, like 500m; 250m."),
     memory: str | None = typer.Option(
         None, metavar="SIZE", help="For each replica, asked for and the most, like 2Gi; 256Mi, and at most 1Gi."
@@ -87,6 +90,7 @@ def install(
         tls_secret=tls_secret and _name("--tls-secret", tls_secret, _DNS_NAME, 253),
         pull_secrets=tuple(_name("--pull-secret", one, _DNS_NAME, 253) for one in pull_secret),
         cpu=_amount("--cpu", cpu, r"\d{1,6}m|\d{1,3}(\.\d{1,3})?", "2 or 500m"),
+        gpus=gpus,
         memory=_amount("--memory", memory, r"[1-9]\d{0,11}([kMGT]|[KMGT]i)?", "512Mi or 2Gi"),
     )
     rendered = manifests.render(options)

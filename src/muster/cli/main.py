@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from muster import __version__
-from muster.cli import exits, quick, safe_text
+from muster.cli import exits, misuse, quick, safe_text
 from muster.errors import MusterError
 from muster.types.codec import Invalid
 
@@ -30,8 +30,10 @@ VERBS = {
     "get": "trainings",
     "describe": "describe",
     "logs": "logs",
+    "shell": "shell",
     "events": "describe",
     "explain": "describe",
+    "metrics": "metrics",
     "scale": "orders",
     "wait": "orders",
     "cancel": "orders",
@@ -40,6 +42,7 @@ VERBS = {
     "delete": "orders",
     "apply": "apply",
     "top": "top",
+    "dashboard": "dashboard",
     "pool": "pool",
     "usage": "usage",
     "audit": "audit",
@@ -55,6 +58,16 @@ GROUPS = {
     "share": "share",
     "kube": "kube",
 }
+# What people type who come from elsewhere, where we do not do it by ourselves: `_meant` knows the others.
+_ELSEWHERE = {
+    "stop": "muster cancel {0} ends it, muster suspend {0} lets it wait; muster server stop is for the control plane",
+    "submit": "muster run -d {0} submits it and comes back at once; muster apply -f FILE takes a description",
+    "launch": "muster run {0} submits it and follows it; muster run -d comes back at once",
+    "attach": "muster logs -f {0} follows it",
+    "rm": "muster delete {0} ends it and removes it; muster cancel only ends it",
+    "down": "muster delete {0} ends it and removes it; muster cancel only ends it",
+}
+_PROGRAMS = frozenset({"submit", "launch"})  # of which a script follows
 
 
 class Verbs(TyperGroup):
@@ -77,11 +90,33 @@ class Verbs(TyperGroup):
         return None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        args = _meant(args)
         if args[0].startswith("-") or args[0] in self.list_commands(ctx):
             return super().resolve_command(ctx, args)
-        close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+        if args == ["help"]:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        if args[0] in _ELSEWHERE:
+            words = " ".join(args[1:]) or ("SCRIPT" if args[0] in _PROGRAMS else "NAME")
+            raise exits.Misused(f"there is no command {args[0]!r}", hint=_ELSEWHERE[args[0]].format(words))
+        close = difflib.get_close_matches(args[0], [*self.list_commands(ctx), "help"], 1)
         hint = f"did you mean muster {close[0]}?" if close else "muster --help lists all commands"
         raise exits.Misused(f"there is no command {args[0]!r}", hint=hint)
+
+
+def _meant(args: list[str]) -> list[str]:
+    """A command line with our verb in the place of one that everybody knows, where both do the same."""
+    verb, rest = args[0], args[1:]
+    match verb:
+        case "ls" | "list":
+            return ["ps", *rest]
+        case "kill":
+            return ["cancel", *rest]
+        case "status":
+            return ["describe" if rest and not rest[0].startswith("-") else "ps", *rest]
+        case "help" if rest:
+            return [*rest, "--help"]
+    return args
 
 
 app = typer.Typer(
@@ -165,10 +200,11 @@ def _misused(error: typer.TyperException) -> int:
     if error.format_message().startswith("Usage:"):  # a group without a verb: its help is the answer
         typer.echo(error.format_message(), err=True)
         return error.exit_code
-    hint = f"{path} --help"
-    if path == "muster run" and "option" in error.format_message().lower():
+    message, helps = misuse.told(error)
+    hint = helps or f"{path} --help"
+    if path == "muster run" and hasattr(error, "option_name"):
         hint += "; arguments of the script itself go behind --"
-    exits.say(error.format_message(), hint)
+    exits.say(message, hint)
     return error.exit_code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
 
 app = typer.Typer(rich_markup_mode=None)
+_LAUNCHERS = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 
 _EXAMPLE = """\b
 Example: muster run train.py --workers 2:2:4 --spares 1 -- --lr 3e-4
@@ -50,7 +52,7 @@ def run(
         None, parser=durations.option, metavar="D", help="Restart when no rank advances for so long."
     ),
     deadline: float | None = typer.Option(
-        None, parser=durations.option, metavar="D", help="Fail when it has run for so long."
+        None, parser=durations.option, metavar="D", help="Fail when it has run, or waited to begin, for so long."
     ),
     grace: float | None = typer.Option(
         None,
@@ -94,6 +96,7 @@ def run(
     requirements: Path | None = typer.Option(
         None, metavar="FILE", help="Make an environment with these packages on each worker."
     ),
+    force: bool = typer.Option(False, "--force", help="Submit it even if it can never start here."),
     dry_run: bool = typer.Option(False, "--dry-run", help="List what would be sent, or show the plan; run nothing."),
     segment: int | None = typer.Option(
         None, min=1, metavar="N", help="Only whole groups of N workers from one domain train."
@@ -107,6 +110,11 @@ def run(
         help="A volume for checkpoints; also class=, access=, keep=false behind commas.",
     ),
     template: str | None = typer.Option(None, metavar="FILE", help="A partial Pod for its workers, on Kubernetes."),
+    bench: bool = typer.Option(
+        False,
+        "--bench",
+        help="Measure all-reduce between workers first, for a minute at most, and tell what was found.",
+    ),
     suspend: bool = typer.Option(False, "--suspend", help="Submit it, and start no worker before it is resumed."),
     remove: bool = typer.Option(False, "--rm", help="Delete it once it has ended."),
     namespace: session.Namespace = session.DEFAULT,
@@ -116,7 +124,7 @@ def run(
     """Submit a training and follow it to its end. Ctrl-C leaves it running and says how to come back."""
     if detach and remove:
         raise exits.Misused("--rm needs someone to stay until the end, and -d leaves", hint="muster delete NAME")
-    asked = program_of(program or [], module, command=command)
+    asked = program_of(program or [], module, command=command, force=force)
     variables = _variables(env, "--env", os.environ)
     secrets = _variables(secret_env, "--secret-env", os.environ | variables)
     fields: dict[str, Any] = {
@@ -146,11 +154,13 @@ def run(
         **({"storage": [pod_words.storage_of(one) for one in storage]} if storage else {}),
         **({"template": pod_words.template_of(template)} if template is not None else {}),
         **({"suspend": True} if suspend else {}),
+        **({"bench": True} if bench else {}),
         **({"elasticity": elasticity} if elasticity != "fixed" else {}),
         "labels": _pairs(label, "--label"),
         "name": name,
         **({"requirements": requirements} if requirements is not None else {}),
         **({"ship": ship} if ship is not None else {}),
+        **({"force": True} if force else {}),
     }
     fields["resources"] = {key: value for key, value in fields["resources"].items() if value is not None}
     client = session.open_client(url, token, namespace)
@@ -158,7 +168,11 @@ def run(
         _show_plan(client, fields)
         return
     _tell_of_code()
-    handle = client.train(**fields)
+    try:
+        handle = client.train(**fields)
+    except KeyboardInterrupt:
+        typer.echo("interrupted while it was submitted: muster ps tells whether it was", err=True)
+        raise
     if detach:
         print(shown(handle.name))
         return
@@ -180,7 +194,7 @@ def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
     from muster import package
     from muster.sdk import shipping, submission
 
-    given = {name: value for name, value in fields.items() if name != "ship"}
+    given = {name: value for name, value in fields.items() if name not in ("ship", "force")}
     if fields.get("ship") or ("ship" not in fields and shipping.is_here(given) and client.is_far()):
         folder, _ = shipping.placed(given)
         parcel = shipping.collect(folder)
@@ -192,7 +206,7 @@ def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
         sizes = f"{package.shown(parcel.size)}, {package.shown(packed.size)} packed"
         typer.echo(f"{len(parcel.entries)} files of {folder} would be sent: {sizes}", err=True)
         return
-    plan = client.plan(submission.training_of(given, client.namespace))
+    plan = client.plan(submission.training_of(given, client.namespace), force=fields.get("force", False))
     output.write_data(plan, output.Report.YAML)
     typer.echo("nothing would be sent: the control plane sees this folder", err=True)
 
@@ -232,7 +246,7 @@ def _given(**values: float | None) -> dict[str, float]:
 # What the words mean -----------------------------------------------------------------------------
 
 
-def program_of(words: list[str], module: str | None, *, command: bool) -> dict[str, Any]:
+def program_of(words: list[str], module: str | None, *, command: bool, force: bool = False) -> dict[str, Any]:
     """One of script, module and command, from what was typed. A script that is not there is refused."""
     if module is not None and command:
         raise exits.Misused("-m and --command exclude each other")
@@ -244,9 +258,20 @@ def program_of(words: list[str], module: str | None, *, command: bool) -> dict[s
     if command:
         return {"command": words}
     script = words[0]
-    if not Path(script).is_file():
-        raise exits.Misused(f"there is no script {script!r} in {os.getcwd()}", hint=_nearest_script(script))
+    if not force and not Path(script).is_file():
+        hint = _without_launcher(" ".join(words).split()) or _nearest_script(script)
+        raise exits.Misused(f"there is no script {script!r} in {os.getcwd()}", hint=hint)
     return {"script": script, "args": words[1:]}
+
+
+def _without_launcher(words: list[str]) -> str:
+    """What to type for `python train.py …` and the like; nothing if that is not what was typed."""
+    if not words or not _LAUNCHERS.fullmatch(os.path.basename(words[0])):
+        return ""
+    at = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    script = words[at:] if at is not None else ["train.py"]
+    behind = ["--", *script[1:]] if len(script) > 1 else []
+    return f"muster run stands in the place of {words[0]}: {' '.join(['muster run', script[0], *behind])}"
 
 
 def _nearest_script(script: str) -> str:

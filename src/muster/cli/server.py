@@ -5,6 +5,7 @@ Only `start` starts one. Whether one runs is said by the lock that it holds, nev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -176,7 +177,13 @@ def stop(
     if cancel:
         _cancel(active)
         active = []
-    _stop(where, running)
+    with contextlib.suppress(OSError):  # a disk that is full keeps nobody from stopping it
+        home.mark_stopped(where, True)
+    try:
+        _stop(where, running)
+    except MusterError:
+        home.mark_stopped(where, False)
+        raise
     typer.echo(f"the control plane (pid {running.pid}) has stopped", err=True)
     if active:
         names = ", ".join(str(handle.training.key) for handle in active)

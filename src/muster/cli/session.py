@@ -15,6 +15,7 @@ import typer
 from muster import files
 from muster.errors import Forbidden, MusterError, NotFound, TrainingCancelled, TrainingFailed, from_wire
 from muster.sdk import home
+from muster.types.event import Event
 from muster.types.training import DEFAULT_NAMESPACE, Training
 
 if TYPE_CHECKING:
@@ -86,28 +87,42 @@ def pools(client: Client) -> tuple[Mapping[str, Any], ...]:
         return ()  # an older control plane has none
 
 
-def everywhere(client: Client) -> list[DistributedTraining]:
-    """A handle on every training, whatever its namespace."""
+def handle_on(client: Client, training: Training) -> DistributedTraining:
+    """A handle on that very training."""
     from muster.sdk.training import DistributedTraining
 
-    return [DistributedTraining(client, training) for training in listed(client, None, None, every=True)]
+    return DistributedTraining(client, training)
 
 
-def changes(client: Client, handle: DistributedTraining) -> Iterator[Training]:
-    """A training each time that it has changed, until it is deleted. Nothing since it was read is missed."""
-    for change in client.watch(handle.training.metadata.resource_version or None):
-        training = change.training.training
+def everywhere(client: Client) -> list[DistributedTraining]:
+    """A handle on every training, whatever its namespace."""
+    return [handle_on(client, training) for training in listed(client, None, None, every=True)]
+
+
+def changes(client: Client, handle: DistributedTraining) -> Iterator[Training | Event]:
+    """A training each time that it has changed, until it is deleted. Nothing since it was read is missed.
+
+    Entries of its journal come between, as they are written.
+    """
+    for seen in watched(client, handle.training.metadata.resource_version or None):
+        if isinstance(seen, Event):
+            if seen.uid == handle.training.uid:
+                yield seen
+            continue
+        deleted, training = seen
         if training.uid != handle.training.uid:
             continue
-        if change.type == "DELETED":
+        if deleted:
             return
         yield training
 
 
-def watched(client: Client, version: str) -> Iterator[tuple[bool, Training]]:
-    """Every change of the namespace's trainings since a list of that version; with whether it was deleted."""
-    for change in client.watch(version):
-        yield change.type == "DELETED", change.training.training
+def watched(client: Client, version: str | None) -> Iterator[tuple[bool, Training] | Event]:
+    """Every change of the namespace's trainings since a list of that version, with whether it was deleted."""
+    from muster.sdk import streams
+
+    for seen in client.iterate(streams.watch(client.namespace, version, events=True)):
+        yield seen if isinstance(seen, Event) else (seen.kind == "DELETED", seen.training)
 
 
 def wait_for_end(handle: DistributedTraining) -> None:

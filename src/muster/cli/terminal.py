@@ -22,7 +22,7 @@ from muster.cli.safe_text import raw
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-_BASIC = {"bold": 1, "dim": 2}
+_BASIC = {"bold": 1, "dim": 2, "reverse": 7}
 _COLOURS = {"red": 31, "green": 32, "yellow": 33, "magenta": 35}
 
 

@@ -25,12 +25,21 @@ COLUMNS = ("NAME", "PHASE", "READY", "SPARES", "ROUND", "RESTARTS", "AGE", "REAS
 _WORRIES = (("Admitted", "False"), ("BelowMinimum", "True"), ("Resizing", "True"), ("TargetReached", "False"))
 
 
+_PHASES = ("ready", "pending", "failed", "cancelled", "succeeded")
+
+
 class PhaseName(StrEnum):
     PENDING = "pending"
     READY = "ready"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class Sort(StrEnum):
+    AGE = "age"
+    NAME = "name"
+    PHASE = "phase"
 
 
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print it.")]
@@ -41,6 +50,7 @@ def ps(
     selector: str | None = typer.Option(None, "-l", "--selector", metavar="K=V[,K=V]", help="Only with these labels."),
     phase: PhaseName | None = typer.Option(None, help="Only in this phase."),
     every: bool = typer.Option(False, "-A", "--all-namespaces", help="From every namespace."),
+    sort: Sort = typer.Option(Sort.AGE, help="Newest first, by name, or what runs and waits first."),
     output: OutputOption = Output.TABLE,
     namespace: session.Namespace = session.DEFAULT,
     url: session.Url = None,
@@ -48,7 +58,7 @@ def ps(
 ) -> None:
     """List trainings with their phase, workers and reason."""
     client = session.open_client(url, token, namespace)
-    found = session.listed(client, selector, phase.value if phase else None, every=every)
+    found = ordered(session.listed(client, selector, phase.value if phase else None, every=every), sort)
     if output is Output.TABLE and not found:
         where = "in any namespace" if every else f"in namespace {namespace!r}"
         tell(f"no trainings {where}")
@@ -71,6 +81,20 @@ def get(
         write_data(found[0].to_wire(), output)
     else:
         show_all(found, output)
+
+
+def ordered(trainings: Sequence[Training], by: Sort) -> list[Training]:
+    """Newest first, unless something else counts more."""
+    newest = sorted(trainings, key=_created, reverse=True)
+    if by is Sort.NAME:
+        return sorted(newest, key=lambda one: (one.metadata.name, one.metadata.namespace))
+    if by is Sort.PHASE:
+        return sorted(newest, key=lambda one: _PHASES.index(one.status.phase))
+    return newest
+
+
+def _created(training: Training) -> datetime:
+    return training.metadata.creation_timestamp or datetime.min.replace(tzinfo=UTC)
 
 
 def show_all(trainings: Sequence[Training], output: Output, *, with_namespace: bool = False) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from muster import errors
 from muster.background import Tasks
+from muster.control import leftovers
+from muster.control.leftovers import Leftovers
 from muster.control.observe import Observer
 from muster.control.pool_claims import PoolClaims
 from muster.control.publish import Publisher
-from muster.control.work_queue import RETRY, WorkQueue, sentence
+from muster.control.work_queue import WorkQueue
 from muster.core import keeping
-from muster.core.training import lifecycle, reconcile
+from muster.core.training import lifecycle, present, reconcile
 from muster.core.training.admission import backend_of
 from muster.core.training.edits import marks
+from muster.core.training.hiding import Hiding
 from muster.core.training.reconcile import Plan
 from muster.ports import Backend, Clock, Filter, Record, Store, StoreChange, Stored, Worlds, Write, insist
 from muster.sharing.trainings import Trainings
@@ -27,6 +29,7 @@ from muster.types.codec import to_wire
 from muster.types.event import Event
 from muster.types.state import KeptState
 from muster.types.training import SUSPENDED, TERMINAL, Key, Status, Training, Uid
+from muster.types.worker import Worker
 
 log = logging.getLogger("muster.control")
 
@@ -68,6 +71,7 @@ class Loop:
         self._steps_at: dict[Key, datetime] = {}
         self._unwritten: list[Event] = []
         self._tasks = Tasks()
+        self._leftovers = Leftovers(store, backends, worlds, self._tasks)
         self.handled = 0
 
     # Life
@@ -87,7 +91,7 @@ class Loop:
             self._publisher.clean_up(but=self._observer.known())
         self._tasks.start(self._scan(ended))
         for uid in self._store.records(TOKEN_KIND).keys() - uids:
-            self._leave_behind(Uid(uid))  # it disappeared while nobody looked
+            self._leftovers.clear(Uid(uid))  # it disappeared while nobody looked
         if self._alive_every_s is not None:
             self._tasks.start(self._stay_alive(self._alive_every_s))
 
@@ -133,12 +137,17 @@ class Loop:
         if (key := self._observer.key_of(uid)) is not None:
             self.wake(key)
 
-    def use_pool(self, name: str, pool: Trainings) -> None:
-        """The GPUs of that backend are given by a pool. To be told before the start."""
-        claims = PoolClaims(pool, self._backends[name], self._worlds, self._clock, self.note, self._look_again)
+    def use_pool(self, name: str, pool: Trainings, *, counted: bool = False) -> None:
+        """The GPUs of that backend are given by a pool, or only `counted` there. To be told before the start."""
+        backend = self._backends[name]
+        claims = PoolClaims(pool, backend, self._worlds, self._clock, self.note, self._look_again, counted=counted)
         live = [one.training for one in self._store.page(_EVERYTHING).items if one.phase not in TERMINAL]
         self._observer.use_pool(name, claims, live)
         pool.heard_by(lambda uid: self.run_changed(Uid(uid)))
+
+    def workers(self, uid: Uid, backend: str) -> Sequence[Worker]:
+        """A training's workers, with the GPUs of a pool that are theirs."""
+        return self._observer.workers(uid, backend)
 
     def _look_again(self, uid: Uid, after_s: float) -> None:
         async def later() -> None:
@@ -169,7 +178,8 @@ class Loop:
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write_events)
         told = replace(event, namespace=key.namespace, training=key.name, uid=uid, at=self._clock.now())
-        self._unwritten.append(told)
+        stored = self._store.get(key)
+        self._unwritten.append(told if stored is None else Hiding(stored.training.spec).event(told))
 
     def _write_events(self) -> None:
         events, self._unwritten = self._unwritten, []
@@ -183,40 +193,10 @@ class Loop:
         if change.type == "DELETED":
             self._observer.forget(change.stored.training)
             self._queue.forget(change.stored.key)
-            self._leave_behind(change.stored.uid)
+            self._leftovers.clear(change.stored.uid)
         else:
             self._observer.know(change.stored.training)
         self.wake(change.stored.key)
-
-    # What is left of a training that somebody removed around us
-
-    def _leave_behind(self, uid: Uid) -> None:
-        """Nothing is to do after our own removal."""
-        left = [backend for backend in self._backends.values() if backend.workers(uid)]
-        if left or self._worlds.look(uid) is not None or self._store.record(TOKEN_KIND, uid) is not None:
-            self._worlds.close(uid)
-            self._tasks.start(self._clear_up(uid, left))
-
-    async def _clear_up(self, uid: Uid, backends: Iterable[Backend]) -> None:
-        for attempt in itertools.count(1):
-            try:
-                if await self._cleared(uid, backends):
-                    return
-            except errors.MusterError as error:
-                log.warning("what is left of %s cannot be cleared up, trying again: %s", uid, sentence(error))
-            await asyncio.sleep(RETRY.after(attempt))
-
-    async def _cleared(self, uid: Uid, backends: Iterable[Backend]) -> bool:
-        """End its workers; once they are gone, forget them."""
-        for backend in backends:
-            for worker in backend.workers(uid):
-                if worker.alive:
-                    await backend.stop(uid, worker.name, why="its training is gone", kill=True)
-            if any(worker.alive for worker in backend.workers(uid)):
-                return False
-            await backend.forget(uid)
-        await self._store.write(Write(records=(Record(TOKEN_KIND, uid, None),), lazy=True))
-        return True
 
     # Handling
 
@@ -318,23 +298,24 @@ class Loop:
         if (backend := self._backends.get(backend_of(training.spec, self._backends))) is not None:
             await backend.forget(training.uid)
         gone = Event("Deleted", why)
-        token = Record(TOKEN_KIND, training.uid, None)
-        await self._store.write(Write(delete=stored.key, expect=stored.version, events=(gone,), records=(token,)))
+        left = leftovers.records(training.uid)
+        await self._store.write(Write(delete=stored.key, expect=stored.version, events=(gone,), records=left))
 
     async def _write_status(self, stored: Stored, plan: Plan, now: datetime) -> None:
-        training, status = stored.training, plan.status
-        if status == training.status and not plan.events:
+        training, hiding = stored.training, Hiding(stored.training.spec)
+        status, events = hiding.status(plan.status), tuple(map(hiding.event, plan.events))
+        if status == training.status and not events:
             return
         if broken := lifecycle.broken_rules(training.status, status):
             raise errors.InternalError(f"{stored.key}: {'; '.join(broken)}")
-        only_steps = not plan.events and _steady(status) == _steady(training.status)
+        only_steps = not events and _steady(status) == _steady(training.status)
         # After a restart nobody knows when they were written last: they count from the first look.
         too_soon = now < self._steps_at.setdefault(stored.key, now) + self._step_interval()
         if only_steps and (too_soon or self._store.trouble is not None):
             return
         self._steps_at[stored.key] = now
         put = replace(training, status=status)
-        await self._store.write(Write(put=put, expect=stored.version, events=plan.events, lazy=only_steps))
+        await self._store.write(Write(put=put, expect=stored.version, events=events, lazy=only_steps))
 
     def _step_interval(self) -> timedelta:
         return max(reconcile.STEP_REFRESH, timedelta(seconds=self._observer.live / self._step_writes_per_s))
@@ -345,7 +326,8 @@ def _steady(status: Status) -> Status:
     kept = status.kept_state
     if kept is not None:
         kept = KeptState(resumed=kept.resumed, refused=kept.refused)
-    return replace(status, ranks=tuple(replace(rank, step=None) for rank in status.ranks), kept_state=kept)
+    ranks = tuple(replace(rank, step=None) for rank in status.ranks)
+    return replace(status, ranks=ranks, workers=present.steady(status.workers), kept_state=kept)
 
 
 def _needs_a_look(training: Training, store: Store) -> bool:

@@ -90,10 +90,15 @@ class Observer:
         for claims in self._pools.values():
             await claims.written()
 
+    def workers(self, uid: Uid, backend: str) -> Sequence[Worker]:
+        """With the GPUs of a pool that are theirs."""
+        return (self._pools[backend] if backend in self._pools else self._backends[backend]).workers(uid)
+
     def look(self, training: Training) -> Observed:
         name = backend_of(training.spec, self._backends)
         backend = self._backends.get(name)
-        workers = tuple(backend.workers(training.uid)) if backend is not None else ()
+        grant = self._grant(training, name, backend)
+        workers = tuple(self.workers(training.uid, name)) if backend is not None else ()
         view = self._worlds.look(training.uid)
         return Observed(
             run=view.run if view is not None else None,
@@ -101,7 +106,7 @@ class Observer:
             confirmed=view.confirmed if view is not None else False,
             workers=workers,
             absent_since=self._absences(training, backend, workers) if backend is not None else {},
-            grant=self._grant(training, name, backend),
+            grant=grant,
             backend=name,
             altered=altered(training.spec, self._marks(training.uid)),
             kept=safe_state.kept(view.run, self._clock.monotonic()) if view is not None else None,
@@ -118,12 +123,12 @@ class Observer:
                 self._pools[name].know(training)  # what its last workers leave is for others
             return suspended(training)
         capacity, wanted = backend.capacity(), spec.world_size.target + spec.spares
+        if spec.resources.gpus and name in self._pools:
+            return self._pools[name].grant(training)
         if capacity is None:
             return Grant(wanted, True, "Admitted", "the cluster places its workers")
         if spec.resources.gpus == 0:
             return Grant(wanted, True, "Admitted", "it needs no GPU")
-        if name in self._pools:
-            return self._pools[name].grant(training)
         need, workers = spec.world_size.min * spec.resources.gpus, spec.world_size.min
         told = f"needs {need} GPUs ({workers} workers × {spec.resources.gpus}), there are only 0 here"
         return Grant(0, False, "InsufficientGPUs", f"{told}: it can never start")

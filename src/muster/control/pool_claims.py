@@ -7,10 +7,10 @@ theirs is left on: both are looked up each time, so that nothing is lost with th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from muster.core.training import metering
+from muster.core.training import metering, places
 from muster.core.training.admission import Grant
 from muster.core.world import lending
 from muster.core.world.run import Run
@@ -35,7 +35,9 @@ class _Known:
 
     parked: frozenset[str] | None = None  # None: not looked at since this process began
     held: frozenset[int] = frozenset()
+    waiting: frozenset[int] = frozenset()  # masks of GPUs that its workers waited for
     grew_at: float | None = None  # when it got GPUs on which it does not train yet
+    grew_in: int | None = None  # the round that was out then
 
 
 @dataclass
@@ -51,9 +53,20 @@ class _Where:
 
 class PoolClaims:
     def __init__(
-        self, pool: Trainings, backend: Backend, worlds: Worlds, clock: Clock, note: Note, again: Again
+        self,
+        pool: Trainings,
+        backend: Backend,
+        worlds: Worlds,
+        clock: Clock,
+        note: Note,
+        again: Again,
+        *,
+        counted: bool = False,
     ) -> None:
-        """`again` is to have a training looked at, so many seconds later."""
+        """`again` is to have a training looked at, so many seconds later. `counted`: the platform gives workers their
+        devices, and takes them back with the worker alone; the pool's numbers only say how many there are."""
+        self._counted = counted
+        self._places: dict[Uid, dict[str, int]] = {}  # where they are counted: worker → mask
         self._pool, self._backend, self._worlds, self._clock, self._note = pool, backend, worlds, clock, note
         self._again = again
         self._awaited: set[tuple[Uid, str]] = set()  # what is to be over at some time, and will then be looked at
@@ -67,6 +80,8 @@ class PoolClaims:
             self.know(training)
             there = self._pool.masks(training.uid)
             found = [mask_of(one.gpus) for one in self._there(training.uid)]
+            if self._counted:
+                found = self._unplaced(training)
             self._pool.adopt(training.uid, [mask for mask in found if mask not in there])
             self.know(training)  # what it has now is in use
         uids = {training.uid for training in live}
@@ -88,6 +103,7 @@ class PoolClaims:
             self._pool.ends(uid, mask_of(gpu for worker in there for gpu in worker.gpus))
             return False
         self._known.pop(uid, None)
+        self._places.pop(uid, None)
         self._awaited = {one for one in self._awaited if one[0] != uid}
         self._pool.withdraw(uid)
         return True
@@ -96,6 +112,26 @@ class PoolClaims:
         await self._pool.written()
 
     # Looking
+
+    def workers(self, uid: Uid) -> list[Worker]:
+        """Its workers, each with the GPUs of the pool that it has."""
+        found = list(self._backend.workers(uid))
+        if not self._counted or not any(one.gpus for one in found):
+            return found
+        now, view = self._clock.steady(), self._worlds.look(uid)
+        there = [one.name for one in found if one.gpus and _is_there(one, now)]
+        lent = view.run.lent if view is not None else {}
+        held, leaving = self._pool.held(uid), self._pool.leaving(uid)
+        self._places[uid] = mine = places.assigned(self._places.get(uid, {}), there, held, leaving, lent)
+        return [replace(one, gpus=tuple(gpus_of(mine.get(one.name, 0)))) for one in found]
+
+    def _unplaced(self, training: Training) -> list[int]:
+        """Free places for workers that run, and for whom the journal has none."""
+        free, each = list(self._pool.free()), training.spec.resources.gpus
+        now = self._clock.steady()
+        there = sum(bool(one.gpus) and _is_there(one, now) for one in self._backend.workers(training.uid))
+        missing = there - len(self._pool.masks(training.uid))
+        return [mask_of(free[at * each : (at + 1) * each]) for at in range(min(missing, len(free) // each))]
 
     def grant(self, training: Training) -> Grant:
         uid, where = training.uid, self._where(training)
@@ -111,7 +147,8 @@ class PoolClaims:
         self._account(training, where, held, why)
         lent = {name: self._why(uid, mask) for name, mask in where.parked.items() if mask not in held}
         leaving = self._pool.leaving(uid)
-        for worker in self._backend.workers(uid):
+        workers = self.workers(uid)
+        for worker in workers:
             if worker.alive and worker.gpus and mask_of(worker.gpus) in leaving:
                 lent[worker.name] = leaving[mask_of(worker.gpus)].reason
         grace = training.spec.stop_grace_seconds + OVERDUE_S
@@ -119,17 +156,16 @@ class PoolClaims:
         for mask, one in leaving.items():
             if mask not in late:
                 self._await(uid, f"{mask} since {one.since}", grace - self._pool.age_of(one))
-        places = tuple(tuple(gpus_of(mask)) for mask in held)
         room = max(0, _most(training) - len(held))
         return Grant(
             workers=len(held),
             admitted=standing.admitted,
             reason=standing.reason,
             message=standing.message,
-            places=places,
+            places=tuple(tuple(gpus_of(mask)) for mask in held),
             lent=lent,
-            overdue=tuple(one.name for one in self._backend.workers(uid) if one.alive and mask_of(one.gpus) in late),
-            surplus=tuple(sorted(set(where.parked).intersection(lent))[room:]),
+            overdue=tuple(one.name for one in workers if one.alive and mask_of(one.gpus) in late),
+            surplus=self._done_with(uid, lent) if self._counted else tuple(sorted(lent.keys() & where.parked)[room:]),
         )
 
     def _where(self, training: Training) -> _Where:
@@ -144,6 +180,8 @@ class PoolClaims:
                 role = _role(run, worker.name)
                 found.ready |= mask if role is not None else 0
                 found.resting |= mask if role is Role.SPARE else 0
+            elif self._counted:
+                found.using |= mask  # what it was given is its own until it is gone
             elif worker.alive and lending.vacated(run, worker.name, self._clock.monotonic()):
                 found.parked[worker.name] = mask
             elif mask in leaving:
@@ -157,13 +195,19 @@ class PoolClaims:
     def _there(self, uid: Uid) -> list[Worker]:
         """Workers of which something may use GPUs. One that has ended is looked at again when that is long enough."""
         now, found = self._clock.steady(), []
-        for worker in self._backend.workers(uid):
+        for worker in self.workers(uid):
             if not worker.gpus or not _is_there(worker, now):
                 continue
             found.append(worker)
             if worker.ended_at is not None:
                 self._await(uid, worker.name, (worker.ended_at + CLEARED - now).total_seconds())
         return found
+
+    def _done_with(self, uid: Uid, lent: Mapping[str, str]) -> tuple[str, ...]:
+        """Workers that have to go, and may: the others train without them, and need nothing that they have."""
+        view, now = self._worlds.look(uid), self._clock.monotonic()
+        run = view.run if view is not None else None
+        return tuple(name for name in sorted(lent) if run is not None and lending.dispensable(run, name, now))
 
     def _await(self, uid: Uid, what: str, left_s: float) -> None:
         """Have it looked at when that time is over, if nothing happens before: once for each."""
@@ -202,6 +246,9 @@ class PoolClaims:
     def _account(self, training: Training, where: _Where, held: list[int], why: Mapping[int, str]) -> None:
         """Journal who stopped and who began to use its GPUs, and measure how long a return takes."""
         known = self._known.setdefault(training.uid, _Known())
+        if self._counted:  # who lends its GPUs ends, and what is told of that is enough
+            self._measure(training.uid, known, held, set(held))
+            return
         workers = {one.name: one for one in self._backend.workers(training.uid) if one.alive and one.gpus}
         parked = frozenset(name for name in where.parked if where.parked[name] not in held)
         if training.spec.elasticity != "fixed" or known.parked or parked:
@@ -221,17 +268,19 @@ class PoolClaims:
         self._note(uid, Event(reason, f"{worker.name}: {why}", data=data))
 
     def _measure(self, uid: Uid, known: _Known, held: list[int], parked: set[int]) -> None:
-        """What a worker takes that has to be started first says nothing about those that wait."""
+        """How long a return takes, by those who waited. One that has to be started first says nothing about them."""
         now, before = self._clock.monotonic(), known.held
         known.held = frozenset(held)
         view = self._worlds.look(uid)
         current = view.run.running if view is not None else None
-        new = known.held - before
-        if new and new <= parked:
-            known.grew_at = now if known.grew_at is None else known.grew_at
+        new, waited = known.held - before, known.waiting | parked
+        known.waiting = frozenset(parked)
+        if new and new <= waited:
+            if known.grew_at is None:
+                known.grew_at, known.grew_in = now, current.number if current is not None else None
         elif new or before - known.held:
             known.grew_at = None
-        if known.grew_at is None or current is None or view is None:
+        if known.grew_at is None or current is None or view is None or current.number == known.grew_in:
             return
         if current.world_size >= view.run.target and len(current.up) == current.world_size:
             self._pool.returned(uid, now - known.grew_at)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from muster.core.curves import KeptCurves
 from muster.core.steady import Mark
 from muster.types.codec import Invalid, camel, from_wire, limited
 from muster.types.event import Event
@@ -22,6 +23,7 @@ MESH = "mesh"
 CONTROL = "control"
 IDEMPOTENCY = "idempotency"
 SUM = "usage"  # of a training's entries that the journal no longer has
+CURVES = "curves"  # what a training has logged
 POOL = "pool"  # a part of what the scheduler of a pool knows; whoever takes it up checks it
 
 _MOST_WORDS = 200
@@ -86,6 +88,7 @@ _SHAPES: Mapping[str, tuple[type, Callable[[Any], str]]] = {
     CONTROL: (Mark, _any),
     IDEMPOTENCY: (_Idempotency, _any),
     SUM: (Event, lambda read: read.uid),
+    CURVES: (KeptCurves, _any),
 }
 
 

@@ -15,13 +15,14 @@ from muster.background import LoopThread, Tasks
 from muster.control.loop import RUN_KIND, TOKEN_KIND
 from muster.core.world import records
 from muster.ports import Record, Store, Write, insist
-from muster.types.frames import RunRecord
+from muster.types.frames import MetricsFrame, RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.training import Uid
 from muster.types.world import RunId
 from muster.world.direct import DirectedWorlds
 from muster.world.service import Coordinator
 
+MOST_UNHEARD = 1_000  # messages about numbers that wait until there is time for them: more are dropped
 LAST_WRITES_S = 3.0  # how long what is still to be written may hold up a stop
 
 
@@ -38,6 +39,8 @@ class Hears(Protocol):
 
     def run_told(self, uid: Uid, event: RunEvent) -> None: ...
 
+    def run_measured(self, uid: Uid, worker: str, told: MetricsFrame) -> None: ...
+
     def withdraw(self, uid: Uid) -> asyncio.Task[None] | None:
         """A round is about to start: remove what was told of the mesh of the one before. None if nothing was."""
 
@@ -51,8 +54,9 @@ class Direction:
         self._here = asyncio.get_running_loop()
         self._thread = LoopThread("coordinator")
         self._changed: dict[RunId, None] = {}  # that the control plane has not been told of
+        self._unheard = 0  # messages about numbers, of all runs
         self._writes = Tasks()
-        self._coordinator = Coordinator(state=self, director=self, on_event=self._told)
+        self._coordinator = Coordinator(state=self, director=self, on_event=self._told, on_metrics=self._measured)
         self.worlds = DirectedWorlds(self._coordinator, self._thread)
         self._thread.start()
 
@@ -85,6 +89,12 @@ class Direction:
     def _told(self, run_id: RunId, event: RunEvent) -> None:
         self._hand_over(self._hears.run_told, Uid(run_id), event)
 
+    def _measured(self, run_id: RunId, worker: str, told: MetricsFrame) -> None:
+        """A picture may lack points; the control plane's memory may not fill with them."""
+        if self._unheard < MOST_UNHEARD:
+            self._unheard += 1
+            self._hand_over(self._hear_measured, Uid(run_id), worker, told)
+
     def records(self) -> Mapping[RunId, Mapping[str, Any]]:
         return {RunId(uid): dict(kept) for uid, kept in self._store.records(RUN_KIND).items()}
 
@@ -102,6 +112,10 @@ class Direction:
     def _tell_changed(self, run_id: RunId) -> None:
         del self._changed[run_id]  # before it is looked at: what changes from now on is told again
         self._hears.run_changed(Uid(run_id))
+
+    def _hear_measured(self, uid: Uid, worker: str, told: MetricsFrame) -> None:
+        self._unheard -= 1
+        self._hears.run_measured(uid, worker, told)
 
     def _withdraw(self, run_id: RunId, ready: asyncio.Future[None]) -> None:
         def let_go(_: object = None) -> None:

@@ -38,6 +38,7 @@ class KubeSite:
     alive_every_s: float | None = 60.0  # that it lives the Lease says; this is for how much time has gone by
     lossy = False
     step_writes_per_s = 20.0  # what an API server can well bear beside everything else
+    curve_bytes_per_s = float(2 << 10)
 
     def __init__(self, options: Options, clock: Clock) -> None:
         self._options = options

@@ -51,6 +51,7 @@ class LocalSite:
     alive_every_s: float | None = ALIVE_EVERY_S
     lossy = True
     step_writes_per_s = 200.0
+    curve_bytes_per_s = float(1 << 20)
 
     def __init__(self, options: Options, clock: Clock) -> None:
         self._options = options

@@ -115,7 +115,8 @@ def _count(text: str) -> int:
 
 def check(options: Options) -> None:
     """Raises ValueError for what cannot work, before anything is started."""
-    devices = gpus.visible(os.environ) if options.backend == "local" else gpus.pooled(os.environ)
+    local = options.backend == "local"
+    devices = gpus.visible(os.environ) if local else gpus.counted(os.environ) or gpus.pooled(os.environ)
     if devices:
         gpus_per_node(os.environ, len(devices))
     AuditSize.told(os.environ)

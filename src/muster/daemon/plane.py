@@ -24,6 +24,7 @@ from muster import __version__, descriptors, errors
 from muster.backends.local import gpus
 from muster.background import Tasks
 from muster.clock import SystemClock
+from muster.control.curves import CurveKeeper
 from muster.control.loop import ALIVE_KEY, ALIVE_KIND, RUN_KIND, Loop
 from muster.control.packages import PackageTidier
 from muster.control.publish import Publisher
@@ -38,8 +39,9 @@ from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
 from muster.files import own_folder, place, private_folder, read_text, write_private
 from muster.ports import Backend, Clock, Filter, Keys, Packages, Store
-from muster.sdk.home import process_of
+from muster.sdk.home import mark_stopped, process_of
 from muster.types.codec import Invalid, show_time
+from muster.types.frames import MetricsFrame
 from muster.types.run_event import Kind, RunEvent
 from muster.types.training import TERMINAL, Uid
 from muster.world import wire
@@ -75,6 +77,7 @@ class Site(Protocol):
     name: str  # of its backend
     alive_every_s: float | None  # how often word is left of being alive
     step_writes_per_s: float  # how often steps alone are written, over all trainings
+    curve_bytes_per_s: float  # of curves that are written, over all trainings
     lossy: bool  # a lazy write may be lost with the machine
 
     async def open(self) -> Store: ...
@@ -123,6 +126,7 @@ class ControlPlane:
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[Any] | None = None
         self._pools: dict[str, PoolService] = {}
+        self._pooled: dict[str, int] = {}
         self._false_alarms = 0
         self.url = ""
 
@@ -145,6 +149,7 @@ class ControlPlane:
             alive_every_s=site.alive_every_s,
             step_writes_per_s=site.step_writes_per_s,
         )
+        self._curves = CurveKeeper(store, worlds, self._clock, bytes_per_s=site.curve_bytes_per_s)
         self._packages = await site.packages()
         adopted = await site.adopt()
         self._backend.changed = self._workers_changed
@@ -157,6 +162,7 @@ class ControlPlane:
         await site.listen(self._direction)
         await self._start_pools(os.environ, TrainingRounds(store, worlds, backends, self._loop.key_of))
         self._loop.start()
+        self._curves.start()
         self._tidier = PackageTidier(store, self._packages, self._clock)
         self._tidier.start()
         store.subscribe(lambda change: self._training_changed(change.stored.uid))
@@ -169,11 +175,12 @@ class ControlPlane:
         return await self._site.maintain()
 
     async def _start_pools(self, env: Mapping[str, str], rounds: TrainingRounds) -> None:
-        """All GPUs of this machine, for trainings and pipelines. In a cluster GPUs are its own, and so are Pods."""
+        """All GPUs of this machine, for trainings and pipelines; of a cluster as many as were given to us."""
         local = self._site.name == "local"
-        devices = gpus.visible(env) if local else gpus.pooled(env)
+        counted = () if local else self._granted(gpus.counted(env))
+        devices = gpus.visible(env) if local else counted or gpus.pooled(env)
         if gpus.pooled(env):
-            more = f"the pool has all {len(devices)} GPUs of this machine" if local else "the pool has only these"
+            more = f"the pool has {len(devices)} GPUs" if local or counted else "the pool has only these"
             log.warning("MUSTER_POOL_GPUS is understood for the last time: %s", more)
         if not devices:
             return
@@ -196,12 +203,22 @@ class ControlPlane:
         )
         await service.start()
         self._pools[DEFAULT_POOL] = service
-        if local:
-            self._loop.use_pool(self._site.name, service.scheduler.trainings)
+        if local or counted:
+            self._loop.use_pool(self._site.name, service.scheduler.trainings, counted=not local)
+            self._pooled[self._site.name] = pool.gpus
+
+    def _granted(self, counted: tuple[str, ...]) -> tuple[str, ...]:
+        """What the cluster has granted to workers that run is the pool's, also if that is more than was said."""
+        uids = [one.uid for one in self._store.page(Filter()).items if one.phase not in TERMINAL]
+        used = sum(len(worker.gpus) for uid in uids for worker in self._backend.workers(uid) if worker.alive)
+        if not counted or used <= len(counted):
+            return counted
+        log.warning("workers have %d GPUs, MUSTER_GPUS says %d: the pool has those that they have", used, len(counted))
+        return tuple(map(str, range(used)))
 
     def _workers_by_gpu(self, training: str) -> dict[int, str]:
         """Of its workers that live."""
-        there = self._backend.workers(Uid(training))
+        there = self._loop.workers(Uid(training), self._site.name)
         return {gpu: worker.name for worker in there if worker.alive for gpu in worker.gpus}
 
     async def _start_http(self, backends: Mapping[str, Backend]) -> int:
@@ -234,8 +251,10 @@ class ControlPlane:
             audit=Audit(self._home, AuditSize.told(os.environ), echo=self._site.name == "kube"),
             seal=PageSeal(token.encode()),  # the same after a restart, and for all replicas
             pools=self._pools,
+            pooled=self._pooled,
             packages=self._packages,
             incoming=_emptied(self._home / "incoming"),
+            measured=self._curves,
             place=place() if self._site.name == "local" else "",
         )
         options = self._options
@@ -265,6 +284,7 @@ class ControlPlane:
         if options.tls_cert:
             shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
         write_private(self._home / "server.json", json.dumps(shown) + "\n")
+        mark_stopped(self._home, False)
         return int(port)
 
     async def stop(self) -> None:
@@ -274,6 +294,7 @@ class ControlPlane:
         for pool in self._pools.values():
             await pool.stop()
         await self._loop.stop()
+        await self._curves.stop()
         await self._tidier.stop()
         await self._backend.close()
         await self._direction.stop()
@@ -294,6 +315,9 @@ class ControlPlane:
         self._false_alarms += event.kind is Kind.FALSE_ALARM
         if (entry := event.journaled()) is not None:
             self._loop.note(uid, entry)
+
+    def run_measured(self, uid: Uid, worker: str, told: MetricsFrame) -> None:
+        self._curves.measured(uid, worker, told)
 
     def withdraw(self, uid: Uid) -> asyncio.Task[None] | None:
         return self._loop.withdraw(uid)

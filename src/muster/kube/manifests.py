@@ -36,6 +36,7 @@ class InstallOptions:
     pull_secrets: tuple[str, ...] = ()  # with which nodes get the control plane's image
     cpu: str | None = None  # asked for, for each replica
     memory: str | None = None  # asked for and the most, for each replica
+    gpus: int = 0  # of the cluster, that trainings and pipelines share; 0: the cluster alone says who gets some
 
 
 def render(options: InstallOptions) -> list[Manifest]:
@@ -170,6 +171,7 @@ def _container(options: InstallOptions) -> Manifest:
         "env": [
             {"name": "MUSTER_HOME", "value": _HOME},
             {"name": "TMPDIR", "value": _SCRATCH},
+            *([{"name": "MUSTER_GPUS", "value": str(options.gpus)}] if options.gpus else []),
             _downward("POD_NAME", "metadata.name"),
             _downward("POD_NAMESPACE", "metadata.namespace"),
             _downward("POD_IP", "status.podIP"),

@@ -36,29 +36,32 @@ from muster.core.member.orders import (
     StartRanks,
     StopRanks,
 )
+from muster.core.member.standing import Standing
 from muster.core.member.state import EXIT_FAILED, MemberState
 from muster.core.succession import electorate
 from muster.node import guard, health, logs, saves, system, telling
+from muster.node.findings import Findings
 from muster.node.heirs import Experience
 from muster.node.keeping import Keeping, Means
-from muster.node.lessons import Lessons
 from muster.node.program import Program
 from muster.node.rank_files import RankFiles, key_of, rank_of
 from muster.node.rank_processes import RankProcesses, offer_store
-from muster.node.standalone import CannotStart, Standalone
+from muster.node.standalone import Standalone
+from muster.node.timekeeping import Timekeeper
 from muster.run_token import KeptToken
-from muster.types.frames import CopiesFrame, ElectorsFrame, Frame, WelcomeFrame
+from muster.types.frames import CopiesFrame, ElectorsFrame, Frame, RenewFrame, WelcomeFrame
 from muster.types.state import Holding
 from muster.types.world import Place, Settings
-from muster.world import wire
 from muster.world.connection import Address
 from muster.world.lifeline import Lifelines
 from muster.world.membership import MemberIdentity, Membership
 
 DUMP_WAIT_S = 3.0
 FREEZE_S = 0.5  # all agents hold their ranks still by then, so that every stack shows the hang and not its end
+DOUBT_S = 5.0
 ORPHAN_LOOK_S = 0.005
 ECHO_TIMEOUT_S = 5.0
+TIMES_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,13 @@ class Agent:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         mine = config.identity
-        self._trace = _open_trace(os.environ.get("MUSTER_TRACE"))
+        self._trace = _Trace(os.environ.get("MUSTER_TRACE"), mine.name)
         self._scratch = files.temporary()
         words = (config.program.target, *config.program.args)
         self._saved_where = saves.Where(os.getcwd(), words, (str(config.log_dir),), self._scratch)
         self._saves = saves.Saves(self._saved_where)
         self._echo = logs.Echo(enabled=config.echo)
+        self._times = Timekeeper(enabled=not config.echo)  # a copy on the terminal is in order of time already
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks(self._failed)
         self._last_words = ""
@@ -107,7 +111,7 @@ class Agent:
             mine,
             self._state,
             self._carry_out,
-            steps=self._fresh_steps,
+            news=self._news,
             on_frame=self._hear,
             on_post=self._keep_token,
         )
@@ -121,7 +125,13 @@ class Agent:
             config.state,
         )
         self._telling = telling.Telling(self._ranks, self._noticed, self._tasks)
-        self._lessons = Lessons(self._member.connection.send, lambda names: self._processes.learned(names))
+        self._findings = Findings(
+            config.program,
+            self._member.connection.send,
+            self._say,
+            lambda modules: self._processes.learned(modules),
+            self._tasks,
+        )
         self._experience = Experience()
         self._processes = self._start_processes()
 
@@ -147,28 +157,17 @@ class Agent:
 
     async def _take_part(self) -> None:
         if (standalone := self._config.standalone) is not None:
-            try:
-                await asyncio.to_thread(standalone.await_ready)
-            except CannotStart:
-                self._end(EXIT_FAILED, "")  # it has said why itself
+            if not await standalone.introduce(self._config.identity.run_id, self._say):
+                self._end(EXIT_FAILED, "")
                 return
-            shown = wire.show_address(*standalone.addresses[0])
-            run_id = self._config.identity.run_id
-            self._say(f"coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}")
-            self._tasks.start(standalone.keep_alive(self._abandoned_s, self._say))
+            self._tasks.start(standalone.keep_alive(lambda: _abandoned_s(self._state.at), self._say))
         if self._config.health_check and (unfit := await health.check(self._config.health_check)):
             self._member.handle(self._state.checked(unfit, self._member.now))
         self._tasks.start(self._member.run())
         self._tasks.start(self._watch_files())
+        self._findings.start()
         if self._config.log_bytes:
             self._tasks.start(logs.keep_small(self._config.log_dir, self._config.log_bytes, self._at_work, self._say))
-
-    def _abandoned_s(self) -> float:
-        """How long a coordinator may be away until nobody else is going to replace it."""
-        at = self._state.at
-        if at.connected:
-            return math.inf
-        return at.settings.lease_s if electorate.can_succeed(at.electorate) else 0.0
 
     async def _depart(self) -> None:
         self._tasks.cancel()
@@ -181,6 +180,7 @@ class Agent:
             await self._member.see_off()
         if self._config.standalone is not None and self._state.at.outcome is not None:
             self._config.standalone.leave()
+        self._times.finish(TIMES_TIMEOUT_S)
         self._echo.finish(self._last_words, ECHO_TIMEOUT_S)
         self._member.close()
         if self._kept_token is not None:
@@ -207,16 +207,16 @@ class Agent:
         self._member.handle(self._state.leave(number.name, 128 + number, self._member.now))
 
     def _hear(self, frame: Frame) -> None:
-        self._lessons.hear(frame)
+        self._findings.hear(frame)
+        if isinstance(frame, WelcomeFrame) and self._files is not None:
+            self._files.tell_again()
         if isinstance(frame, WelcomeFrame | ElectorsFrame):
             standalone = self._config.standalone.addresses if self._config.standalone is not None else []
             welcomed_at = self._member.connection.place if isinstance(frame, WelcomeFrame) else None
             self._lifelines.follow(frame.electorate, standalone, welcomed_at)
         elif isinstance(frame, CopiesFrame):
             self._keeping.order(frame)
-        if self._trace >= 0:
-            line = f"{time.monotonic():.6f} {self._config.identity.name} {frame.type} {frame.round}\n"
-            os.write(self._trace, line.encode())
+        self._trace.note(frame)
 
     # Orders
 
@@ -251,9 +251,10 @@ class Agent:
         mine = self._config.identity
         try:
             self._keeping.begin(place.number, place.round.resume)
-            self._files = RankFiles(
-                place, mine.run_id, self._config.log_dir, self._scratch, self._echo, self._keeping.path
-            )
+            where, bench_s = (self._config.log_dir, self._scratch), self._state.at.settings.bench_s
+            told = self._echo, self._times
+            self._files = RankFiles(place, mine.run_id, *where, *told, self._keeping.path, bench_s)
+            self._findings.begin(place, self._files)
             if place.hosts_store and (listener := self._member.take_listener()) is not None:
                 at = place.round.store_addr, place.round.store_port
                 offer_store(self._processes, listener, at, lambda: self._runs(place.number) is not None)
@@ -277,14 +278,10 @@ class Agent:
         self._member.handle(self._held.cleared(order.round, self._member.now))
 
     async def _await_saves(self, order: AwaitSaves) -> None:
-        patience, told = saves.Patience(order.writing_s, order.saving_s), set[str]()
+        def tell(what: str) -> None:
+            self._member.handle(self._held.saving(order.round, what, self._member.now))
 
-        def tell(busy: saves.Busy) -> None:
-            if busy.told not in told:
-                told.add(busy.told)
-                what = f"{busy.told}, and is given up to {patience.of(busy):g} s for it"
-                self._member.handle(self._held.saving(order.round, what, self._member.now))
-
+        patience = saves.Patience(order.writing_s, order.saving_s)
         await self._saves.over(lambda: self._ranks(order.round), patience, tell)
         self._member.handle(self._held.saves_over(order.round, self._member.now))
 
@@ -316,10 +313,15 @@ class Agent:
         current = self._held.current
         return (current.number, current.place.ranks) if current is not None and not current.stopping else None
 
-    def _fresh_steps(self) -> tuple[tuple[int, int, float], ...]:
-        return self._files.fresh_steps() if self._files is not None and self._held.runs else ()
+    def _news(self) -> RenewFrame:
+        """What the coordinator hears with every renewal."""
+        doing = self._processes.doing
+        if self._files is None or not self._held.runs or not (steps := self._files.fresh_steps()):
+            return RenewFrame(doing=doing)
+        return RenewFrame(steps=steps, first_step=self._files.first_step(), doing=doing)
 
     def _rank_exited(self, key: str, status: int) -> None:
+        self._findings.tell()
         number, rank = rank_of(key)
         current = self._held.current
         if current is None or current.number != number or self._files is None:
@@ -351,10 +353,18 @@ class Agent:
     def _ranks_up(self) -> None:
         """Their parent has imported what it was to import, and forked them all."""
         if (current := self._held.current) is not None:
-            self._member.handle(self._held.up(current.number, self._member.now))
-            number, files = current.number, self._files
-            look = lambda: files.imported() if files is not None and self._runs(number) else None  # noqa: E731
-            self._tasks.start(self._lessons.follow(look, tells=0 in current.place.ranks))
+            if self._processes.doomed:
+                self._tasks.start(self._up_later(current.number))
+            else:
+                self._member.handle(self._held.up(current.number, self._member.now))
+            if self._files is not None:
+                self._findings.follow(current, self._files, self._runs, self._ranks)
+
+    async def _up_later(self, number: int) -> None:
+        """Ranks that will hardly get past their imports do not run before they have shown that they do."""
+        await asyncio.sleep(DOUBT_S)
+        if self._runs(number) is not None:
+            self._member.handle(self._held.up(number, self._member.now))
 
     async def _restart_processes(self) -> None:
         if self._restarting:
@@ -369,15 +379,32 @@ class Agent:
     async def _end_orphans(self) -> None:
         """Whatever lost processes left comes to us as an orphan."""
         self._processes.dismiss()
-        keep = [pid for pid in [self._config.standalone and self._config.standalone.pid] if pid]
-        while not system.kill_children(keep):
-            system.reap()
-            await asyncio.sleep(ORPHAN_LOOK_S)
+        await _end_children([pid for pid in [self._config.standalone and self._config.standalone.pid] if pid])
 
 
-def _open_trace(path: str | None) -> int:
+def _abandoned_s(at: Standing) -> float:
+    """How long a coordinator may be away until nobody else is going to replace it."""
+    if at.connected:
+        return math.inf
+    return at.settings.lease_s if electorate.can_succeed(at.electorate) else 0.0
+
+
+async def _end_children(spare: Sequence[int]) -> None:
+    while not system.kill_children(spare):
+        system.reap()
+        await asyncio.sleep(ORPHAN_LOOK_S)
+
+
+class _Trace:
     """`MUSTER_TRACE=FILE`: one line per frame received, with its monotonic time; agents may share the file."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else -1
+
+    def __init__(self, path: str | None, name: str) -> None:
+        self._name = name
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else -1
+
+    def note(self, frame: Frame) -> None:
+        if self._file >= 0:
+            os.write(self._file, f"{time.monotonic():.6f} {self._name} {frame.type} {frame.round}\n".encode())
 
 
 async def _take_part(config: NodeConfig) -> int:

@@ -41,6 +41,7 @@ examples:
   muster-node --standalone --nproc 2 train.py --epochs 3
   muster-node --standalone --listen 127.0.0.1:29400 --run-id demo --nnodes 2:3 --spares 1 train.py
   muster-node --coordinator 127.0.0.1:29400 --run-id demo --nnodes 2:3 --spares 1 train.py
+  muster-node --shell --rank 0     a shell where rank 0 runs on this machine, with its environment (--shell --help)
 
 Every option can also be given as a MUSTER_ variable (MUSTER_RUN_ID, MUSTER_NNODES, …).
 The coordinator's token is found on its own machine; on others set MUSTER_RUN_TOKEN, as its first line says.
@@ -100,7 +101,9 @@ def build_parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "--state-rate", metavar="N", help="bytes in a second in which its copies go to other workers (no limit)"
     )
-    worker.add_argument("--no-echo", action="store_true", help="no copy of rank output on the terminal")
+    worker.add_argument(
+        "--no-echo", action="store_true", help="no copy of rank output on the terminal; times are noted beside it"
+    )
     worker.add_argument("--no-requeue-code", type=int, default=93, metavar="N", help="exit code for no_progress (93)")
     sent = parser.add_argument_group("code and packages that were sent with the training")
     sent.add_argument("--package", metavar="sha256:…", help="unpack this package, and run in it")
@@ -163,13 +166,18 @@ _HELP = {
     "orphan_s": "seconds that ranks go on without a coordinator",
     "no_progress_rounds": "fail after N rounds in a row without a new highest step",
     "gate_timeout_s": "hold ranks until all workers reach each other, at most so many seconds",
+    "bench_s": "measure all-reduce before the first round's program, for at most so many seconds",
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     _open_standard_streams()
-    parser = build_parser()
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["--shell"]:
+        from muster.node import shell
+
+        return shell.main(words[1:])
+    parser = build_parser()
     given = parser.parse_args(_with_environment(parser, words))
     if (given.package or given.requirement) and not given.prepared:
         _prepare(given, words)
@@ -335,7 +343,8 @@ def _program(given: argparse.Namespace) -> Program:
     if mode == "script" and os.path.isdir(given.program) and not os.path.exists(f"{given.program}/__main__.py"):
         raise ValueError(f"a folder without a __main__.py is no script: {given.program}")
     if mode == "command" and shutil.which(given.program) is None:
-        raise ValueError(f"no such command: {given.program}")
+        there = os.path.isfile(given.program) and os.sep in given.program
+        raise ValueError(f"{'permission denied' if there else 'no such command'}: {given.program}")
     if mode == "module":
         _check_module(given.program)
     warm = given.warm != "never" and mode != "command"

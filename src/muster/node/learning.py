@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Any
 
+from muster import files
 from muster.node import system
 from muster.types.modules import MAX_BYTES, is_ours, joined
 
@@ -49,11 +50,7 @@ def create(path: str) -> None:
 
 def read(path: str) -> tuple[str, ...]:
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        try:
-            told = os.read(opened, MAX_BYTES)
-        finally:
-            os.close(opened)
+        told = files.read_bytes(path, MAX_BYTES)
     except OSError:
         return ()
     return joined(told.partition(b"\0")[0].decode(errors="replace").split("\n")[:-1])

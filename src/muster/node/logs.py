@@ -232,6 +232,18 @@ def tail(path: str, start: int) -> tuple[str, ...]:
     return tuple(_end_of(path, start, _TAIL_BYTES)[-TAIL_LINES:])
 
 
+def last(lines: Sequence[str]) -> tuple[str, ...]:
+    """So many of these as `tail` gives of a file."""
+    kept: list[str] = []
+    room = _TAIL_BYTES
+    for line in reversed(lines[-TAIL_LINES:]):
+        room -= len(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))
+
+
 def whole(path: str, start: int) -> list[str]:
     """Everything since `start`, for reading stacks; they are at the end, if there is too much of it."""
     return _end_of(path, start, _WHOLE_BYTES)

@@ -40,6 +40,7 @@ class Load(NamedTuple):
     path: str = ""  # where that is written, which warnings point at
     line: int = 1
     main: bool = False
+    sure: bool = True  # without it the program ends there: nothing is ready for its failure
 
     @property
     def key(self) -> str:
@@ -71,6 +72,12 @@ def steps(mode: str, target: str) -> list[Load | Put]:
     return [step for step in reading.steps if isinstance(step, Put) or step.module not in own]
 
 
+def is_broken(mode: str, target: str) -> bool:
+    """True if the program's own file does not compile."""
+    entries = imports.entry(mode, target)
+    return bool(entries) and imports.parsed(entries[-1]) is None
+
+
 def sets_variables(mode: str, target: str, known: list[Load | Put]) -> bool:
     """True if the program may give variables other values than those `known` steps do, anywhere in its own files."""
     puts = {step for step in known if isinstance(step, Put)}
@@ -84,6 +91,7 @@ class _Reading:
         self._main = main
         self._target = target
         self._seen: set[Path] = set()
+        self._trying = 0
         self.steps: list[Load | Put] = []
 
     def read(self, path: Path) -> None:
@@ -108,8 +116,10 @@ class _Reading:
                 for alias in node.names if base else ():
                     self._import(base, alias.name, path, node.lineno)
             case ast.Try():
+                self._trying += 1
                 for inner in node.body:
                     self._follow(inner, path)
+                self._trying -= 1
                 if any(map(_matters, [*node.handlers, *node.orelse, *node.finalbody])):
                     raise _Stop
             case ast.If() if _dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING") and not node.orelse:
@@ -137,7 +147,8 @@ class _Reading:
             main = path == self._main
             typed = os.path.join(os.getcwd(), self._target)
             shown = typed if main and os.path.isfile(typed) else str(path)
-            self.steps.append(Load(module, "" if name == "*" else name, shown, line, main))
+            name = "" if name == "*" else name
+            self.steps.append(Load(module, name, shown, line, main, sure=not self._trying))
 
 
 def _put(node: ast.Assign | ast.Expr) -> Put | None:

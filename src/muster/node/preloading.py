@@ -12,7 +12,7 @@ import builtins
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import PathFinder
 from typing import NamedTuple
 
@@ -28,12 +28,14 @@ MAX_PRINTED = 1 << 16
 class Loaded(NamedTuple):
     problems: list[str]  # of modules that the user named
     printed: tuple[bytes, ...] = ()  # by the imports at the program's top: that is for its ranks to write
+    doomed: bool = False  # ranks will hardly get past their imports
 
 
-def load(program: Program) -> Loaded:
-    """Import what the ranks of this program will need; raises Spoilt."""
+def load(program: Program, tell: Callable[[str], None] = lambda name: None) -> Loaded:
+    """Import what the ranks of this program will need; raises Spoilt. `tell`: a module is about to be imported."""
     problems = []
     for name in program.preload:
+        tell(name)
         try:
             __import__(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  a user's module may raise anything
@@ -43,13 +45,14 @@ def load(program: Program) -> Loaded:
     first = opening.steps(program.mode, program.target)
     before = dict(os.environ)
     with _kept_output() as printed, Watch(program.patience_s) as watch:
-        _carry_out(first, program.without, watch)
+        whole = _carry_out(first, program.without, watch, tell)
     with Watch(program.patience_s) as watch:
-        _carry_out(_later(program, first), program.without, watch)
+        _carry_out(_later(program, first), program.without, watch, tell)
     for step in first:
         if isinstance(step, Put):
             _take_back(step, before)
-    return Loaded(problems, tuple(printed))
+    doomed = not whole or (not first and opening.is_broken(program.mode, program.target))
+    return Loaded(problems, tuple(printed), doomed)
 
 
 def lacking(program: Program, names: tuple[str, ...]) -> list[str]:
@@ -82,14 +85,20 @@ def _later(program: Program, first: list[Load | Put]) -> Iterator[Load]:
             yield Load("torch._dynamo")  # torch.optim imports it
 
 
-def _carry_out(steps: Iterable[Load | Put], without: tuple[str, ...], watch: Watch) -> None:
+def _carry_out(
+    steps: Iterable[Load | Put], without: tuple[str, ...], watch: Watch, tell: Callable[[str], None]
+) -> bool:
+    """False if a module was not there that the program cannot do without."""
+    whole = True
     for step in steps:
         if isinstance(step, Put):
             if not (step.default and step.variable in os.environ):
                 os.environ[step.variable] = step.value
         elif not _is_among(step, without):
+            tell(step.module)
             with watch.over(step.key):
-                _import(step)
+                whole &= _import(step) or not step.sure
+    return whole
 
 
 def _is_among(step: Load, names: tuple[str, ...]) -> bool:
@@ -100,8 +109,8 @@ def _is_among(step: Load, names: tuple[str, ...]) -> bool:
     return step.key in names or not around.isdisjoint(names)
 
 
-def _import(step: Load) -> None:
-    """As if it were done where it is written. One that is not there leaves nothing, and the rank will say so.
+def _import(step: Load) -> bool:
+    """As if it were done where it is written. One that is not there leaves nothing, and the rank will say so: False.
 
     What was learned from a rank is what it looked for, and it may have had to do without: then so do we.
     """
@@ -114,9 +123,12 @@ def _import(step: Load) -> None:
     except ModuleNotFoundError as error:
         if step.path and (error.name is None or not f"{step.module}.".startswith(f"{error.name}.")):
             raise
+        return not step.path
     except ImportError as error:
         if step.path and (error.name != step.module or not str(error).startswith("cannot import name")):
             raise
+        return not step.path
+    return True
 
 
 def _take_back(step: Put, before: dict[str, str]) -> None:

@@ -11,9 +11,13 @@ import os
 import struct
 import time
 
+from muster import files
+
 FILE_VARIABLE = "MUSTER_PROGRESS_FILE"
 _MARK = struct.Struct("<qd")  # step, time.monotonic() of the host
-FILE_SIZE = 64  # `node.word` has the rest
+_FIRST, _FIRST_AT = struct.Struct("<q"), 56  # the first step
+_NONE = -(1 << 63)
+FILE_SIZE = 64  # `node.word` has what is between
 
 _memory: mmap.mmap | None = None
 _memory_of: str | None = None
@@ -27,28 +31,51 @@ def progress(step: int) -> None:
         return
     if path != _memory_of:
         _memory, _memory_of = _map(path), path
+        if _memory is not None and len(_memory) == FILE_SIZE and _FIRST.unpack_from(_memory, _FIRST_AT) == (_NONE,):
+            _FIRST.pack_into(_memory, _FIRST_AT, int(step))
     if _memory is not None:
         _MARK.pack_into(_memory, 0, int(step), time.monotonic())
+
+
+def last() -> int | None:
+    """The step that this rank has reported last."""
+    if _memory is None:
+        return None
+    step, at = _MARK.unpack_from(_memory)
+    return step if at else None
 
 
 def _map(path: str) -> mmap.mmap | None:
     try:
         with open(path, "r+b") as file:
-            return mmap.mmap(file.fileno(), _MARK.size)
+            return mmap.mmap(file.fileno(), 0)  # as long as its agent has made it
     except (OSError, ValueError):
         return None
 
 
 def create(path: str) -> None:
     with open(path, "wb") as file:
-        file.write(_MARK.pack(-1, 0.0).ljust(FILE_SIZE, b"\0"))
+        file.write(_MARK.pack(-1, 0.0).ljust(_FIRST_AT, b"\0") + _FIRST.pack(_NONE))
 
 
 def read(path: str) -> tuple[int, float] | None:
     """The last step and when it was reached, or None if the rank has not reported yet."""
     try:
-        with open(path, "rb") as file:
-            step, at = _MARK.unpack(file.read(_MARK.size))
+        step, at = _MARK.unpack_from(content(path))
     except (OSError, struct.error):
         return None
     return (step, at) if at else None
+
+
+def read_first(path: str) -> int | None:
+    """The first step that the rank reported; it has written that before the last one."""
+    try:
+        step: int = _FIRST.unpack_from(content(path), _FIRST_AT)[0]
+    except (OSError, struct.error):
+        return None
+    return None if step == _NONE else step
+
+
+def content(path: str) -> bytes:
+    """What is in the file; a rank may have put something else in its place, and its agent never waits for that."""
+    return files.read_bytes(path, FILE_SIZE)

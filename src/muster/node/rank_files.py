@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -11,16 +12,28 @@ from typing import Any
 
 from muster import files
 from muster.core.member.held_round import InRound
-from muster.node import learning, logs, progress, rank_env, stacks, system
+from muster.node import first_bench, learning, logs, memory_signs, numbers, progress, rank_env, stacks, system
 from muster.node.rank_processes import Start
+from muster.node.timekeeping import Timekeeper
 from muster.state import talk
 from muster.types.world import Place, RankEnd
 
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 LARGEST_STEP = 1 << 53  # what JSON carries exactly
 
 
 class RankFiles:
-    def __init__(self, place: Place, run_id: str, log_dir: Path, scratch: str, echo: logs.Echo, state: str) -> None:
+    def __init__(
+        self,
+        place: Place,
+        run_id: str,
+        log_dir: Path,
+        scratch: str,
+        echo: logs.Echo,
+        times: Timekeeper,
+        state: str,
+        bench_s: float | None = None,
+    ) -> None:
         """Makes them; OSError says why that cannot be."""
         self._place = place
         self._folder = log_dir / f"round-{place.number}"
@@ -29,18 +42,28 @@ class RankFiles:
             pass  # it is one, and not a link to another
         self._run_id = run_id
         self._echo = echo
+        self._times = times
         self._state = state
+        self._bench_s = bench_s if place.number == 0 and place.rank_count > 1 else None
+        self.bench = os.path.join(scratch, f"bench-{place.number}")
         self._told_steps: dict[int, int] = {}
         self._oom_kills = system.oom_kills()  # of our memory group, as far as they are accounted for
+        self._oom_kills_here = memory_signs.kills_here()
         self._log_starts = {rank: logs.size(self._log(rank, "err")) for rank in place.ranks}
         self.marks = {rank: os.path.join(scratch, f"progress-{place.number}-{rank}") for rank in place.ranks}
         self._notes = os.path.join(scratch, f"imports-{place.number}")  # of the first rank here: the others do the same
         learning.create(self._notes)
+        self.numbers: numbers.Reader | None = None  # of what rank 0 logs, if it is ours
+        self._numbers = os.path.join(scratch, f"numbers-{place.number}")
+        if 0 in place.ranks:
+            numbers.create(self._numbers)
+            self.numbers = numbers.Reader(self._numbers)
         for rank in place.ranks:
             progress.create(self.marks[rank])
             for ending in ("out", "err"):
                 logs.make(self._log(rank, ending))
                 echo.follow(self._log(rank, ending), f"[{rank}] ", error=ending == "err")
+                times.follow(self._log(rank, ending))
 
     def _log(self, rank: int, ending: str) -> str:
         return str(self._folder / f"rank-{rank}.{ending}")
@@ -51,19 +74,34 @@ class RankFiles:
         for local_rank, rank in enumerate(self._place.ranks):
             env = rank_env.environment(self._place, local_rank, self._run_id)
             env |= {progress.FILE_VARIABLE: self.marks[rank], talk.SOCKET_VARIABLE: self._state}
+            if self._bench_s:
+                env |= first_bench.variables(self.bench if rank == 0 else "", self._bench_s)
+            if rank == 0:
+                env[numbers.FILE_VARIABLE] = self._numbers
             key = key_of(self._place.number, rank)
             notes = self._notes if local_rank == 0 else ""
             found.append(Start(key, env, self._log(rank, "out"), self._log(rank, "err"), notes))
         return found
 
+    @property
+    def measures_s(self) -> float | None:
+        """How long rank 0 may take to say how fast the ways between workers are; None: it is not here, or not asked."""
+        return self._bench_s if 0 in self._place.ranks else None
+
     def imported(self) -> tuple[str, ...]:
         """What a rank has imported by itself."""
         return learning.read(self._notes)
+
+    def say_to(self, rank: int, text: str) -> None:
+        """A line of ours where its user looks first."""
+        with contextlib.suppress(OSError), files.appending(self._log(rank, "err")) as opened:
+            os.write(opened, f"muster: {text}\n".encode(errors="replace"))
 
     def let_go(self, rank: int) -> None:
         """It prints no more."""
         for ending in ("out", "err"):
             self._echo.let_go(self._log(rank, ending))
+            self._times.let_go(self._log(rank, ending))
 
     def fresh_steps(self) -> tuple[tuple[int, int, float], ...]:
         """Rank, step and its age, of those that have got on since the last time."""
@@ -75,6 +113,15 @@ class RankFiles:
                 fresh.append((rank, mark[0], round(now - mark[1], 4)))
         return tuple(fresh)
 
+    def tell_again(self) -> None:
+        """Another coordinator may not know what was told."""
+        self._told_steps.clear()
+
+    def first_step(self) -> int | None:
+        """The lowest of those that ranks told first."""
+        found = [progress.read_first(mark) for mark in self.marks.values()]
+        return min((step for step in found if step is not None and abs(step) < LARGEST_STEP), default=None)
+
     def _mark(self, rank: int) -> tuple[int, float] | None:
         """A rank writes it: what cannot be a step at a time is none."""
         mark = progress.read(self.marks[rank])
@@ -83,20 +130,31 @@ class RankFiles:
     def describe(self, held: InRound, rank: int, status: int, worker: str) -> RankEnd:
         """How a rank ended, as far as can be told from what it left."""
         known: dict[str, Any] = {"worker": worker, "round": held.number, "finished_at": time.time()}
-        if held.stopping and not held.hung:
-            return RankEnd.from_status(rank, status, stopped=status != 0, **known)
         if (mark := self._mark(rank)) is not None:
             known |= {"step": mark[0], "idle_s": round(time.monotonic() - mark[1], 3)}
-        if status == -signal.SIGKILL and system.oom_kills() > self._oom_kills:
-            self._oom_kills += 1
-            known["oom"] = True
+        if held.stopping and not held.hung:
+            return RankEnd.from_status(rank, status, stopped=status != 0, **known)
+        if status == -signal.SIGKILL:
+            known |= self._of_memory()
         if status != 0:
-            err = self._log(rank, "err")
-            known["stderr_tail"] = logs.tail(err, self._log_starts[rank])
-            if held.hung:
-                stand = stacks.read(logs.whole(err, self._log_starts[rank]))
-                known |= {"hung": True, "stack": stand.frame, "waiting": stand.waiting}
+            known |= self._words(rank, status, hung=held.hung)
         return RankEnd.from_status(rank, status, **known)
+
+    def _of_memory(self) -> dict[str, Any]:
+        """Whether one that was killed was killed for memory, and what can be said if that is not known."""
+        if oom := system.oom_kills() > self._oom_kills:
+            self._oom_kills += 1
+        return {"oom": oom, "memory": memory_signs.told(oom=oom, before=self._oom_kills_here)}
+
+    def _words(self, rank: int, status: int, *, hung: bool) -> dict[str, Any]:
+        """What it said last, and where it stood: faulthandler's dump is not the program's word."""
+        err, start = self._log(rank, "err"), self._log_starts[rank]
+        if not hung and -status not in _CRASHES:
+            return {"stderr_tail": logs.tail(err, start)}
+        lines = logs.whole(err, start)
+        stand = stacks.read(lines)
+        told = {"stderr_tail": logs.last(stacks.words(lines)), "stack": stand.frame}
+        return told | ({"hung": True, "waiting": stand.waiting} if hung else {})
 
 
 def key_of(number: int, rank: int) -> str:

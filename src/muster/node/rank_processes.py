@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from muster.node import system
+from muster.node import system, whereabouts
 from muster.node.beginning import write_plan
 from muster.node.guard import Posting, Word, line
 from muster.node.heirs import Experience, Heirs
 from muster.node.parent_line import ParentLine
 from muster.node.program import Program, interpreter_flags
 from muster.node.warm import STORE
+from muster.types import modules
 
 STOP_MARGIN_S = 2.0
 
@@ -75,6 +76,8 @@ class RankProcesses:
         self._released = False
         self.warm_ready = asyncio.get_running_loop().create_future()
         self.torch_loaded = False
+        self.doomed = False  # a module is not there that ranks import first, or their file does not compile
+        self._importing = ""
         self._room = min(sum(len(os.fsencode(part)) + 1 for part in (program.target, *program.args)) + 64, 4096)
         self._experience = experience
         self._heirs = Heirs(program, experience, self._hire_heir, on_ready=self._heir_is_ready, on_note=on_note)
@@ -87,6 +90,11 @@ class RankProcesses:
     @property
     def lost(self) -> bool:
         return self._lost
+
+    @property
+    def doing(self) -> str:
+        """What ranks would have to wait for now: the imports of the first parent. Later ones warm up beside it."""
+        return "" if self._lost or self.warm_ready.done() else self._importing
 
     @property
     def alive(self) -> set[str]:
@@ -103,6 +111,8 @@ class RankProcesses:
         self._hire_socket, hire_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = (guard_end.fileno(), hire_end.fileno(), self._parent.theirs.fileno(), plan)
         env = os.environ | {"PYTHONFAULTHANDLER": "1"}
+        if self._posting.saves is not None:
+            env[whereabouts.FOLDER_VARIABLE] = self._posting.saves.scratch
         stdin = subprocess.DEVNULL if _is_terminal(0) else None
         command = [
             sys.executable,
@@ -281,12 +291,15 @@ class RankProcesses:
             self._pids[news["spawned"]] = news["pid"]
             if not self._starting:
                 self._on_up()
+        elif "importing" in news:
+            self._importing = modules.doing(str(news["importing"]))
         elif "unfit" in news:
             self._heirs.note_unfit(news)
         elif "lacking" in news:
             self._heirs.compared(news["lacking"])
         elif "ready" in news:
             self.torch_loaded = bool(news["torch"])
+            self.doomed = bool(news["doomed"])
             for problem in news["problems"]:
                 self._on_note(f"could not preload {problem}")
             if not self.warm_ready.done():

@@ -162,10 +162,14 @@ class Saves:
         return named.path_in(lines, self._cwd, without)
 
     async def over(
-        self, ranks: Callable[[], Sequence[WatchedRank]], patience: Patience, tell: Callable[[Busy], None]
+        self, ranks: Callable[[], Sequence[WatchedRank]], patience: Patience, tell: Callable[[str], object]
     ) -> None:
-        """Until none of them saves, or patience ends. For a moment after that no save begins."""
+        """Until none of them saves, or patience ends. For a moment after that no save begins.
+
+        `tell` hears whom it waits for, and how long at most, once each.
+        """
         self._roots = None
+        told = set[str]()
         loop = asyncio.get_running_loop()
         began = loop.time()
         quiet_from = began
@@ -183,8 +187,9 @@ class Saves:
                 loop.call_later(SHUT_S, self._shut.close)
                 return
             self._shut.close()
-            if busy:
-                tell(busy)
+            if busy and busy.told not in told:
+                told.add(busy.told)
+                tell(f"{busy.told}, and is given up to {patience.of(busy):g} s for it")
             await asyncio.sleep(LOOK_S)
 
 

@@ -98,6 +98,16 @@ class Standalone:
         )
         os.close(ready_w)
 
+    async def introduce(self, run_id: str, say: Callable[[str], None]) -> bool:
+        """Once it listens, say where; False if it does not: it has said why itself."""
+        try:
+            await asyncio.to_thread(self.await_ready)
+        except CannotStart:
+            return False
+        shown = wire.show_address(*self.addresses[0])
+        say(f"coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}")
+        return True
+
     def await_ready(self) -> None:
         assert self._process is not None
         with open(self._ready) as answer:

@@ -91,6 +91,16 @@ def runs(pid: int) -> bool:
         return False
 
 
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is none, or only what is left of it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *known = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if state in (b"Z", b"X") else int(known[18])
+
+
 def reap() -> tuple[list[tuple[int, int]], bool]:
     """Children that have ended, as (pid, status), a negative status being a signal; and whether any are left."""
     ended: list[tuple[int, int]] = []

@@ -25,7 +25,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
 from muster import files
-from muster.node import system
+from muster.node import first_bench, system, whereabouts
 from muster.node.beginning import Beginning
 from muster.node.program import Program, interpreter_flags
 
@@ -68,6 +68,7 @@ class _Parent:
         """It was started deaf to what asks to end (`system.deaf_children`), and hears of the guard's death alone."""
         self._beginning = beginning
         self._printed: tuple[bytes, ...] = ()
+        self._importing = ""
         self._score = system.go_first() if program.heir else ""  # nobody misses it until it has taken over
         self._control = control
         self._program = program
@@ -88,18 +89,27 @@ class _Parent:
         self._tell(warming=self._pid)
         started = time.monotonic()
         problems: list[str] = []
+        doomed = False
         if self._program.preload or self._program.auto:
             from muster.node import preloading
 
             try:
-                problems, self._printed = preloading.load(self._program)
+                problems, self._printed, doomed = preloading.load(self._program, self._imports)
             except preloading.Spoilt as spoilt:
                 self._begin_anew(spoilt.names, str(spoilt))
         system.flush()
         gc.collect()
         gc.freeze()
         took = time.monotonic() - started
-        self._tell(ready=True, torch="torch" in sys.modules, took_s=round(took, 3), problems=problems)
+        torch = "torch" in sys.modules
+        self._tell(ready=True, torch=torch, took_s=round(took, 3), problems=problems, doomed=doomed)
+
+    def _imports(self, module: str) -> None:
+        """Whoever waits for ranks is told for what; once for all modules of a package."""
+        top = module.partition(".")[0]
+        if top != self._importing:
+            self._importing = top
+            self._tell(importing=top)
 
     def _begin_anew(self, without: list[str], why: str) -> NoReturn:
         self._tell(unfit=without, why=why)
@@ -203,6 +213,8 @@ class _Parent:
             self._become_child()
             _take_streams(order["out"], order["err"])
             os.environ.update(order["env"])
+            whereabouts.tell(order["env"])
+            first_bench.measure()
             if not self._program.warm:
                 _execute(self._program.command)
             for number, text in enumerate(self._printed, 1):

@@ -15,7 +15,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from muster.node.progress import FILE_SIZE, FILE_VARIABLE
+from muster import files
+from muster.node.progress import FILE_SIZE, FILE_VARIABLE, content
 
 _CALLS, _SAVED, _WORD, _CALL, _UNTIL = range(2, 7)  # numbers of 8 bytes each; the rank writes the first two
 _NONE, _HELD, _TOLD, _OVER = range(4)
@@ -129,8 +130,7 @@ def withdraw(path: str) -> None:
 def asked(path: str) -> Asked:
     """A rank writes it: what cannot be a count is none."""
     try:
-        with open(path, "rb") as file:
-            cells = memoryview(file.read(FILE_SIZE)).cast("q")
+        cells = memoryview(content(path)).cast("q")
         return Asked(max(0, cells[_CALLS]), max(0, cells[_SAVED])) if len(cells) * 8 == FILE_SIZE else Asked(0, 0)
     except (OSError, ValueError, TypeError):
         return Asked(0, 0)
@@ -138,14 +138,11 @@ def asked(path: str) -> Asked:
 
 def _write(path: str, word: int, call: int | None = None, for_s: float | None = None) -> None:
     """The word itself last: it says what the others mean."""
+    numbers = {_CALL: call, _UNTIL: None if for_s is None else time.monotonic_ns() + int(for_s * 1e9), _WORD: word}
     try:
-        opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        with files.changing(path) as opened:
+            for cell, number in numbers.items():
+                if number is not None:
+                    os.pwrite(opened, number.to_bytes(8, sys.byteorder, signed=True), cell * 8)
     except OSError:
-        return
-    try:
-        numbers = {_CALL: call, _UNTIL: None if for_s is None else time.monotonic_ns() + int(for_s * 1e9), _WORD: word}
-        for cell, number in numbers.items():
-            if number is not None:
-                os.pwrite(opened, number.to_bytes(8, sys.byteorder, signed=True), cell * 8)
-    finally:
-        os.close(opened)
+        return  # the rank has put something else there, and hears nothing

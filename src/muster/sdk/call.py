@@ -31,7 +31,10 @@ def main(arguments: Sequence[str]) -> None:
     functions.in_rank = True
     where, _, name = target.rpartition(":")
     sent = json.loads(given)
-    _function(_module(where), name)(*sent["args"], **sent["kwargs"])
+    functions.loading = True
+    module = _module(where)
+    functions.loading = False
+    _function(module, name)(*sent["args"], **sent["kwargs"])
 
 
 def _module(where: str) -> ModuleType:

@@ -66,6 +66,11 @@ class Client:
         """Where the control plane is; it is looked for if that is not known yet."""
         return (self._link.server or self._link.locate()).url
 
+    @property
+    def warning(self) -> str:
+        """What is wrong with the control plane itself, as it said in its last answer; empty if nothing is."""
+        return self._link.warning
+
     # Trainings
 
     def get(self, name: str) -> DistributedTraining:
@@ -115,13 +120,16 @@ class Client:
         """Submit a training: the fields of its spec in snake_case, and `name`, `labels`, `annotations`.
 
         `ship`: send the working directory along; by default where the control plane does not see it.
+        `force`: also what can never start: a script that is not there, more GPUs than there are.
         """
         given: dict[str, Any] = {"script": script, "module": module, "command": command, **options}
-        ship = given.pop("ship", None)
+        ship, force = given.pop("ship", None), bool(given.pop("force", False))
         if ship or (ship is None and _is_here(given) and self.is_far()):
             packed, given = _packed(given)
             self.run(flows.send_package(given.get("namespace") or self.namespace, packed))
-        return self.submit(submission.training_of(given, self.namespace), idempotency_key)
+        elif not force and (missing := submission.missing_script(given)) is not None and not self.is_far():
+            raise missing
+        return self.submit(submission.training_of(given, self.namespace), idempotency_key, force=force)
 
     def is_far(self) -> bool:
         """Whether the control plane does not see the files that we see. The embedded one does: nobody has to ask."""
@@ -140,34 +148,43 @@ class Client:
         **options: Unpack[SubmitOptions],
     ) -> DistributedTraining:
         given: dict[str, Any] = {"script": script, "module": module, "command": command, **options}
-        ship = given.pop("ship", None)
+        ship, force = given.pop("ship", None), bool(given.pop("force", False))
         if ship or (ship is None and _is_here(given) and await self.is_far_async()):
             import asyncio
 
             packed, given = await asyncio.to_thread(_packed, given)
             await self.run_async(flows.send_package(given.get("namespace") or self.namespace, packed))
-        return await self.submit_async(submission.training_of(given, self.namespace), idempotency_key)
+        elif not force and (missing := submission.missing_script(given)) is not None and not await self.is_far_async():
+            raise missing
+        return await self.submit_async(submission.training_of(given, self.namespace), idempotency_key, force=force)
 
-    def submit(self, training: Training, idempotency_key: str | None = None) -> DistributedTraining:
+    def submit(
+        self, training: Training, idempotency_key: str | None = None, *, force: bool = False
+    ) -> DistributedTraining:
         """Submit a training that is already described; a repeat with the same key gives the first one."""
-        return self._handle(self.run(flows.create(training, idempotency_key or secrets.token_hex(16))))
+        key = idempotency_key or secrets.token_hex(16)
+        return self._handle(self.run(flows.create(training, key, force=force)))
 
-    async def submit_async(self, training: Training, idempotency_key: str | None = None) -> DistributedTraining:
-        return self._handle(await self.run_async(flows.create(training, idempotency_key or secrets.token_hex(16))))
+    async def submit_async(
+        self, training: Training, idempotency_key: str | None = None, *, force: bool = False
+    ) -> DistributedTraining:
+        key = idempotency_key or secrets.token_hex(16)
+        return self._handle(await self.run_async(flows.create(training, key, force=force)))
 
-    def plan(self, training: Training) -> Mapping[str, Any]:
+    def plan(self, training: Training, *, force: bool = False) -> Mapping[str, Any]:
         """What would be started for a training; nothing is."""
-        return self.run(flows.plan(training))
+        return self.run(flows.plan(training, force=force))
 
-    async def plan_async(self, training: Training) -> Mapping[str, Any]:
-        return await self.run_async(flows.plan(training))
+    async def plan_async(self, training: Training, *, force: bool = False) -> Mapping[str, Any]:
+        return await self.run_async(flows.plan(training, force=force))
 
-    def apply(self, manifest: Mapping[str, Any]) -> DistributedTraining:
+    def apply(self, manifest: Mapping[str, Any], *, force: bool = False) -> DistributedTraining:
         """Create what the manifest describes, or bring the training of that name in line with it."""
-        return self._handle(self.run(flows.apply(manifest, self.namespace, secrets.token_hex(16))))
+        return self._handle(self.run(flows.apply(manifest, self.namespace, secrets.token_hex(16), force=force)))
 
-    async def apply_async(self, manifest: Mapping[str, Any]) -> DistributedTraining:
-        return self._handle(await self.run_async(flows.apply(manifest, self.namespace, secrets.token_hex(16))))
+    async def apply_async(self, manifest: Mapping[str, Any], *, force: bool = False) -> DistributedTraining:
+        flow = flows.apply(manifest, self.namespace, secrets.token_hex(16), force=force)
+        return self._handle(await self.run_async(flow))
 
     # What is known about them
 
@@ -178,12 +195,24 @@ class Client:
     async def usage_async(self, since: datetime | str | None = None, by: str | None = None) -> Usages:
         return await self.run_async(flows.usage(_shown(since), by))
 
-    def events(self, name: str) -> Sequence[Event]:
-        """What happened to a training, oldest first; the journal outlives a training that was deleted."""
-        return self.run(flows.events(Key(self.namespace, name)))
+    def events(
+        self, name: str | None = None, since: flows.Since | None = None, *, all_namespaces: bool = False
+    ) -> Sequence[Event]:
+        """What happened to a training, oldest first; the journal outlives a training that was deleted.
 
-    async def events_async(self, name: str) -> Sequence[Event]:
-        return await self.run_async(flows.events(Key(self.namespace, name)))
+        Without a name: the newest of all trainings of the namespace, or of all namespaces.
+        """
+        return self.run(self._events(name, since, all_namespaces))
+
+    async def events_async(
+        self, name: str | None = None, since: flows.Since | None = None, *, all_namespaces: bool = False
+    ) -> Sequence[Event]:
+        return await self.run_async(self._events(name, since, all_namespaces))
+
+    def _events(self, name: str | None, since: flows.Since | None, all_namespaces: bool) -> Flow[Sequence[Event]]:
+        if name is not None:
+            return flows.events(Key(self.namespace, name), since)
+        return flows.all_events(None if all_namespaces else self.namespace)
 
     def explain(self, name: str) -> Explanation:
         """Why it is pending, below its minimum, or resizing."""

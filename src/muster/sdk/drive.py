@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import re
 import threading
 import time
 import weakref
@@ -33,6 +34,7 @@ T = TypeVar("T")
 log = logging.getLogger("muster.sdk")
 
 CONNECT_S = 5.0
+_NUMBER = re.compile(r"\[Errno -?\d+\] ")  # what follows it says the same in words
 
 
 class Link:
@@ -43,6 +45,7 @@ class Link:
         self._server: Server | None = None
         self._lock = threading.Lock()
         self.answered = False  # somebody has been there
+        self.warning = ""  # what the control plane said last of itself
         self._warned: set[str] = set()
 
     @property
@@ -51,22 +54,23 @@ class Link:
 
     def locate(self, within_s: float = find.START_S) -> Server:
         with self._lock:
-            self._server = find.find(self.search, within_s)
+            self._server = find.find(self.search, within_s, again=self._server is not None)
             return self._server
 
     def hear(self, headers: Mapping[str, str]) -> None:
         """Somebody has answered. What is wrong with the control plane itself is said once, whatever was asked."""
         self.answered = True
         told = headers.get("warning", "")
+        self.warning = told.partition('"')[2].rstrip('"') or told
         if told and told not in self._warned:
             self._warned.add(told)
-            log.warning("warning: %s", told.partition('"')[2].rstrip('"') or told)
+            log.warning("warning: %s", self.warning)
 
     def relocate(self, within_s: float) -> Lost | None:
         try:
             self.locate(within_s)
         except Unavailable as why:
-            return Lost(why.message, hint=why.hint)
+            return Lost(why.message, hint=why.hint, stopped=why.code == find.STOPPED)
         return None
 
 
@@ -134,7 +138,8 @@ def _lost(error: httpx2.TransportError | Unproved, link: Link) -> Lost:
     if isinstance(error, Unproved):
         return Lost(str(error), sent=False, known=link.answered, hint=error.hint)
     unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
-    return Lost(str(error) or type(error).__name__, sent=not unsent, known=link.answered)
+    said = _NUMBER.sub("", str(error)) or type(error).__name__
+    return Lost(said, sent=not unsent, known=link.answered)
 
 
 class _Lines:

@@ -62,6 +62,7 @@ class Lost:
     sent: bool = True
     known: bool = False  # the server has answered before, so it is likely to come back
     hint: str = ""  # what to do about it, where the reason says all
+    stopped: bool = False  # somebody has stopped the server on purpose
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Locate:
-    """Find the control plane again, and start the embedded one if it is gone.
+    """Find the control plane again, and start the embedded one if it is gone and nobody has stopped it on purpose.
 
     Answered by None, or by Lost if it could not be started.
     """

@@ -30,6 +30,7 @@ START_S = 30.0  # how long the embedded control plane may take until it serves
 HEALTH_S = 2.0  # how long it may take to say that it is well
 SILENT_S = 5.0  # how long one that runs may not answer before it counts as hung
 LOCK_POLL_S = 0.02  # a file lock with a bound can only be tried again
+STOPPED = "stopped"  # the code of an error that says so
 LOG_LINES = 20  # of its log, shown when it does not start
 
 _CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK  # whatever was put in the place of a file of ours
@@ -72,14 +73,20 @@ class Search:
         )
 
 
-def find(search: Search, within_s: float = START_S) -> Server:
-    """The control plane to talk to. Raises Unavailable if it is hung, or had to be started and could not be."""
+def find(search: Search, within_s: float = START_S, *, again: bool = False) -> Server:
+    """The control plane to talk to. Raises Unavailable if it is hung, or had to be started and could not be.
+
+    `again`: by somebody who has talked to it before. One that was stopped on purpose is then not started.
+    """
     deadline = time.monotonic() + min(within_s, START_S)
     if search.url is not None:
         return _named(search, search.url, deadline)
     found = _awaited(search, deadline) or serving(search)
     if found is not None:
         return found
+    if again and home.was_stopped(search.home):
+        hint = "muster server start starts it, and trainings that go on are adopted"
+        raise Unavailable("the control plane was stopped", code=STOPPED, hint=hint)
     with _home(search.home), _locked(search.home / "start.lock", deadline):
         return serving(search) or _start(search, deadline)
 

@@ -7,9 +7,12 @@ is safe, waits and streams go on until their own time is over.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.backoff import Backoff
@@ -21,6 +24,7 @@ from muster.sdk.effects import CALL_TIMEOUT_S, Flow, HttpRequest, Locate, Lost, 
 from muster.types import codec
 from muster.types.codec import Invalid, Problem
 from muster.types.event import Event
+from muster.types.metrics import Metrics
 from muster.types.training import Key, Training, WorldStatus
 from muster.types.usage import Usage
 
@@ -33,9 +37,11 @@ LONG_POLL_S = 30.0  # the longest that one look asks the server to hold its answ
 SILENCE_S = 5.0  # how much later than promised an answer may come before the connection counts as lost
 RETURN_S = 10.0  # how long a plain call waits for a server that was there before
 RETRY = Backoff(0.05, 1.0)  # while a server is away
+STOPPED_S = 60.0  # how long a wait lasts for one that was stopped on purpose: it may be for an upgrade
 MOST_FAILED_STARTS = 5  # an embedded control plane that fails that often in a row will not come by itself
 PAGE = 500
 SEND_TIMEOUT_S = 600.0
+_CODE = re.compile(r"[-\w]{1,128}", re.ASCII)
 
 
 @dataclass
@@ -180,17 +186,48 @@ def listed(namespace: str | None, label_selector: str | None, phase: str | None)
         params["continue"] = str(metadata["continue"])
 
 
-def events(key: Key) -> Flow[list[Event]]:
-    return (yield from _events(HttpRequest("GET", f"{path_of(key)}/events")))
+Since = int | Event | datetime | str
+"""From where on a journal is read: behind an entry or its number, or from a time, as ISO 8601 if it is a text."""
 
 
-def events_of(handle: Handle) -> Flow[list[Event]]:
-    return (yield from _events(handle.ask("GET", "/events")))
+def events(key: Key, since: Since | None = None) -> Flow[list[Event]]:
+    return (yield from _events(HttpRequest("GET", f"{path_of(key)}/events", _from(since))))
+
+
+def all_events(namespace: str | None) -> Flow[list[Event]]:
+    """The newest of a namespace, or of all."""
+    return (yield from _events(HttpRequest("GET", "/v1/events", {} if namespace is None else {"namespace": namespace})))
+
+
+def events_of(handle: Handle, since: Since | None = None, limit: int | None = None) -> Flow[list[Event]]:
+    asked = _from(since) | ({} if limit is None else {"limit": str(limit)})
+    return (yield from _events(handle.ask("GET", "/events", asked)))
+
+
+def _from(since: Since | None) -> dict[str, str]:
+    if since is None:
+        return {}
+    if isinstance(since, str):
+        with contextlib.suppress(ValueError):
+            since = datetime.fromisoformat(since)
+    if isinstance(since, datetime):
+        return {"since": codec.show_time(since)}
+    after = since.id if isinstance(since, Event) else since
+    if isinstance(after, int) and not isinstance(after, bool):
+        return {"after": str(after)}
+    problem = Problem("since", f"must be an event, its id, or a time like 2026-11-18T09:30:00Z, not {since!r:.80}")
+    raise InvalidRequest(f"{problem.field} {problem.message}", problems=(problem,))
 
 
 def _events(request: HttpRequest, left: float = math.inf) -> Flow[list[Event]]:
     answer = yield from call(request, left=left)
     return [read(Event, item) for item in items(answer)]
+
+
+def metrics_of(handle: Handle, names: Iterable[str], after: float | None) -> Flow[Metrics]:
+    asked = {"names": ",".join(names), "after": "" if after is None else f"{after:.3f}"}
+    answer = yield from call(handle.ask("GET", "/metrics", {name: value for name, value in asked.items() if value}))
+    return read(Metrics, answer.json)
 
 
 def usage_of(handle: Handle) -> Flow[Usage]:
@@ -225,18 +262,24 @@ _NEW: Mapping[str, Any] = {
     "storage": [],
     "suspend": False,
     "elasticity": "fixed",
+    "bench": False,
 }
 
 
-def create(training: Training, idempotency_key: str) -> Flow[Training]:
+def create(training: Training, idempotency_key: str, *, force: bool = False) -> Flow[Training]:
     headers = {"Idempotency-Key": idempotency_key}
     path = all_of(training.metadata.namespace)
-    return _training((yield from call(HttpRequest("POST", path, json=_request(training), headers=headers))))
+    request = HttpRequest("POST", path, _forced(force), json=_request(training), headers=headers)
+    return _training((yield from call(request)))
 
 
-def plan(training: Training) -> Flow[Mapping[str, Any]]:
-    path = all_of(training.metadata.namespace)
-    body = (yield from call(HttpRequest("POST", path, {"dryRun": "true"}, json=_request(training)))).json
+def _forced(force: bool) -> dict[str, str]:
+    return {"force": "true"} if force else {}
+
+
+def plan(training: Training, *, force: bool = False) -> Flow[Mapping[str, Any]]:
+    path, params = all_of(training.metadata.namespace), {"dryRun": "true", **_forced(force)}
+    body = (yield from call(HttpRequest("POST", path, params, json=_request(training)))).json
     told = body.get("plan") if isinstance(body, dict) else None
     if not isinstance(told, dict):
         raise MusterError("the server's answer cannot be understood: it has no plan")
@@ -261,6 +304,22 @@ def sees(place: str) -> Flow[bool]:
     return theirs is None or (bool(place) and theirs == place)
 
 
+def backends() -> Flow[tuple[str, ...]]:
+    """What the control plane runs workers with; nothing, if it is an old one that does not say."""
+    told = (yield from call(HttpRequest("GET", "/v1/whoami"))).json
+    found = told.get("backends") if isinstance(told, dict) else None
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def sign_in_code() -> Flow[str]:
+    """A code that signs a browser in, once and soon. Nothing is asked twice: a code that was lost ends by itself."""
+    told = (yield from call(HttpRequest("POST", "/v1/sign-in-codes"))).json
+    code = told.get("code") if isinstance(told, dict) else None
+    if not isinstance(code, str) or not _CODE.fullmatch(code):  # it becomes part of an address
+        raise MusterError("the server's answer cannot be understood: it has no code")
+    return code
+
+
 def send_package(namespace: str, packed: Packed) -> Flow[bool]:
     """Have that code there; False if it was there already."""
     path = f"/v1/namespaces/{_safe('metadata.namespace', namespace)}/packages/{packed.digest}"
@@ -278,7 +337,7 @@ def send_package(namespace: str, packed: Packed) -> Flow[bool]:
     return True
 
 
-def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str) -> Flow[Training]:
+def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str, *, force: bool = False) -> Flow[Training]:
     """Create what the manifest describes, or bring the training of that name in line with it."""
     metadata = manifest.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
@@ -290,7 +349,8 @@ def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str) -> 
         yield from get(key)
     except NotFound:
         body = {**manifest, "metadata": {**metadata, "namespace": key.namespace}}
-        request = HttpRequest("POST", all_of(key.namespace), json=body, headers={"Idempotency-Key": idempotency_key})
+        headers = {"Idempotency-Key": idempotency_key}
+        request = HttpRequest("POST", all_of(key.namespace), _forced(force), json=body, headers=headers)
         try:
             return _training((yield from call(request)))
         except AlreadyExists:
@@ -338,6 +398,16 @@ def cancel(handle: Handle, grace_seconds: float | None) -> Flow[None]:
     yield from look(handle, handle.ask("POST", "/cancel", json=body))
 
 
+def leave(handle: Handle) -> Flow[None]:
+    """Nobody holds it any more: it is cancelled if it still runs. One that has ended, or is gone, is left as it is."""
+    if handle.training.is_terminal:
+        return
+    try:
+        yield from cancel(handle, None)
+    except NotFound:
+        return
+
+
 def suspend(handle: Handle, suspended: bool) -> Flow[None]:
     """Said twice, it changes nothing."""
     asked = handle.ask("PATCH", json={"spec": {"suspend": suspended}})
@@ -377,10 +447,12 @@ def delete(handle: Handle, timeout: float | None) -> Flow[None]:
 
 @dataclass(frozen=True)
 class Outage:
-    """A control plane that is away: how often it was not reached, and how often starting it failed."""
+    """A control plane that is away: how often it was not reached, how often starting it failed, and since when it is
+    known that somebody has stopped it."""
 
     failures: int = 0
     failed_starts: int = 0
+    stopped_since: float | None = None
 
     def wait(self, lost: Unavailable, left: float = math.inf) -> Flow[Outage]:
         """Pause, look for the control plane, and say how the outage stands. Gives up if it cannot be started."""
@@ -389,6 +461,12 @@ class Outage:
         found: Lost | None = yield Locate(max(left, SILENCE_S))
         if not isinstance(found, Lost):
             return Outage(failures)
+        if found.stopped:
+            now: float = yield Now()
+            since = now if self.stopped_since is None else self.stopped_since
+            if now - since >= STOPPED_S:
+                raise unavailable(found) from lost
+            return Outage(failures, self.failed_starts, since)
         if self.failed_starts + 1 >= MOST_FAILED_STARTS:
             raise unavailable(found) from lost
         return Outage(failures, self.failed_starts + 1)

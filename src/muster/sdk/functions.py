@@ -13,19 +13,24 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from muster.errors import InvalidRequest
+from muster.sdk import guards
 from muster.sdk.client import Client, default_client
 from muster.sdk.submission import SubmitOptions, unique_name
 from muster.sdk.training import DistributedTraining
 from muster.types.codec import Problem
+
+_GUARD = "put the call below `if __name__ == '__main__':`; with force=True it is not looked at"
 
 P = ParamSpec("P")
 R = TypeVar("R")
 RUNNER = "muster.sdk.call"
 
 in_rank = False  # set by the runner: there, a decorated function is itself
+loading = False  # set by the runner while it imports the function's module: nothing there may be called yet
 
 
 class Submits(Generic[P, R]):
@@ -42,14 +47,25 @@ class Submits(Generic[P, R]):
         self._options = options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> DistributedTraining:
+        self._check_guard(sys._getframe(1))
         if in_rank:
             return self.local(*args, **kwargs)  # type: ignore[return-value]  # in a rank nobody submits
         client = self._client or default_client()
         return client.train(module=RUNNER, idempotency_key=self._key, **self._made(args, kwargs))
 
     async def submit_async(self, *args: P.args, **kwargs: P.kwargs) -> DistributedTraining:
+        self._check_guard(sys._getframe(1))
         client = self._client or default_client()
         return await client.train_async(module=RUNNER, idempotency_key=self._key, **self._made(args, kwargs))
+
+    def _check_guard(self, frame: FrameType) -> None:
+        if self._options.get("force"):
+            return
+        _refuse_while_loading(self.local.__name__)
+        line = guards.unguarded_line(self.local.__globals__, frame)
+        if line is not None:
+            message = f"{self.local.__name__} is called at the top of its module (line {line}): ranks, which import"
+            raise _refused(f"{message} the module, would call it again", _GUARD)
 
     def _made(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> SubmitOptions:
         inspect.signature(self.local).bind(*args, **kwargs)
@@ -114,8 +130,13 @@ def _refuse_unsendable(where: str, value: object) -> None:
         raise _refused(f"{where} is or holds a {what}: pass numbers, texts, lists and dicts with text keys")
 
 
-def _refused(message: str) -> InvalidRequest:
-    return InvalidRequest(message, problems=(Problem("function", message),))
+def _refuse_while_loading(what: str) -> None:
+    if loading:
+        raise _refused(f"{what} is called while this rank imports its module: each rank would submit it again", _GUARD)
+
+
+def _refused(message: str, hint: str = "") -> InvalidRequest:
+    return InvalidRequest(message, problems=(Problem("function", message),), hint=hint)
 
 
 # The public calls --------------------------------------------------------------------------------
@@ -177,6 +198,8 @@ def distributed(
         return Submits(function, client, idempotency_key, options)
     if script is None and module is None and command is None:
         return lambda decorated: Submits(decorated, client, idempotency_key, options)
+    if not options.get("force"):
+        _refuse_while_loading("distributed()")
     speaks = client or default_client()
     return speaks.train(script=script, module=module, command=command, idempotency_key=idempotency_key, **options)
 
@@ -191,6 +214,8 @@ async def distributed_async(
     **options: Unpack[SubmitOptions],
 ) -> DistributedTraining:
     """Submit a training from a coroutine; the twin of `distributed` with a program."""
+    if not options.get("force"):
+        _refuse_while_loading("distributed_async()")
     speaks = client or default_client()
     return await speaks.train_async(
         script=script, module=module, command=command, idempotency_key=idempotency_key, **options

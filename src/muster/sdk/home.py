@@ -17,9 +17,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from muster import files
 from muster.errors import Unavailable
 
 _CAREFUL = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+STOPPED_FILE = "stopped"
 _MOST = 1 << 16  # bytes of a file of ours
 
 
@@ -107,6 +109,20 @@ def wait_until_unlocked(home: Path, timeout_s: float) -> bool:
 
     threading.Thread(target=take, daemon=True).start()
     return freed.wait(timeout_s)
+
+
+def mark_stopped(home: Path, stopped: bool) -> None:
+    """Note that the daemon was stopped on purpose, or that this is over: whoever follows does not start it again."""
+    mark = home / STOPPED_FILE
+    if stopped:
+        files.write_private(mark, "")
+    else:
+        mark.unlink(missing_ok=True)
+
+
+def was_stopped(home: Path) -> bool:
+    """Whether somebody has stopped it on purpose, or has removed all of it."""
+    return not home.is_dir() or (home / STOPPED_FILE).exists()
 
 
 def certificate(home: Path, url: str) -> str | None:

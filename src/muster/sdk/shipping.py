@@ -304,8 +304,10 @@ def requirements_of(given: object) -> object:
         return given
     try:
         text = Path(given).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _refused(f"the requirements in {os.fspath(given)} cannot be read: {error}") from None
+    except OSError as error:
+        raise _refused(f"the requirements in {os.fspath(given)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _refused(f"the requirements in {os.fspath(given)} cannot be read: it is no text") from None
     joined = text.replace("\\\n", " ")
     lines = (line.split(" #")[0].strip() for line in joined.splitlines())
     return [line for line in lines if line and not line.startswith("#")]

@@ -27,6 +27,7 @@ class SubmitOptions(TypedDict, total=False):
     """What `distributed` takes beside the program: the fields of a training's spec, and its metadata.
 
     `ship`: send the working directory along; by default where the control plane does not see it.
+    `force`: also what can never start: a script that is not there, more GPUs than there are, a call without a guard.
     """
 
     args: Sequence[str]
@@ -59,12 +60,14 @@ class SubmitOptions(TypedDict, total=False):
     package: str | None
     requirements: Sequence[str] | str | os.PathLike[str]
     ship: bool | None
+    force: bool
     segment: int | None
     topology_key: str | None
     template: Mapping[str, Any] | None
     storage: Sequence[Storage | Mapping[str, Any]]
     suspend: bool
     elasticity: Literal["fixed", "lend", "fill"]
+    bench: bool
 
 
 def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) -> Training:
@@ -78,6 +81,22 @@ def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) ->
     wire = {codec.camel(name): _plain(name, value, problems) for name, value in values.items()}
     document = {"metadata": {name: _plain(name, value, problems) for name, value in metadata.items()}, "spec": wire}
     return _read(document, problems)
+
+
+def missing_script(given: Mapping[str, Any]) -> InvalidRequest | None:
+    """What is wrong with a script that is not on this machine; an image or a package may have one of its own."""
+    script = given.get("script")
+    if not isinstance(script, str | os.PathLike) or given.get("package") or given.get("image"):
+        return None
+    folder = given.get("working_dir") or "."
+    if os.fspath(script) == "" or not isinstance(folder, str | os.PathLike):
+        return None  # told with everything else that is wrong
+    path = os.path.abspath(os.path.join(folder, script))
+    if os.path.isfile(path):
+        return None
+    problem = Problem("spec.script", f"there is no file {path}")
+    hint = "give the path of a script that is there; with force=True it is submitted all the same"
+    return InvalidRequest(f"the training was not submitted: {problem.message}", problems=(problem,), hint=hint)
 
 
 def default_name(values: Mapping[str, Any]) -> str:

@@ -6,14 +6,17 @@ drives the same flow.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Collection, Iterator
+from typing import TYPE_CHECKING, Self
 
 from muster.core.training import waits
 from muster.core.training.waits import Goal
+from muster.errors import MusterError
 from muster.sdk import flows, streams
 from muster.sdk.flows import Handle
+from muster.types.bench import Bench
 from muster.types.event import Event
+from muster.types.metrics import Metrics
 from muster.types.training import Condition, Outcome, Phase, RankExit, RankStatus, Training, WorldStatus
 from muster.types.usage import Usage
 
@@ -64,6 +67,11 @@ class DistributedTraining:
         return waits.world_of(self.training)
 
     @property
+    def rendezvous_endpoint(self) -> str | None:
+        """HOST:PORT of the store at which the ranks of the current round meet; None while no round is out."""
+        return self.training.status.rendezvous_endpoint
+
+    @property
     def ranks(self) -> list[RankStatus]:
         return list(self.training.status.ranks)
 
@@ -75,6 +83,11 @@ class DistributedTraining:
     @property
     def conditions(self) -> list[Condition]:
         return list(self.training.status.conditions)
+
+    @property
+    def bench(self) -> Bench | None:
+        """How fast all-reduce was between its workers before its program began, if `bench` asked for that."""
+        return self.training.status.bench
 
     @property
     def outcome(self) -> Outcome | None:
@@ -127,22 +140,48 @@ class DistributedTraining:
     # What it tells
 
     def logs(
-        self, rank: int | None = None, round: int | None = None, follow: bool = False, tail: int | None = None
+        self,
+        rank: int | None = None,
+        round: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        timestamps: bool = False,
     ) -> Iterator[str]:
-        """What its ranks wrote, line by line; with `follow`, until it has ended."""
-        return self._client.iterate(streams.logs(self._handle, rank, round, follow, tail))
+        """What its ranks wrote, line by line; with `follow` until it has ended, with `timestamps` after its time."""
+        return self._client.iterate(streams.logs(self._handle, rank, round, follow, tail, timestamps))
 
     def logs_async(
-        self, rank: int | None = None, round: int | None = None, follow: bool = False, tail: int | None = None
+        self,
+        rank: int | None = None,
+        round: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        timestamps: bool = False,
     ) -> AsyncIterator[str]:
-        return self._client.iterate_async(streams.logs(self._handle, rank, round, follow, tail))
+        return self._client.iterate_async(streams.logs(self._handle, rank, round, follow, tail, timestamps))
 
-    def events(self) -> list[Event]:
-        """What happened to it, oldest first."""
-        return self._client.run(flows.events_of(self._handle))
+    def stream_logs(self, ranks: Collection[int] | None = None, timestamps: bool = False) -> Iterator[tuple[int, str]]:
+        """(rank, line) for all that its ranks write, or some of them, as they write it, until it has ended."""
+        return self._client.iterate(streams.rank_logs(self._handle, ranks, timestamps))
 
-    async def events_async(self) -> list[Event]:
-        return await self._client.run_async(flows.events_of(self._handle))
+    def stream_logs_async(
+        self, ranks: Collection[int] | None = None, timestamps: bool = False
+    ) -> AsyncIterator[tuple[int, str]]:
+        return self._client.iterate_async(streams.rank_logs(self._handle, ranks, timestamps))
+
+    def events(self, since: flows.Since | None = None, *, limit: int | None = None) -> list[Event]:
+        """What happened to it, oldest first; since a time, or behind an event or its id; the newest so many of it."""
+        return self._client.run(flows.events_of(self._handle, since, limit))
+
+    async def events_async(self, since: flows.Since | None = None, *, limit: int | None = None) -> list[Event]:
+        return await self._client.run_async(flows.events_of(self._handle, since, limit))
+
+    def metrics(self, *names: str, after: float | None = None) -> Metrics:
+        """Curves of what its ranks logged, of its steps and its size, and what its workers use; or only these."""
+        return self._client.run(flows.metrics_of(self._handle, names, after))
+
+    async def metrics_async(self, *names: str, after: float | None = None) -> Metrics:
+        return await self._client.run_async(flows.metrics_of(self._handle, names, after))
 
     def usage(self) -> Usage:
         """The worker-seconds and GPU-seconds that it used so far."""
@@ -150,6 +189,27 @@ class DistributedTraining:
 
     async def usage_async(self) -> Usage:
         return await self._client.run_async(flows.usage_of(self._handle))
+
+    # Held for the length of a block
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Cancel it if it still runs, and wait for nothing. What went wrong in the block comes first."""
+        try:
+            self._client.run(flows.leave(self._handle))
+        except MusterError as wrong:
+            _told_beside(error, wrong, self.name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self._client.run_async(flows.leave(self._handle))
+        except MusterError as wrong:
+            _told_beside(error, wrong, self.name)
 
     # What can be waited for
 
@@ -193,3 +253,10 @@ class DistributedTraining:
 
     async def _wait_async(self, goal: Goal, timeout: float | None) -> WorldStatus:
         return await self._client.run_async(flows.wait(self._handle, goal, timeout))
+
+
+def _told_beside(error: BaseException | None, wrong: MusterError, name: str) -> None:
+    """A training that could not be cancelled is an error of its own, unless another one is on its way already."""
+    if error is None:
+        raise wrong
+    error.add_note(f"training {name} could not be cancelled: {wrong.message}")

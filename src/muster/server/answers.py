@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from muster.errors import MusterError, to_wire
 from muster.ports import Stored
+
+T = TypeVar("T")
 
 SEND_TIMEOUT_S = 30.0
 
@@ -77,6 +80,20 @@ class StreamedAnswer(Response):
             await send({"type": "http.response.body", "body": b""})
         finally:
             await _close(self._chunks)
+
+
+async def while_asked(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What it comes to. Whoever leaves before that takes it along: nobody would hear the answer."""
+    doing, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+    if doing.cancelled():
+        raise ClientDisconnect
+    return doing.result()
 
 
 async def _disconnected(receive: Receive) -> None:

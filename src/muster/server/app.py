@@ -19,7 +19,7 @@ from muster.server import describe
 from muster.server.calls import Call
 from muster.server.describe import Operation
 from muster.server.front import Front
-from muster.server.routes import objects, orders, packages, pools, reads, system, watch, web
+from muster.server.routes import objects, orders, packages, pools, reads, sign_in, system, watch, web
 from muster.server.services import Services
 
 __all__ = ["OPERATIONS", "App", "Services", "build"]
@@ -31,6 +31,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *watch.OPERATIONS,
     *packages.OPERATIONS,
     *pools.OPERATIONS,
+    *sign_in.OPERATIONS,
     *system.OPERATIONS,
 )
 

@@ -182,9 +182,13 @@ def _schemas(backends: Collection[str]) -> Schema:
         "Usage": schema_of(Usage),
         "UsageList": _list_of("UsageList", "Usage"),
         "Explanation": schema_of(Explanation),
+        "Metrics": _metrics(),
         "Scale": _closed({"type": "object", "required": ["target"], "properties": {"target": _workers()}}),
         "Cancel": _closed({"type": "object", "properties": {"graceSeconds": _grace()}}),
         "Identity": schema_of(Identity),
+        "SignInCode": _texts("code", seconds={"type": "number"}),
+        "SignIn": _closed(_texts(code={"type": "string", "maxLength": 128})),
+        "SignedIn": _texts("token", "name", "role"),
         "Health": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}},
         "Document": {"type": "object"},
         "Package": schema_of(KeptPackage),
@@ -193,6 +197,27 @@ def _schemas(backends: Collection[str]) -> Schema:
         "Error": _error(),
         **_pool_schemas(),
     }
+
+
+def _texts(*names: str, **others: Schema) -> Schema:
+    fields: Schema = {**{name: {"type": "string"} for name in names}, **others}
+    return {"type": "object", "required": list(fields), "properties": fields}
+
+
+def _metrics() -> Schema:
+    """What a training logs: points are `[step, seconds since 1970, value]`."""
+    row = {"type": "array", "items": {"type": "number", "nullable": True}}
+    rows = {"type": "array", "items": row}
+    series: Schema = {"name": {"type": "string"}, "points": rows, "notFinite": {"type": "integer"}}
+    known = ("cpuPercent", "memoryBytes", "gpuPercent", "gpuMemoryBytes")
+    worker: Schema = {name: {"type": "number", "nullable": True} for name in known}
+    worker |= {"name": {"type": "string"}, "at": {"type": "number"}, "recent": rows}
+    found = {"series": _rows(series, ["name", "points"]), "workers": _rows(worker, list(worker))}
+    return {"type": "object", "required": list(found), "properties": found}
+
+
+def _rows(fields: Schema, required: list[str]) -> Schema:
+    return {"type": "array", "items": {"type": "object", "required": required, "properties": fields}}
 
 
 def _pool_schemas() -> Schema:

@@ -38,6 +38,7 @@ log = logging.getLogger("muster.server")
 
 _REQUEST_ID = re.compile(rb"[-A-Za-z0-9_.]{1,64}")
 _GUARDED = ("/v1", "/metrics")
+_AUDITED = (*_GUARDED, "/sign-in")
 _OWN_SITES = (b"same-origin", b"none")
 _SLASHES = re.compile(rb"%(2f|5c|00)", re.IGNORECASE)
 _SECRET = re.compile(r"mst_[-\w]*")
@@ -213,7 +214,7 @@ class _Exchange:
         if self._status and scope["method"] not in auditing.READING:
             ended = None  # its caller has not heard it, but it was done
         status = self._status if ended is None else ended.status
-        if audit is None or not scope["path"].startswith(_GUARDED) or not auditing.is_worth(scope["method"], status):
+        if audit is None or not scope["path"].startswith(_AUDITED) or not auditing.is_worth(scope["method"], status):
             return
         whose = self._shown.identity if self._shown is not None else None
         entry = AuditEntry(

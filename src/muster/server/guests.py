@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from muster.core import crowding
 
@@ -27,6 +28,7 @@ class Guest:
         self.token = ""
         self.admin = False
         self.asking = False
+        self.connection: Any = None  # its socket
         self.leave: Callable[[], object] = lambda: None
         self.unsent: Callable[[], int] = lambda: 0
 

@@ -35,7 +35,7 @@ class Protocol(HttpToolsProtocol):
         self._guest.leave, self._guest.unsent = transport.abort, transport.get_write_buffer_size
         # asyncio does this only for sockets whose protocol is spelled out, which one bound by hand may lack; an answer
         # in two parts would then wait 40 ms for an acknowledgement.
-        sock = transport.get_extra_info("socket")
+        self._guest.connection = sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -59,11 +59,12 @@ class Quotas:
         ]
         if before is None and quota.trainings is not None and len(others) + 1 > quota.trainings:
             raise _exceeded(namespace, "trainings", quota.trainings, len(others), 1)
-        wanted = gpus_of(training)
-        if quota.gpus is not None and wanted > (gpus_of(before) if before else 0):
-            used = sum(gpus_of(one.training) for one in others)
-            if used + wanted > quota.gpus:
-                raise _exceeded(namespace, "gpus", quota.gpus, used, wanted)
+        had = gpus_of(before) if before else 0
+        added = gpus_of(training) - had
+        if quota.gpus is not None and added > 0:
+            used = had + sum(gpus_of(one.training) for one in others)
+            if used + added > quota.gpus:
+                raise _exceeded(namespace, "gpus", quota.gpus, used, added)
 
     def _refresh(self) -> None:
         try:
@@ -91,5 +92,9 @@ def gpus_of(training: Training) -> int:
 def _exceeded(namespace: str, what: str, limit: int, used: int, wanted: int) -> QuotaExceeded:
     return QuotaExceeded(
         f"namespace {namespace!r} may have {limit} {what}: {used} are in use, {wanted} more were asked for",
+        resource=what,
+        current=used,
+        requested=wanted,
+        limit=limit,
         hint="cancel or shrink another training of that namespace, or ask for a higher quota",
     )

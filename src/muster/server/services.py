@@ -10,13 +10,14 @@ from datetime import datetime
 from pathlib import Path
 
 from muster.core.training.metering import Rates
-from muster.ports import Backend, Clock, Packages, Store
+from muster.ports import Backend, Clock, Measured, Packages, Store
 from muster.server.attempts import FailedAttempts
 from muster.server.audit import Audit
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
 from muster.server.quotas import Quotas
 from muster.server.sealing import PageSeal
+from muster.server.sign_in import SignInCodes
 from muster.server.visits import Visits
 from muster.sharing.service import PoolService
 
@@ -57,10 +58,13 @@ class Services:
     seal: PageSeal = field(default_factory=PageSeal.anew)  # of what clients carry from page to page
     visits: Visits = field(default_factory=Visits)
     attempts: FailedAttempts = field(default_factory=FailedAttempts)
+    codes: SignInCodes = field(default_factory=SignInCodes)
     meter: Meter = field(default_factory=Meter)
     keys: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     pools: Mapping[str, PoolService] = field(default_factory=dict)  # of shared GPUs, by name
+    pooled: Mapping[str, int] = field(default_factory=dict)  # how many GPUs a pool gives to trainings, by backend
     packages: Packages | None = None  # None: no code is taken
+    measured: Measured | None = None  # None: nothing is known of how trainings learn
     incoming: Path | None = None  # where it is written while it comes
     sending: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SENT_AT_ONCE))
     place: str = ""  # which files this process sees; a client that sees the same need not send its own

@@ -335,14 +335,19 @@ class Database:
         with _translated(self.path, "read"):
             return list(entries.surplus(self._reader, keep))
 
-    def events(self, where: Mapping[str, str], after: int) -> list[Event]:
-        """Entries of the journal whose columns have these values."""
-        tests = "".join(f" AND {column} = ?" for column in where)
+    def events(
+        self, where: Mapping[str, str], after: int, before: int | None = None, most: int | None = None
+    ) -> list[Event]:
+        """Entries of the journal whose columns have these values: all between two ids, or the newest of them."""
+        tests = "".join(f" AND {column} = ?" for column in where) + ("" if before is None else " AND id < ?")
+        order = "ORDER BY id" if most is None else "ORDER BY id DESC LIMIT ?"
+        values = [after, *where.values(), *(number for number in (before, most) if number is not None)]
         with _translated(self.path, "read"):
-            rows = self._reader.execute(
-                f"SELECT id, body FROM events WHERE id > ?{tests} ORDER BY id", (after, *where.values())
-            ).fetchall()
-        return [codec.from_wire(Event, json.loads(body) | {"id": number}, strict=False) for number, body in rows]
+            rows = self._reader.execute(f"SELECT id, body FROM events WHERE id > ?{tests} {order}", values).fetchall()
+        oldest_first = rows if most is None else reversed(rows)
+        return [
+            codec.from_wire(Event, json.loads(body) | {"id": number}, strict=False) for number, body in oldest_first
+        ]
 
 
 def _connect(path: Path) -> sqlite3.Connection:

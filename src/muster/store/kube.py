@@ -122,9 +122,16 @@ class KubeStore(LedgerStore):
         return await self._log.until_fenced()
 
     async def events(
-        self, *, namespace: str | None = None, training: str | None = None, uid: str | None = None, after: int = 0
+        self,
+        *,
+        namespace: str | None = None,
+        training: str | None = None,
+        uid: str | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int | None = None,
     ) -> list[Event]:
-        return self._log.find(namespace, training, uid, after)
+        return self._log.find(namespace, training, uid, after, before, most)
 
     async def close(self) -> None:
         if self._ledger.closed:

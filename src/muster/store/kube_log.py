@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -179,21 +180,32 @@ class KubeLog:
 
     # Reading
 
-    def find(self, namespace: str | None, training: str | None, uid: str | None, after: int) -> list[Event]:
+    def find(
+        self,
+        namespace: str | None,
+        training: str | None,
+        uid: str | None,
+        after: int,
+        before: int | None = None,
+        most: int | None = None,
+    ) -> list[Event]:
+        def meant(one: _Line | Event) -> bool:
+            return (
+                namespace in (None, one.namespace)
+                and training in (None, one.training)
+                and uid in (None, one.uid)
+                and one.id > after
+                and (before is None or one.id < before)
+            )
+
         start = bisect.bisect_right(self._events, after, key=lambda line: line.id)
-        found = [
-            codec.from_wire(Event, msgspec.json.decode(line.raw), strict=False)
-            for line in self._events[start:]
-            if namespace in (None, line.namespace) and training in (None, line.training) and uid in (None, line.uid)
-            if line.uid not in self._sums or line.id > self._sums[line.uid].id
-        ]
-        sums = [
-            event
-            for event in self._sums.values()
-            if namespace in (None, event.namespace) and training in (None, event.training) and uid in (None, event.uid)
-            if event.id > after
-        ]
-        return sorted(sums, key=lambda event: event.id) + found
+        end = len(self._events) if before is None else bisect.bisect_left(self._events, before, key=lambda one: one.id)
+        newest_first = (self._events[at] for at in range(end - 1, start - 1, -1))
+        kept = (line for line in newest_first if line.uid not in self._sums or line.id > self._sums[line.uid].id)
+        lines = list(itertools.islice(filter(meant, kept), most))[::-1]
+        found = [codec.from_wire(Event, msgspec.json.decode(line.raw), strict=False) for line in lines]
+        sums = sorted(filter(meant, self._sums.values()), key=lambda event: event.id)
+        return [*sums, *found] if most is None else [*sums, *found][-most:] if most else []
 
     # Writing
 

@@ -401,9 +401,12 @@ class LedgerStore(Store):
         return self._ledger.last_event
 
     async def more_events(self, after: int) -> list[Event]:
-        while self.last_event <= after and not self._ledger.closed:
+        while not self._ledger.closed:
+            # An entry may be known before the journal has it.
+            if self.last_event > after and (found := await self.events(after=after)):
+                return found
             await self._ledger.moved()
-        return [] if self._ledger.closed else await self.events(after=after)
+        return []
 
 
 def closed() -> errors.Unavailable:

@@ -121,13 +121,20 @@ class SqliteStore(LedgerStore):
             self._turn(self._short_of)
 
     async def events(
-        self, *, namespace: str | None = None, training: str | None = None, uid: str | None = None, after: int = 0
+        self,
+        *,
+        namespace: str | None = None,
+        training: str | None = None,
+        uid: str | None = None,
+        after: int = 0,
+        before: int | None = None,
+        most: int | None = None,
     ) -> list[Event]:
         self._refuse_if_closed()
         wanted = {"namespace": namespace, "training": training, "uid": uid}
         where = {column: value for column, value in wanted.items() if value is not None}
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reads, self._database.events, where, after)
+        return await loop.run_in_executor(self._reads, self._database.events, where, after, before, most)
 
     async def trim_events(self, keep: Keep, now: datetime) -> int:
         """Drop the oldest entries of the journal where there are too many; how many went."""

@@ -20,6 +20,8 @@ WORKER_BACK = "WorkerBack"  # and its own again
 FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelled"}
 STEADY = "steady"
 TRIMMED = "JournalTrimmed"  # stands for older entries that were dropped; data is a `usage.Dropped`
+UNWATCHED = "HangUnwatched"  # there is a hang timeout, and no rank tells its step
+HEALED = "Healed"  # what was lost was replaced; data has seconds, step, redone, lost, heirs, workers
 TERMINAL_EDIT = "UDTerminalState"
 TARGET_REACHED = "TargetReached"  # data["target"], and in data["generation"] for which one
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, ClassVar, Literal
 
-from muster.types import codec
+from muster.types import codec, numbers
+from muster.types.bench import Bench
 from muster.types.codec import limited
+from muster.types.measured import LoggedNumber, WorkerUse
 from muster.types.modules import LONGEST, MAX_NAMES
 from muster.types.records import record, replace
 from muster.types.state import Holding, Resume
@@ -37,6 +39,7 @@ from muster.types.world import (
 
 LARGEST = 1 << 53  # what JSON carries exactly
 MAX_TEXT = 256  # of a name, an address, a domain
+MAX_REMARK = 2048
 FEW_ENDS, MOST_ENDS = 256, 4096  # of ranks, in a record that has to fit into a frame
 Sender = Literal["coordinator", "agent", "guard", "control", "member", "elector"]
 
@@ -113,6 +116,7 @@ class RunRecord:
     proven: int | None = None  # the size that worked before another one was asked for
     taken_back: TakenBack | None = None
     lent: Mapping[str, str] = field(default_factory=dict)  # workers that get no rank, by name, with the reason
+    hopeless: str = ""  # the last line of the round before, if no restart can change what it says
 
     @property
     def told_seats(self) -> tuple[Seat, ...]:
@@ -225,6 +229,7 @@ class Presented:
     exits: tuple[ReportedEnd, ...] = ()
     why: str = ""
     electorate: Electorate = Electorate()
+    holding: Holding | None = None  # whoever decides upon a stop that it shows has to know what was kept before it
 
 
 # Opening ------------------------------------------------------------------------------------------
@@ -517,6 +522,8 @@ class RenewFrame(Frame, type="renew", sender="agent"):
     """Every third of a lease, with `[rank, step, age]` of each rank that has got on"""
 
     steps: tuple[tuple[int, int, float], ...] = ()
+    first_step: int | None = None  # the lowest of those that its ranks told first in this round; 0.1 tells none
+    doing: str = limited(default="", max_length=MAX_TEXT)  # what its ranks wait for there: one of `modules.DOING`
 
 
 @record(kw_only=True)
@@ -622,6 +629,31 @@ class LearnedFrame(Frame, type="learned", sender="agent"):
     """What its ranks import by themselves; from the worker of rank 0"""
 
     modules: tuple[str, ...] = limited(default=(), max_items=MAX_NAMES, max_length=LONGEST)
+
+
+@record(kw_only=True)
+class MeasuredFrame(Frame, type="measured", sender="agent"):
+    """How fast all-reduce is between the workers of the first round, or why that was not measured; from the worker of
+    rank 0, in a run with `bench_s`"""
+
+    bench: Bench = Bench()
+
+
+@record(kw_only=True)
+class RemarkFrame(Frame, type="remark", sender="agent"):
+    """What its user should know of the program; from the worker of rank 0"""
+
+    text: str = limited(default="", max_length=MAX_REMARK)
+
+
+@record(kw_only=True)
+class MetricsFrame(Frame, type="metrics", sender="agent"):
+    """What rank 0 logged in that round: `[count, place among names, age, step, value]` each, without a value if it was
+    not finite; and what the worker uses. After a reconnect all that it still has"""
+
+    names: tuple[str, ...] = limited(default=(), max_items=numbers.MAX_NAMES, max_length=numbers.LONGEST)
+    points: tuple[LoggedNumber, ...] = limited(default=(), max_items=numbers.MAX_POINTS)
+    use: WorkerUse | None = None
 
 
 @record(kw_only=True)

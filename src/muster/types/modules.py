@@ -9,6 +9,9 @@ from collections.abc import Iterable
 MAX_BYTES = 1 << 16
 MAX_NAMES = 2000
 LONGEST = 200
+_SLOW = ("torch", "tensorflow", "jax", "transformers", "datasets", "accelerate", "lightning", "deepspeed", "trl")
+_OTHERS = "importing its modules"
+DOING = frozenset({_OTHERS, *(f"importing {name}" for name in _SLOW)})  # what ranks wait for, as it is told
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
@@ -24,6 +27,12 @@ def joined(*lists: Iterable[str]) -> tuple[str, ...]:
             break
         found[name] = None
     return tuple(found)
+
+
+def doing(name: str) -> str:
+    """What is said while that module is being imported: people know the names of those that take long."""
+    word = f"importing {name.partition('.')[0]}"
+    return word if word in DOING else _OTHERS
 
 
 def is_ours(name: str) -> bool:

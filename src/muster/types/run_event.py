@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
 from enum import StrEnum
+from typing import Any
 
-from muster.types.event import Event, EventType
+from muster.types.event import HEALED, UNWATCHED, Event, EventType
 from muster.types.records import record
 
 
@@ -30,10 +33,14 @@ class Kind(StrEnum):
     STATE_DAMAGED = "state-damaged"
     TARGET = "target"
     TAKEN_BACK = "taken-back"
+    UNWATCHED = "unwatched"
+    REMARK = "remark"
     RECOVERED = "recovered"
+    HEALED = "healed"
     MESH_CONVERGING = "mesh-converging"
     MESH_READY = "mesh-ready"
     MESH_DEGRADED = "mesh-degraded"
+    MEASURED = "measured"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -63,10 +70,14 @@ JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
     Kind.STATE_DAMAGED: ("StateDamaged", "Warning"),
     Kind.TARGET: ("TargetChanged", "Normal"),
     Kind.TAKEN_BACK: ("ResizeTakenBack", "Warning"),
+    Kind.UNWATCHED: (UNWATCHED, "Warning"),
+    Kind.REMARK: ("ProgramRemark", "Warning"),
     Kind.RECOVERED: ("RoundRecovered", "Normal"),
+    Kind.HEALED: (HEALED, "Normal"),
     Kind.MESH_CONVERGING: ("MeshConverging", "Normal"),
     Kind.MESH_READY: ("MeshReady", "Normal"),
     Kind.MESH_DEGRADED: ("DegradedMesh", "Warning"),
+    Kind.MEASURED: ("Measured", "Normal"),
     Kind.SUCCEEDED: None,
     Kind.FAILED: None,
     Kind.CANCELLED: None,
@@ -82,8 +93,9 @@ class RunEvent:
     kind: Kind
     text: str
     round: int | None
+    data: Mapping[str, Any] = field(default_factory=dict)  # what programs need of it
 
     def journaled(self) -> Event | None:
         """The same for the journal of the training, which adds whose it is and when it was written."""
         word = JOURNAL[self.kind]
-        return None if word is None else Event(word[0], self.text, word[1], round=self.round)
+        return None if word is None else Event(word[0], self.text, word[1], round=self.round, data=self.data)

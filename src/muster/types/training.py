@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Literal, NewType
 
 from muster.types import address, pod_template, storage
+from muster.types.bench import Bench
 from muster.types.codec import Invalid, Problem, from_wire, limited, to_wire
 from muster.types.state import KeptState
 from muster.types.storage import Storage
@@ -166,6 +167,7 @@ class Spec:
     storage: tuple[Storage, ...] = limited((), max_items=MOST_VOLUMES)
     suspend: bool = False
     elasticity: Literal["fixed", "lend", "fill"] = "fixed"
+    bench: bool = False
 
 
 LENT = "Lent"  # the reason of `Admitted` and `TargetReached` while workers wait for GPUs that somebody else uses
@@ -198,6 +200,22 @@ class WorldStatus:
 class SparesStatus:
     ready: int = 0
     target: int = 0
+
+
+WorkerRole = Literal["active", "spare", "lent", "parked", "starting", "leaving"]
+MOST_LISTED = 256  # workers, in a status
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker that is there, and what it does."""
+
+    name: str
+    role: WorkerRole = "starting"
+    node: str = ""
+    ranks: str = ""  # that it has in the current round: "3", or "8-15"
+    since: datetime | None = None  # in that role
+    note: str = ""  # what it waits for, or why it gets no rank
 
 
 @dataclass(frozen=True)
@@ -265,6 +283,7 @@ class SteadyTimes:
     started_at: datetime | None = None
     decided_at: datetime | None = None
     finished_at: datetime | None = None
+    waits_since: datetime | None = None  # of one with a deadline: since when it may begin
 
 
 @dataclass(frozen=True)
@@ -275,12 +294,15 @@ class Status:
     world_size: WorldStatus = field(default_factory=WorldStatus)
     spares: SparesStatus = field(default_factory=SparesStatus)
     round: int | None = None
+    rendezvous_endpoint: str | None = None  # None while no round is out
     restarts: int = 0
     ranks: tuple[RankStatus, ...] = ()
+    workers: tuple[WorkerStatus, ...] = ()  # at most so many as `MOST_LISTED`
     rank_exits: tuple[RankExit, ...] | None = None  # None while it runs; an empty tuple is an answer
     outcome: Outcome | None = None
     last_resize: Resize | None = None
     kept_state: KeptState | None = None  # None: its program keeps none with `muster.State`
+    bench: Bench | None = None  # None: not asked for, or not measured yet
     started_at: datetime | None = None
     finished_at: datetime | None = None
     steady: SteadyTimes | None = None  # None: the same as those that are shown

@@ -98,6 +98,7 @@ class Settings:
     hang_timeout_s: float | None = None
     no_progress_rounds: int | None = None
     gate_timeout_s: float | None = None  # hold ranks until all reach each other, at most so long; None: no gate
+    bench_s: float | None = None  # measure all-reduce before the first round's program, at most so long; None: do not
 
     @property
     def first_target(self) -> int:
@@ -183,6 +184,7 @@ class Member:
     post: Path | None = None  # where it keeps the run's record, and can be asked who leads
     takes_outline: bool = False  # of a large world it needs no seat but its own
     takes_notice: bool = False  # its ranks can be told that they should save
+    doing: str = ""  # what its ranks wait for: one of `modules.DOING`
 
 
 @record()
@@ -308,10 +310,11 @@ class RankEnd:
     step: int | None = None
     idle_s: float | None = None  # how long before its end it last advanced
     waiting: bool = False  # its stack ended inside torch: it was waiting for others
-    stack: str = ""  # innermost frame of its main thread, after a hang
+    stack: str = ""  # innermost frame of its main thread, after a hang or a crash
     finished_at: float = 0.0
     stderr_tail: tuple[str, ...] = ()
     path: str = ""  # what its last words name of the files below its folder
+    memory: str = ""  # what is known of memory where it was killed
 
     @property
     def failed(self) -> bool:
@@ -447,6 +450,7 @@ class Round:
     first_failed_rank: int | None = None
     first_stopped_at: float = math.inf  # when the first rank ended because it was told to
     progress: Mapping[int, Progress] = field(default_factory=dict)
+    first_step: int | None = None  # the lowest of those that ranks told first
     saves: Mapping[MemberId, str] = field(default_factory=dict)  # called back, they first let these saves end
     notice: Notice | None = None
     index: SeatIndex = field(default_factory=lambda: SeatIndex(()))

@@ -6,13 +6,14 @@ What has to be sent gathers in `outbox`; when `unsaved` is set, the record must 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from muster.core.succession.leadership import Known
 from muster.core.world import transitions
 from muster.core.world.run import Run
-from muster.types.frames import ElectorsFrame, Frame, ModulesFrame, ProbeFrame
+from muster.types.frames import ElectorsFrame, Frame, MetricsFrame, ModulesFrame, ProbeFrame
 from muster.types.modules import joined
 from muster.types.run_event import Kind, RunEvent
 from muster.types.world import Electorate, MemberId, Role, RunId, Settings
@@ -57,6 +58,7 @@ class Conversation:
         self.unreached: set[MemberId] = set()  # those that have not been told whom to reach
         self.story: deque[RunEvent] = deque(maxlen=STORY)
         self.on_event: Callable[[RunEvent], None] | None = None
+        self.on_metrics: Callable[[str, MetricsFrame], None] | None = None
 
     @property
     def lifelines(self) -> set[MemberId]:
@@ -121,9 +123,9 @@ class Conversation:
 
     # What happens
 
-    def tell(self, kind: Kind, text: str, now: float) -> None:
+    def tell(self, kind: Kind, text: str, now: float, data: Mapping[str, Any] | None = None) -> None:
         number = self.run.round.number if self.run is not None and self.run.round else None
-        event = RunEvent(now, kind, text, number)
+        event = RunEvent(now, kind, text, number, data or {})
         self.story.append(event)
         if self.on_event is not None:
             self.on_event(event)

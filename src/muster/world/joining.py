@@ -1,8 +1,7 @@
-"""Who is let in to a run, and with what have they come?
+"""Who is let in to a run?
 
-A connection says hello here and is welcomed, held or refused; a member that comes back brings its round, and perhaps
-the record of a run that this coordinator has never seen. What members say afterwards, and what is decided about them,
-is the business of `world.protocol`.
+A connection says hello here and is welcomed, held or refused. What members bring back with them is the business of
+`world.returning`; what they say afterwards, and what is decided about them, of `world.protocol`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from muster.core.succession import electorate
 from muster.core.world import transitions
-from muster.core.world.run import Run, kept_lease
+from muster.core.world.run import Run
 from muster.types.frames import (
     MAX_TEXT,
     ElectorsFrame,
@@ -20,21 +19,15 @@ from muster.types.frames import (
     HoldFrame,
     ModulesFrame,
     Presented,
-    RecallFrame,
-    RunRecord,
     WelcomeFrame,
-    reported,
 )
 from muster.types.run_event import Kind
-from muster.types.state import MOST_HELD, Holding
-from muster.types.world import Electorate, Member, MemberId, Path, Role, Settings
+from muster.types.world import Electorate, Member, MemberId, Role, Settings
 from muster.world import frames_out
+from muster.world.believable import usable
 from muster.world.conversation import Conversation, Visitor
 from muster.world.frames_out import Peer
-
-MAX_PATHS = 4
-MOST_BYTES = 1 << 50  # of one worker
-LEAST_S, MOST_S = 1e-9, 1e6  # for a step or a copy; what is beyond was not measured
+from muster.world.returning import Returning
 
 
 @dataclass
@@ -46,37 +39,6 @@ class Waiting:
     member: Member
 
 
-def usable(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Where a member can be probed; what is no host and port was not said."""
-    return tuple((host, port) for host, port in paths[:MAX_PATHS] if 0 < len(host) <= MAX_TEXT and 0 < port < 65536)
-
-
-MOST_EVERY = 1 << 20  # steps between two copies
-
-
-def believable(holding: Holding) -> Holding:
-    """Of what a worker says of its memory, as much as one can have."""
-    path = usable((holding.path,)) if holding.path is not None else ()
-    return replace(
-        holding,
-        held=tuple(one for one in holding.held[:MOST_HELD] if one.rank < one.ranks),
-        path=path[0] if path else None,
-        durable=holding.durable if holding.durable is None or holding.durable >= 0 else None,
-        every=min(max(holding.every, 1), MOST_EVERY),
-        stride=min(max(holding.stride, 1), MOST_EVERY),
-        refused=holding.refused[:MAX_TEXT],
-        damage=holding.damage[:MAX_TEXT],
-        commit_s=_duration(holding.commit_s),
-        step_s=_duration(holding.step_s),
-        taken=min(max(holding.taken, 0), MOST_BYTES),
-        limit=min(max(holding.limit, 0), MOST_BYTES),
-    )
-
-
-def _duration(seconds: float) -> float:
-    return seconds if LEAST_S <= seconds <= MOST_S else 0.0
-
-
 def is_direct(hello: HelloFrame, peer: Peer) -> bool:
     """Else a relay is between us, whose end is not the worker's."""
     return hello.here == peer.peer
@@ -85,8 +47,9 @@ def is_direct(hello: HelloFrame, peer: Peer) -> bool:
 class Joining:
     """The way of connections and members into a run."""
 
-    def __init__(self, at: Conversation) -> None:
+    def __init__(self, at: Conversation, returning: Returning) -> None:
         self._at = at
+        self._returning = returning
         self._asked: dict[MemberId, float] = {}  # since when each member that is held has asked for its name
         self._greeted: set[MemberId] = set()
         self._said: tuple[tuple[int, int | None, Settings, Electorate], bytes] | None = None  # the last welcome
@@ -209,11 +172,11 @@ class Joining:
             case transitions.Refusal(code=code, message=message):
                 peer.refuse(code, message)
                 at.tell(Kind.REFUSED, message, now)
-                self.out_of_round(member.member_id, running=present.running)
+                self._returning.out_of_round(member.member_id, running=present.running)
             case transitions.Held():
                 if not held:
                     at.send(peer, HoldFrame(reason=entered.message))
-                    self.out_of_round(member.member_id, running=present.running)
+                    self._returning.out_of_round(member.member_id, running=present.running)
                 self._asked[member.member_id] = member.joined_at
                 self.held.append(Waiting(peer, hello, member))
                 at.reason = entered.message
@@ -239,7 +202,7 @@ class Joining:
             at.send(peer, ModulesFrame(modules=at.modules))
         if entered.settings.gate_timeout_s is not None:
             at.unreached.add(member.member_id)
-        self._enter_presented(member.member_id, present, now)
+        self._returning.enter(member.member_id, present, now)
         at.tell(Kind.JOINED, f"{member.name} from {member.host or member.addr}", now)
         if at.run.outcome is not None:
             at.push_outcome([peer])
@@ -267,7 +230,7 @@ class Joining:
         """Make sure that there is a run, the right one, and that this member asks for nothing else."""
         at = self._at
         if hello.present.record is not None:
-            self._follow(hello.present.record, now)
+            self._returning.follow(hello.present.record, now)
         given = {key: value for key, value in hello.settings.items() if value is not None}
         try:
             if at.run is None:
@@ -287,99 +250,3 @@ class Joining:
             at.ended(now)
             self.end_held()
         return True
-
-    def _follow(self, record: RunRecord, now: float) -> None:
-        """The highest round presented is the one to go on with, until this coordinator leads a round of its own."""
-        at = self._at
-        if record.round >= 0 and not (record.store and (record.seats or record.outline)):
-            raise ValueError("a record shows a round without its seats")  # whatever it is needed for
-        before = at.run
-        if before is not None and at.led:
-            at.run = transitions.skip_past(before, record.round)
-        elif before is None or record.round >= before.next_round:
-            self.restore(record, now, certain=False)
-            if before is not None:
-                self._retell(before)
-        elif before.recovery_until is not None:
-            for seat in record.told_seats:  # of a large world each knows its own alone
-                at.run = transitions.seat_shown(at.run or before, record.round, seat)
-            if not at.knows_lent:
-                at.run = transitions.lent_too(at.run or before, record.lent)
-
-    def _retell(self, before: Run) -> None:
-        """Members that were here before a higher round was presented have to hear of it."""
-        if before.round is not None:
-            self._at.send_all(RecallFrame(round=before.round.number, reason="a later round was presented"))
-        self._at.send_record()
-
-    def restore(self, record: RunRecord, now: float, *, certain: bool) -> None:
-        """Take over the round that a record shows; members that are already here enter it again."""
-        at = self._at
-        before, last = at.run, record.as_round()
-        settings, target = record.settings, record.target
-        lent = {**({} if at.knows_lent else record.lent), **(before.lent if before is not None else {})}
-        if at.directed and before is not None:
-            settings, target = replace(before.settings, lease_s=settings.lease_s), before.target
-        settings = kept_lease(before, settings)
-        # Where others may lead, no member keeps its ranks for a coordinator that is dead: they are back soon, or lost.
-        soon = electorate.can_succeed(record.electorate)
-        run = transitions.restored(
-            settings,
-            target,
-            record.restarts_used,
-            last,
-            now,
-            gate=record.gate,
-            lent=lent,
-            certain=certain,
-            soon=soon,
-        )
-        at.unsaved = True
-        run = replace(
-            run,
-            best_step=record.best_step,
-            stale_rounds=record.stale_rounds,
-            proven=record.proven,
-            taken_back=record.taken_back,
-            holds_farewell=at.directed if before is None else before.holds_farewell,
-            ordered=None if before is None else before.ordered,
-        )
-        if before is not None and before.outcome is not None:
-            run = transitions.adopt(run, before.outcome)
-        elif record.outcome is not None:
-            run = transitions.adopt(run, record.outcome)
-            at.ended_at = now
-        for member in before.members.values() if before is not None else ():
-            entered = transitions.join(run, member, now)
-            if isinstance(entered, Run):
-                run = entered
-        at.run = run
-        at.unreached |= at.agents.keys()  # what they reported is forgotten: being told anew, they report anew
-        if last is not None:
-            at.tell(Kind.RECOVERED, f"took over round {last.number} in epoch {at.epoch}", now)
-
-    def _enter_presented(self, member_id: MemberId, present: Presented, now: float) -> None:
-        """What a member brings from before its connection broke: exits, success, a stop."""
-        assert self._at.run is not None
-        run, number = self._at.run, present.round
-        if number is not None:
-            run = transitions.exited(run, member_id, number, reported(present.exits, now))
-            if present.finished:
-                run = transitions.finished(run, member_id, number)
-            if present.running:
-                run = transitions.started(run, member_id, number)
-                if present.up:
-                    run = transitions.up(run, member_id, number, now)
-            else:
-                run = transitions.stopped(run, member_id, number, present.store_port, now, present.why)
-        self._at.run = run
-        self.out_of_round(member_id, running=present.running)
-
-    def out_of_round(self, member_id: MemberId, *, running: bool = False) -> None:
-        """It lost its place before the release reached it, or is not let in again: nobody else would say so."""
-        run = self._at.run
-        assert run is not None
-        member = run.members.get(member_id)
-        returns = run.recovery_until is not None or (member is not None and member.role is Role.ACTIVE)
-        if run.round is not None and not returns and not running:
-            self._at.run = transitions.gone(run, member_id, run.round.number)

@@ -33,8 +33,6 @@ from muster.world import wire
 from muster.world.connection import Address, Connection, CoordinatorRefused
 from muster.world.standby import Standby, place_beside
 
-Steps = tuple[tuple[int, int, float], ...]
-
 
 @dataclass(frozen=True)
 class MemberIdentity:
@@ -56,7 +54,10 @@ class MemberIdentity:
 
 
 class Membership:
-    """`carry_out` gets the orders that are not dealt with here; `handle` takes what the state answers."""
+    """`carry_out` gets the orders that are not dealt with here; `handle` takes what the state answers.
+
+    `news` is what a renewal of the lease brings along.
+    """
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class Membership:
         state: MemberState,
         carry_out: Callable[[Order], None],
         *,
-        steps: Callable[[], Steps] = tuple,
+        news: Callable[[], RenewFrame] = RenewFrame,
         on_frame: Callable[[Frame], None] = lambda frame: None,
         on_post: Callable[[Address], None] = lambda address: None,
     ) -> None:
         self.state = state
         self._identity = identity
         self._carry_out = carry_out
-        self._steps = steps
+        self._news = news
         self._on_frame = on_frame
         self._on_post = on_post
         self._loop = asyncio.get_running_loop()
@@ -153,7 +154,7 @@ class Membership:
             case Send(frame=frame):
                 self.connection.send(frame)
             case Renew(round=number):
-                self.connection.send(RenewFrame(round=number, steps=self._steps()))
+                self.connection.send(replace(self._news(), round=number))
             case Drop(why=why):
                 self.connection.drop(why)
             case Listen():

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from muster.core.world import decisions, safe_state, transitions
+from muster.core.world import decisions, last_words, safe_state, transitions
 from muster.core.world import run as runs
+from muster.types import bench
 from muster.types.frames import (
     MAX_TEXT,
     AckFrame,
@@ -33,10 +34,13 @@ from muster.types.frames import (
     LearnedFrame,
     LeavingFrame,
     ListensFrame,
+    MeasuredFrame,
+    MetricsFrame,
     NoticedFrame,
     NoticeFrame,
     PostFrame,
     ReachedFrame,
+    RemarkFrame,
     RenewedFrame,
     RenewFrame,
     RunRecord,
@@ -48,13 +52,13 @@ from muster.types.frames import (
     UpFrame,
     reported,
 )
+from muster.types.modules import DOING
 from muster.types.run_event import Kind
 from muster.types.state import Holding
 from muster.types.world import (
     Gate,
     MemberId,
     OutcomeState,
-    Path,
     Progress,
     Reach,
     Role,
@@ -64,12 +68,17 @@ from muster.types.world import (
     Settings,
 )
 from muster.world import frames_out
+from muster.world.believable import believable, usable
 from muster.world.conversation import Conversation, Visitor
 from muster.world.copies import CopiesTold
 from muster.world.frames_out import Peer
-from muster.world.joining import Joining, believable, usable
+from muster.world.healing import HealsTold
+from muster.world.joining import Joining
 from muster.world.orders import Orders
+from muster.world.peers import PeersTold
+from muster.world.returning import Returning
 
+MOST_REMARKS = 8
 Seen = tuple[runs.Run, str, bool]  # the run, the reason, and whether its members were told the outcome
 
 # Reports about a round: what they say of an older one than the current is not entered.
@@ -83,11 +92,14 @@ class RunProtocol:
         """A `directed` run takes its settings, its outcome's confirmation and its farewell from outside."""
         self.at = Conversation(run_id, epoch=epoch, settings=settings, directed=directed)
         self.orders = Orders(self.at)
-        self._joining = Joining(self.at)
+        self._returning = Returning(self.at)
+        self._joining = Joining(self.at, self._returning)
         self._renewed: tuple[tuple[int | None, int], bytes] | None = None  # the answer to most renewals
-        self._peers_told: dict[MemberId, tuple[Path, ...]] = {}  # whom the members were told to reach
+        self._peers = PeersTold()
         self.on_decision: Callable[[runs.Run, runs.Decision, runs.Run], None] | None = None
         self._copies = CopiesTold()
+        self._remarks: set[str] = set()  # of workers about the program, each told once
+        self._heals = HealsTold(self.at)
         self.wake_at = math.inf
         self.released = False  # a round, whose frames are in the outbox
         self.news = False  # a report that comes with every step, and mostly changes nothing, this time did
@@ -98,7 +110,7 @@ class RunProtocol:
     def from_record(cls, run_id: RunId, record: RunRecord, now: float, *, directed: bool = False) -> RunProtocol:
         """For a run whose coordinator died: same round, next epoch."""
         made = cls(run_id, epoch=record.epoch + 1, directed=directed)
-        made._joining.restore(record, now, certain=True)
+        made._returning.restore(record, now, certain=True)
         made.show()
         return made
 
@@ -170,12 +182,16 @@ class RunProtocol:
         if isinstance(frame, RenewFrame):
             self._renew(peer, visitor, member_id, frame, now)
             return
+        if isinstance(frame, MetricsFrame):  # nothing is decided by it
+            if at.on_metrics is not None:
+                at.on_metrics(at.name(member_id), frame)
+            return
         current = at.run.round.number if at.run.round else -1
         if isinstance(frame, _OF_A_ROUND) and (_number(frame) < current or (frame.epoch or -1) < visitor.epoch):
             seq = frame.seq if isinstance(frame, ExitsFrame) else None
             at.send(peer, StaleFrame(round=current, seq=seq))
             if isinstance(frame, StoppedFrame):  # one that has lost its place ran something older all the while
-                self._joining.out_of_round(member_id)
+                self._returning.out_of_round(member_id)
             return
         if isinstance(frame, AwareFrame) and frame.number == at.announced:
             at.unaware.discard(member_id)
@@ -186,7 +202,9 @@ class RunProtocol:
         elif isinstance(frame, FailedFrame):
             self._fail(member_id, frame, now)
         self._tell_of(member_id, frame, now)
-        at.run = _entered(at.run, member_id, frame, now)
+        known, at.run = at.run.bench, _entered(at.run, member_id, frame, now)
+        if at.run.bench is not known:
+            at.tell(Kind.MEASURED, str(at.run.bench), now)
         if isinstance(frame, HoldsFrame):
             self._copies.say(at, peer, visitor, member_id, now)
         at.unsaved |= isinstance(frame, AckFrame) and at.directed  # it may be gone before its exits are kept elsewhere
@@ -197,13 +215,16 @@ class RunProtocol:
             case ExitsFrame(exits=ends):
                 for end in ends:
                     if end.failed:
-                        at.tell(Kind.EXIT, f"rank {end.rank} on {end.worker}: {end.reason}", now)
+                        at.tell(Kind.EXIT, f"rank {end.rank} on {end.worker}: {last_words.told(end)}", now)
             case SavingFrame(what=what):
                 at.tell(Kind.SAVING, f"{name}: {what[:MAX_TEXT]}", now)
             case LeavingFrame(why=why):
                 at.tell(Kind.LEAVING, f"{name}: {why or 'it leaves'}", now)
             case UnfitFrame(why=why):
                 at.tell(Kind.UNFIT, f"{name}: {why}", now)
+            case RemarkFrame(text=text) if text not in self._remarks and len(self._remarks) < MOST_REMARKS:
+                self._remarks.add(text)
+                at.tell(Kind.REMARK, text, now)
             case HoldsFrame(holding=holding):
                 self._tell_of_state(member_id, believable(holding), now)
 
@@ -226,8 +247,11 @@ class RunProtocol:
         if frame.steps:
             marks = [(rank, Progress(step, now - age)) for rank, step, age in frame.steps]
             known = len(at.run.round.progress) if at.run.round else 0
-            at.run = transitions.advanced(at.run, member_id, _number(frame), marks)
+            at.run = transitions.advanced(at.run, member_id, _number(frame), marks, frame.first_step)
             self.news |= at.run.round is not None and len(at.run.round.progress) > known
+        before, doing = at.run, frame.doing if frame.doing in DOING else ""
+        at.run = transitions.does(before, member_id, doing)
+        self.news |= at.run is not before
         self._copies.say(at, peer, visitor, member_id, now)
         if visitor.told_reason != at.reason:
             visitor.told_reason = at.reason
@@ -266,10 +290,11 @@ class RunProtocol:
             if self.on_decision is not None:
                 self.on_decision(before, decision, at.run)
             if isinstance(decision.action, runs.Stay):
-                self._name_peers()
+                self._peers.say(self.at)
                 held = self._joining.held_until() if self._joining.held else ()
-                self.wake_at = min([decision.wake_at, *held])
+                self.wake_at = min([decision.wake_at, self._heals.look(now), *held])
                 return self.wake_at
+            self._heals.follow(before, decision, now)
             self._effects(before, decision, now)
 
     def stood_still(self, by_s: float) -> None:
@@ -294,6 +319,8 @@ class RunProtocol:
                 at.outbox += frames_out.notices(at.moment, at.agents, NoticeFrame(withdrawn=True))
             case runs.TakeBack():
                 at.tell(Kind.TAKEN_BACK, decision.reason, now)
+            case runs.TellUnwatched():
+                at.tell(Kind.UNWATCHED, decision.reason, now)
             case runs.CheckHealth(members=ids):
                 for member_id in ids:
                     at.send_to(member_id, CheckFrame())
@@ -342,18 +369,6 @@ class RunProtocol:
         if gate is not None and (before is None or before.state is not gate.state):
             self.at.tell(Kind(f"mesh-{gate.state}"), reason, now)
 
-    def _name_peers(self) -> None:
-        """Tell the members of a run with a gate whom they have to reach, whenever that has changed."""
-        at = self.at
-        if at.run is None or at.run.settings.gate_timeout_s is None or at.run.outcome is not None:
-            return
-        listening = {member_id: member.paths for member_id, member in at.run.members.items() if member.paths}
-        told, self._peers_told = self._peers_told, listening
-        due = at.unreached & listening.keys()
-        new = {member_id: peer for member_id, peer in at.agents.items() if member_id in due}
-        at.unreached = (at.unreached - new.keys()) & at.agents.keys()
-        at.outbox += frames_out.peers(at.moment, at.agents, new, told, listening)
-
     def probe_lost(self) -> None:
         """Keep asking while a guard is busy ending ranks."""
         current = self.at.run.round if self.at.run is not None else None
@@ -401,6 +416,8 @@ def _entered(run: runs.Run, member_id: MemberId, frame: Frame, now: float) -> ru
             return transitions.posted(run, member_id, found[0]) if found else run
         case ReachedFrame(peers=rows):
             return transitions.reached(run, member_id, _reach(rows))
+        case MeasuredFrame(bench=found):
+            return transitions.measured(run, member_id, number, bench.believable(found))
         case AckFrame(exits=ends):
             return transitions.acknowledge(transitions.exited(run, member_id, number, reported(ends, now)), member_id)
     return run

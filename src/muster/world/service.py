@@ -21,7 +21,7 @@ from muster.core import crowding
 from muster.core.world import records
 from muster.listening import Door
 from muster.types import frames
-from muster.types.frames import Frame, HelloFrame, HoldsFrame, MovedFrame, RenewFrame, RunRecord
+from muster.types.frames import Frame, HelloFrame, HoldsFrame, MetricsFrame, MovedFrame, RenewFrame, RunRecord
 from muster.types.run_event import RunEvent
 from muster.types.world import MemberId, RunId, Settings
 from muster.world import wire
@@ -49,6 +49,7 @@ class Coordinator:
         state: Keeps | None = None,
         outcome_ttl_s: float = 600.0,
         on_event: Callable[[RunId, RunEvent], None] | None = None,
+        on_metrics: Callable[[RunId, str, MetricsFrame], None] | None = None,
         director: Director | None = None,
         beside: MemberId | None = None,
         opens_runs: bool = True,
@@ -62,6 +63,7 @@ class Coordinator:
         self._state = state
         self._outcome_ttl_s = outcome_ttl_s
         self._on_event = on_event
+        self._on_metrics = on_metrics
         self._director = director
         self._opens_runs = opens_runs
         self._protocols: dict[RunId, RunProtocol] = {}
@@ -162,6 +164,8 @@ class Coordinator:
     def _listened(self, protocol: RunProtocol) -> RunProtocol:
         if (listen := self._on_event) is not None:
             protocol.at.on_event = lambda event: listen(protocol.run_id, event)
+        if (take := self._on_metrics) is not None:
+            protocol.at.on_metrics = lambda worker, frame: take(protocol.run_id, worker, frame)
         return protocol
 
     # Connections
@@ -175,7 +179,7 @@ class Coordinator:
                 return
             if (protocol := self._protocol_of.get(channel)) is not None:
                 protocol.hear(channel, frame, asyncio.get_running_loop().time())
-                if not isinstance(frame, RenewFrame | HoldsFrame) or protocol.news:
+                if not isinstance(frame, RenewFrame | HoldsFrame | MetricsFrame) or protocol.news:
                     protocol.news = False
                     self.touch(protocol)
                 elif protocol.at.outbox:

@@ -17,6 +17,7 @@ from muster.core.training.reconcile import EndRun, OpenRun, Place, Plan, StartWo
 from muster.core.training.status import Observed
 from muster.core.world.run import Run
 from muster.core.world.safe_state import Kept
+from muster.types.bench import Bench
 from muster.types.event import TERMINAL_EDIT
 from muster.types.state import KeptState
 from muster.types.training import (
@@ -193,6 +194,52 @@ def test_a_suspended_training_can_be_cancelled_and_one_that_is_invalid_goes_on_a
     assert reconcile(invalid, seen(a_worker("demo-0"), run=run, grant=suspended(invalid)), NOW).actions == ()
 
 
+# Deadlines -----------------------------------------------------------------------------------------
+
+FULL_HOUSE = Grant(0, False, "NotEnoughGpus", "it needs 8 GPUs, and 2 are free")
+
+
+def test_a_deadline_ends_what_waits_and_says_for_what() -> None:
+    training = a_training(active_deadline_seconds=60)
+    first = reconcile(training, seen(grant=FULL_HOUSE), NOW)
+    assert first.status.outcome is None, "nobody was there to look at it for ten minutes"
+    training, late = after(training, first), NOW + timedelta(seconds=60)
+    early = reconcile(training, seen(grant=FULL_HOUSE), late - timedelta(seconds=1))
+    assert early.status.outcome is None and early.wake_at == first.wake_at == late
+    over = reconcile(training, seen(grant=FULL_HOUSE), late)
+    assert over.status.phase == "failed" and over.status.outcome is not None
+    assert (over.status.outcome.reason, over.status.outcome.message) == (
+        "deadline_exceeded",
+        "it did not begin within its deadline of 60 s: it needs 8 GPUs, and 2 are free",
+    )
+
+
+def test_from_its_first_round_on_the_deadline_counts_what_it_runs() -> None:
+    training = a_training(active_deadline_seconds=60)
+    started = replace(training, status=a_status(phase="ready", started_at=BIRTH + timedelta(seconds=50)))
+    run = a_run("demo-0", max=1)
+    assert not ends(reconcile(started, seen(a_worker("demo-0"), run=run), BIRTH + timedelta(seconds=109)))
+    assert ends(reconcile(started, seen(a_worker("demo-0"), run=run), BIRTH + timedelta(seconds=110))) == [
+        "it ran longer than its deadline of 60 s"
+    ]
+
+
+def test_one_that_was_suspended_waits_since_it_was_resumed() -> None:
+    held = a_training(suspend=True, active_deadline_seconds=60, labels={QUEUE: "team"})
+    plan = reconcile(held, seen(grant=suspended(held)), NOW)
+    assert plan.status.outcome is None, "it waits for ten minutes, and is not to begin"
+    resumed = replace(after(held, plan), spec=replace(held.spec, suspend=False))
+    plan = reconcile(resumed, seen(grant=FULL_HOUSE), NOW + timedelta(minutes=5))
+    assert plan.status.outcome is None and plan.wake_at == NOW + timedelta(minutes=6)
+    resumed = after(resumed, plan)
+    assert "its deadline is in 30s" in explain.explain(resumed, (), NOW + timedelta(minutes=5, seconds=30)).details
+    assert reconcile(resumed, seen(grant=FULL_HOUSE), NOW + timedelta(minutes=6)).status.phase == "failed"
+
+
+def ends(plan: Plan) -> list[str]:
+    return [one.message for one in plan.actions if isinstance(one, EndRun)]
+
+
 # Specs from which nothing can follow ---------------------------------------------------------------
 
 TOO_SMALL: dict[str, Any] = {"world": (3, 2, 1)}
@@ -258,6 +305,29 @@ def test_the_journal_says_for_which_generation_a_target_was_reached() -> None:
     unsettled = replace(training, status=replace(training.status, conditions=()))
     [told] = [one for one in reconcile(unsettled, world, NOW).events if one.reason == "TargetReached"]
     assert told.data == {"generation": 2, "target": 2}
+
+
+@pytest.mark.parametrize(("host", "shown"), [("10.0.0.7", "10.0.0.7:29500"), ("fd00::7", "[fd00::7]:29500")])
+def test_the_status_says_where_the_ranks_of_the_round_that_is_out_meet(host: str, shown: str) -> None:
+    training, world = in_training()
+    run = world.run
+    assert run is not None and run.round is not None
+    out = replace(run.round, store_addr=host, store_port=29500)
+    assert statuses.mirrored(training, replace(world, run=replace(run, round=out)), NOW).rendezvous_endpoint == shown
+    unknown = replace(world, run=replace(run, round=replace(out, store_port=0)))
+    nobody = replace(world, run=replace(run, round=None))
+    for without in (unknown, nobody):
+        assert statuses.mirrored(training, without, NOW).rendezvous_endpoint is None
+
+
+def test_what_was_measured_stays_when_the_coordinator_does_not_know_it_any_more() -> None:
+    training, world = in_training()
+    found = Bench(0, None, "gloo", 2, 2, 0.1, 1e6)
+    assert world.run is not None
+    told = statuses.mirrored(training, replace(world, run=replace(world.run, bench=found)), NOW)
+    assert told.bench == replace(found, measured_at=NOW)
+    later = statuses.mirrored(replace(training, status=told), world, NOW + timedelta(minutes=1))
+    assert later.bench == told.bench
 
 
 def test_what_runs_goes_on_as_it_was_when_its_spec_becomes_invalid() -> None:

@@ -223,6 +223,12 @@ def test_a_failure_has_one_clause_per_rank_that_failed_and_none_for_those_that_w
     assert error.rank_exits == exits
 
 
+def test_a_failure_says_why_before_it_says_which_ranks() -> None:
+    outcome = Outcome("failed", "rank_failed", "rank 1 on w-1: ValueError: no data (Exit 1 in round 0)")
+    error = raised(judged("result", a_training("failed", ready=0, exits=(RankExit(1, 1, "Exit 1"),), outcome=outcome)))
+    assert str(error) == f"training default/demo failed: {outcome.message}; rank 1: exit_code=1 reason=Exit 1"
+
+
 @pytest.mark.parametrize(("phase", "words"), [("failed", "failed"), ("cancelled", "was cancelled")])
 def test_an_end_without_failed_ranks_is_told_in_the_outcome_s_words(phase: Phase, words: str) -> None:
     outcome = Outcome("failed" if phase == "failed" else "cancelled", message="no worker came for 300 s")
@@ -314,9 +320,11 @@ def test_a_failure_carries_the_requested_target_too() -> None:
     assert (error.ready, error.required_min, error.timeout) == (0, 3, 10.0)
 
 
-def test_before_the_first_report_the_world_has_the_sizes_of_the_spec() -> None:
+def test_before_the_first_report_the_world_has_the_sizes_of_the_spec_and_is_below_its_minimum() -> None:
     fresh = Training(Metadata("demo", generation=1), Spec(script="/t.py", world_size=WorldSize(2, 3, 4)))
-    assert waits.world_of(fresh) == WorldStatus(ready=0, target=3, min=2, max=4)
+    below = WorldStatus(ready=0, target=3, min=2, max=4, below_minimum=True)
+    assert waits.world_of(fresh) == below
+    assert waits.world_of(fresh, target=4) == replace(below, target=4)
 
 
 def test_a_scale_answers_with_the_requested_target_and_the_ready_of_now() -> None:

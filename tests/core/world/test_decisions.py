@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from muster.core.world import run as runs
 from muster.core.world import transitions
 from muster.core.world.closing import RoundCost, judge, over
 from muster.core.world.decisions import carry_out, decide
+from muster.core.world.records import record
 from muster.core.world.run import (
     CallBack,
     CheckHealth,
@@ -22,6 +24,7 @@ from muster.core.world.run import (
     Release,
     Run,
     Stay,
+    TellUnwatched,
 )
 from muster.types.world import (
     Cause,
@@ -30,6 +33,7 @@ from muster.types.world import (
     Progress,
     Role,
     Round,
+    RunId,
     RunOutcome,
     Spot,
 )
@@ -171,12 +175,22 @@ def test_a_round_in_which_nothing_advances_is_called_back() -> None:
     assert given.round is not None
     busy = replace(given, round=replace(given.round, progress={0: Progress(7, NOW - 2.0)}))
     assert decide(busy, NOW).wake_at == NOW + 1.0
-    action = decide(given, NOW).action
+    known = replace(given, best_step=7)
+    action = decide(known, NOW).action
     assert isinstance(action, CallBack) and action.recall.cause is Cause.HANG
-    starting = replace(given, round=replace(given.round, up_at=None))
+    starting = replace(known, round=replace(given.round, up_at=None))
     assert decide(starting, NOW).action == Stay(), "ranks that have not all started cannot advance"
-    warming = replace(given, round=replace(given.round, up_at=None))
-    assert isinstance(decide(warming, NOW).action, Stay), "ranks that are not up yet cannot hang"
+
+
+def test_where_no_rank_ever_told_a_step_no_hang_is_seen_and_that_is_said_once() -> None:
+    early = a_run("a b", last=a_round("a b", up_at=NOW - 2.0), max=2, hang_timeout_s=3.0)
+    assert decide(early, NOW).wake_at == NOW + 1.0
+    later, made = settle(early, NOW + 1.0)
+    assert [one.reason for one in made if isinstance(one.action, TellUnwatched)] == [
+        "no rank has called muster.progress(step) in 3 s: a hang would not be noticed"
+    ]
+    later, made = settle(transitions.renew(later, dict.fromkeys(later.members, NOW + 99.0)), NOW + 99.0)
+    assert [one.action for one in made] == [Stay()], "neither called back nor told again"
 
 
 # Resizing
@@ -315,8 +329,64 @@ def test_with_the_budget_spent_a_failure_ends_the_run_and_says_whose_it_was() ->
     action = decide(given, NOW + 1.0).action
     assert isinstance(action, Finish) and action.outcome.first_failure == end
     assert action.outcome.message == (
-        "rank 0 on a: Signal SIGKILL in round 0; 3 of 3 restarts used; its last stderr lines:\n  CUDA error"
+        "rank 0 on a: Signal SIGKILL in round 0; 3 of 3 restarts used; its last line: CUDA error"
+        "; its last stderr lines:\n  CUDA error"
     )
+
+
+IMPORTS = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 1, in <module>',
+    "ModuleNotFoundError: no numpi",
+)
+
+
+@pytest.mark.parametrize(
+    ("known", "code", "tail", "ends"),
+    [
+        ({"hopeless": IMPORTS[-1]}, 1, IMPORTS, True),
+        ({"hopeless": "SyntaxError: '(' was never closed"}, 1, ("SyntaxError: '(' was never closed",), True),
+        ({"hopeless": "train.py: error: no --data"}, 2, ("usage: …", "train.py: error: no --data"), True),
+        ({"hopeless": "muster-node: cannot run trian"}, 127, ("muster-node: cannot run trian",), True),
+        ({}, 1, IMPORTS, False),
+        ({"hopeless": "ImportError: another"}, 1, IMPORTS, False),
+        ({"hopeless": "ValueError: no"}, 1, ("ValueError: no",), False),
+        ({"hopeless": IMPORTS[-1], "best_step": 3}, 1, IMPORTS, False),
+    ],
+)
+def test_a_program_that_cannot_work_is_not_tried_again(
+    known: dict[str, Any], code: int, tail: tuple[str, ...], ends: bool
+) -> None:
+    given = replace(without(closing(), "c"), **known)
+    assert given.round is not None
+    end = an_exit(0, code, "a", stderr_tail=tail)
+    given = replace(given, round=replace(given.round, exits={0: end}, number=1), next_round=2)
+    action = decide(given, NOW + 1.0).action
+    if not ends:
+        assert isinstance(action, Release)
+        return
+    assert isinstance(action, Finish) and action.outcome.reason == "cannot_start"
+    assert action.outcome.message == (
+        f"rank 0 on a: {tail[-1]} (Exit {code} in round 1 before the first step, as in the round before: "
+        "another would end the same way)"
+    )
+
+
+def test_a_round_that_cannot_work_is_remembered_for_the_next_one() -> None:
+    given = closing()
+    assert given.round is not None
+    end = an_exit(0, 1, "a", stderr_tail=IMPORTS)
+    after, _ = settle(replace(given, round=replace(given.round, exits={0: end})), NOW + 1.0)
+    assert after.hopeless == IMPORTS[-1] and record(RunId("r"), 1, after).hopeless == IMPORTS[-1]
+
+
+def test_one_worker_that_lacks_a_module_is_replaced_before_the_run_is_given_up() -> None:
+    given = replace(closing(), hopeless=IMPORTS[-1], blamed="a", blamed_times=1)
+    assert given.round is not None
+    end = an_exit(0, 1, "a", stderr_tail=IMPORTS)
+    given = replace(given, round=replace(given.round, exits={0: end}, number=1), next_round=2)
+    assert released(given, NOW + 1.0) == ["c", "b"]
+    assert isinstance(decide(replace(given, blamed="b"), NOW + 1.0).action, Finish), "others lack it, too"
 
 
 def hung(**known: object) -> Run:
@@ -515,3 +585,12 @@ def test_a_round_whose_run_has_ended_is_over_when_its_ranks_are_gone() -> None:
     ended = replace(a_run("a b"), outcome=outcome)
     assert not over(ended, 0, NOW)
     assert over(all_gone(ended), 0, NOW)
+
+
+def test_ranks_that_wait_for_imports_say_so_until_they_run() -> None:
+    given = a_run("a b", last=a_round("a b", up_at=None), max=2)
+    given = transitions.does(transitions.does(given, an_id("a"), "importing torch"), an_id("b"), "importing torch")
+    assert decide(given, NOW).reason == "round 0: 2 workers start, importing torch on a, b"
+    given = transitions.up(given, an_id("a"), 0, NOW)
+    assert decide(given, NOW).reason == "round 0: 2 workers start, importing torch on b"
+    assert decide(transitions.up(given, an_id("b"), 0, NOW), NOW).reason == "round 0: 2 workers train"

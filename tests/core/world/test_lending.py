@@ -12,6 +12,7 @@ from muster.core.world import lending, records, sizes, transitions, views
 from muster.core.world import run as runs
 from muster.core.world.decisions import decide
 from muster.core.world.run import CallBack, CheckHealth, Dismiss, Finish, Release, Run, Stay
+from muster.types.state import Held, Holding
 from muster.types.world import Cause, Progress, Role, Round, RunId, Seat, TakenBack, unknown_seat
 from tests.core.builders import (
     NOW,
@@ -327,3 +328,31 @@ def test_one_of_the_same_name_that_came_since_does_not_vouch_for_the_one_before(
 def test_a_lent_member_gets_no_rank_whatever_its_role(role: Role) -> None:
     given = replace(with_members(a_run("a", min=1, max=2), a_member("w", role=role)), lent=LENT)
     assert seated(settle(given, NOW)[0]) == ["a"]
+
+
+# Ending
+
+
+def holding(*steps: tuple[int, int, int]) -> Holding:
+    """Rank, ranks, round of what is kept of some step."""
+    return Holding(tuple(Held(rank, ranks, number, 5, 1) for rank, ranks, number in steps))
+
+
+def test_a_lent_worker_may_end_once_the_others_train_without_it_and_have_kept_a_step() -> None:
+    given = lend(a_run("a b", max=2), "b", 1)
+    assert not lending.dispensable(given, "b", NOW), "it trains"
+    given = formed_without(given)
+    assert not lending.dispensable(given, "b", NOW), "the others do not run yet"
+    assert given.round is not None
+    number = given.round.number
+    given = transitions.up(given, an_id("a"), number, NOW)
+    assert lending.dispensable(given, "b", NOW), "nobody keeps anything"
+    kept = replace(given, holdings={an_id("a"): holding((0, 2, 0)), an_id("b"): holding((1, 2, 0))})
+    assert not lending.dispensable(kept, "b", NOW), "what it has may be needed to go on"
+    kept = replace(kept, holdings={**kept.holdings, an_id("a"): holding((0, 1, number))})
+    assert lending.dispensable(kept, "b", NOW)
+    assert not lending.dispensable(kept, "a", NOW), "it is not lent"
+
+
+def test_a_lent_worker_that_has_not_joined_may_end() -> None:
+    assert lending.dispensable(lend(a_run("a", min=1, max=2), "b", 1), "b", NOW)

@@ -15,7 +15,7 @@ from muster.core.world.safe_state import Kept
 from muster.core.world.views import view
 from muster.types.state import Held, Holding, KeptState, Resume, Source
 from muster.types.world import MemberId, Progress, RunId
-from muster.world.joining import believable
+from muster.world.believable import believable
 from tests.core.builders import NOW, a_run, an_id, with_members
 
 NAMES = ("a", "b", "c", "d")

@@ -15,6 +15,7 @@ from muster.core.world.closing import still_there
 from muster.core.world.decisions import carry_out, decide
 from muster.core.world.run import Decision, Release, Run, Stay
 from muster.core.world.transitions import Held, Refusal
+from muster.types.bench import Bench
 from muster.types.world import (
     NEVER_S,
     Cause,
@@ -38,6 +39,16 @@ def entered(answer: Run | Refusal | Held) -> Run:
 def the_round(given: Run) -> Round:
     assert given.round is not None
     return given.round
+
+
+def test_only_the_worker_of_rank_0_says_what_was_measured_and_only_once() -> None:
+    given, first, second = a_run("a b", max=2), Bench(via="gloo"), Bench(via="nccl")
+    number = the_round(given).number
+    assert transitions.measured(given, an_id("b"), number, first).bench is None
+    assert transitions.measured(given, an_id("a"), number + 1, first).bench is None
+    told = transitions.measured(given, an_id("a"), number, first)
+    assert told.bench == replace(first, round=number)
+    assert transitions.measured(told, an_id("a"), number, second) is told
 
 
 # Coming

@@ -23,7 +23,7 @@ from typing import Any
 from muster import errors, trimming
 from muster.backends import orders, records
 from muster.backends.local import gpus as devices
-from muster.backends.local import log_keeping, logs, presence, processes, render, storage
+from muster.backends.local import log_files, log_keeping, logs, presence, processes, render, storage
 from muster.background import Tasks
 from muster.clock import boot_id
 from muster.core.keeping import WorkerRecord
@@ -281,7 +281,7 @@ class LocalBackend:
         root = self._home / "logs" / worker.uid
         try:
             async with asyncio.timeout(LAST_WORDS_S):
-                said = await asyncio.to_thread(logs.last_words, root, worker.name, records.LAST_WORDS)
+                said = await asyncio.to_thread(log_files.last_words, root, worker.name, records.LAST_WORDS)
         except TimeoutError:
             return ""
         return records.last_words(said.decode(errors="replace"))

@@ -23,6 +23,14 @@ def visible(env: Mapping[str, str]) -> tuple[str, ...]:
     return (*first, *(one for one in _present(env) if one not in first))
 
 
+def counted(env: Mapping[str, str]) -> tuple[str, ...]:
+    """As many as `MUSTER_GPUS=N` says, where the platform owns them: how many of a cluster's GPUs are for us."""
+    told = env.get("MUSTER_GPUS", "").strip()
+    if told and not told.isdecimal():
+        raise ValueError(f"MUSTER_GPUS must be a number, not {told!r}")
+    return tuple(map(str, range(int(told or 0))))
+
+
 def _present(env: Mapping[str, str]) -> tuple[str, ...]:
     """`MUSTER_GPUS=N` says so; else those that were left to us; else what nvidia-smi lists."""
     if (told := env.get("MUSTER_GPUS", "")).isdigit():

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from muster.backends.local import logs
+from muster.backends.local import log_files
 from muster.types.training import Uid
 
 log = logging.getLogger("muster.local")
@@ -29,7 +29,7 @@ async def keep_small(
         for uid in grew | grow:  # what has just ended once more
             try:
                 if keep := limit(uid):
-                    await asyncio.to_thread(logs.cut, home / "logs" / uid, keep)
+                    await asyncio.to_thread(log_files.cut, home / "logs" / uid, keep)
             except OSError as error:
                 log.warning("logs under %s cannot be kept small: %s", home, error.strerror)
                 return

@@ -167,7 +167,7 @@ class MemberState:
         at.reach(now)
         at.lease.hello_sent = now
         at.unsaid = []
-        return _presented(at, self.held.current, now)
+        return _presented(at, self.held.current, self._holding, now)
 
     def found_dead(self, now: float) -> None:
         """Somebody answered, and it was not a coordinator.
@@ -359,10 +359,10 @@ class MemberState:
         return self.at.taken()
 
 
-def _presented(at: Standing, current: InRound | None, now: float) -> Presented:
+def _presented(at: Standing, current: InRound | None, holding: Holding | None, now: float) -> Presented:
     long = at.record is not None and len(at.record.seats) > PRESENTED_WHOLE
     record = at.record.outlined(at.member_id) if at.record is not None and long else at.record
-    shown = Presented(record=record, outcome=at.outcome, electorate=at.electorate)
+    shown = Presented(record=record, outcome=at.outcome, electorate=at.electorate, holding=holding)
     if current is None:
         return shown
     return replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from muster.types.codec import Problem
 from muster.types.training import QUEUE, SUSPENDED, Spec, Training
 
 ANYWHERE = Spec().backend  # who did not choose runs wherever there is a choice of one
@@ -36,3 +37,14 @@ def suspended(training: Training) -> Grant:
     queue = training.metadata.labels.get(QUEUE)
     waits = f"the queue {queue!r} to admit it" if queue else "spec.suspend to be false"
     return Grant(0, False, SUSPENDED, f"suspended: it waits for {waits}")
+
+
+def impossible(spec: Spec, gpus: int | None) -> Problem | None:
+    """Why it could never start where there are so many GPUs in all; None: it could, or nobody counts them."""
+    least, each = spec.world_size.min, spec.resources.gpus
+    if gpus is None or least * each <= gpus:
+        return None
+    workers = f"{least} worker{'s' if least > 1 else ''} × {each}"
+    there = "there is none here" if gpus == 0 else f"there {'is' if gpus == 1 else 'are'} only {gpus} here"
+    needed = f"{least * each} GPU{'s' if least * each > 1 else ''}"
+    return Problem("spec.resources.gpus", f"it needs {needed} ({workers}), {there}: it could never start")

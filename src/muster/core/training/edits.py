@@ -54,6 +54,7 @@ FIXED = (
     "topology_key",
     "template",
     "storage",
+    "bench",
 )
 SERVER_METADATA = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp")
 _TOP = ("apiVersion", "kind", "metadata", "spec", "status")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from muster.core.training import moments, state_words
+from muster.core.world import last_words
 from muster.types.event import FINISHED, WORKER_EXITED, Event
 from muster.types.training import LENT, Condition, Outcome, Training
 
@@ -193,10 +194,8 @@ def _deadlines(training: Training, now: datetime, steady: datetime) -> Iterator[
     if admitted and below is not None and _is_bad(below) and below.last_transition_time:
         left = below.last_transition_time + timedelta(seconds=training.spec.below_minimum_timeout_seconds) - now
         yield f"it fails in {show_age(left)} unless {training.status.world_size.min} workers train by then"
-    since = moments.started(training.status)
-    if training.spec.active_deadline_seconds is not None and since is not None:
-        left = since + timedelta(seconds=training.spec.active_deadline_seconds) - steady
-        yield f"its deadline is in {show_age(left)}"
+    if (deadline := moments.deadline(training)) is not None:
+        yield f"its deadline is in {show_age(deadline - steady)}"
 
 
 def _exits(training: Training) -> Iterator[str]:
@@ -207,8 +206,8 @@ def _exits(training: Training) -> Iterator[str]:
     if len(failed) > _EXITS_SHOWN:
         yield f"and {len(failed) - _EXITS_SHOWN} more ranks that failed"
     first = training.status.outcome.first_failure if training.status.outcome else None
-    if first is not None and first.stderr_tail:
-        yield f"last words of rank {first.rank}: {first.stderr_tail[-1]}"
+    if first is not None and (words := last_words.line(first.stderr_tail)):
+        yield f"last words of rank {first.rank}: {words}"
 
 
 def _last_events(training: Training, events: Sequence[Event], now: datetime) -> Iterator[str]:

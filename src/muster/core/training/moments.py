@@ -1,4 +1,4 @@
-"""When did a training start, come to its outcome and end, on the clock that durations are measured with?
+"""When did a training start, come to its outcome and end, and when must it, on the clock for durations?
 
 A status shows the time of day. Only where that was set to another time since the control plane's first start the
 moment to measure from is kept beside it.
@@ -11,13 +11,31 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from muster.core.steady import apart
-from muster.types.training import Status, SteadyTimes
+from muster.types.training import SUSPENDED, Status, SteadyTimes, Training
 
 _AS_SHOWN = SteadyTimes()
 
 
 def started(status: Status) -> datetime | None:
     return (status.steady or _AS_SHOWN).started_at or status.started_at
+
+
+def deadline(training: Training) -> datetime | None:
+    """When it must have ended; before its first round, when that must have begun. None: whenever it likes."""
+    limit, since = training.spec.active_deadline_seconds, started(training.status) or waits_since(training)
+    return None if limit is None or since is None else since + timedelta(seconds=limit)
+
+
+def waits_since(training: Training) -> datetime | None:
+    """Since when one that has not begun may: since it was first looked at, or was suspended for the last time.
+
+    None before that. Whoever stamped its creation has another clock, and may have had nobody to look at it.
+    """
+    admitted = training.status.condition("Admitted")
+    suspended = training.spec.suspend or (admitted is not None and admitted.reason == SUSPENDED)
+    if suspended or training.status.observed_generation == 0:
+        return None
+    return (training.status.steady or _AS_SHOWN).waits_since or training.metadata.creation_timestamp
 
 
 def decided(status: Status) -> datetime | None:
@@ -36,3 +54,15 @@ def kept(
     if apart(now + ahead, now) is None:
         return status
     return replace(status, steady=replace(status.steady or _AS_SHOWN, **{which: now}))
+
+
+def waiting(training: Training, status: Status, now: datetime) -> Status:
+    """The status with the moment since which it waits, if there is a deadline for that."""
+    old = training.status
+    admitted = old.condition("Admitted")
+    resumed = admitted is not None and admitted.reason == SUSPENDED and not training.spec.suspend
+    if training.spec.active_deadline_seconds is None or started(old) is not None:
+        return status
+    if old.observed_generation and not resumed:
+        return status
+    return replace(status, steady=replace(status.steady or _AS_SHOWN, waits_since=now))

@@ -32,6 +32,7 @@ from muster.types.worker import Worker
 
 FAREWELL = timedelta(days=1)  # how long workers keep their exits for a control plane that is away
 ORPHAN = timedelta(days=7)  # how long ranks train on without one
+BENCH_S = 60.0  # for `bench`, with all that it has to import
 COLLECT = timedelta(seconds=10)  # beyond the grace, for a worker to report how its ranks ended
 LEAVE = timedelta(seconds=10)  # for a worker to leave by itself once it may
 ABSENT = timedelta(seconds=5)  # a worker that runs but has left the run for so long is of no use
@@ -145,6 +146,7 @@ def settings_of(spec: Spec) -> world.Settings:
         orphan_s=ORPHAN.total_seconds(),
         gate_timeout_s=spec.mesh.timeout_seconds if spec.mesh.required else None,
         segment=spec.segment,
+        bench_s=BENCH_S if spec.bench else None,
     )
 
 
@@ -283,9 +285,11 @@ def _finish(training: Training, seen: Observed, outcome: Outcome, now: datetime)
         status,
         world_size=size,
         spares=replace(status.spares, ready=0),
+        rendezvous_endpoint=None,
         rank_exits=exits.collected(training, seen, outcome.state, now),
         outcome=outcome,
         ranks=statuses.last_ranks(training, seen, now),
+        workers=(),
         kept_state=statuses.last_state(status.kept_state),
         finished_at=seen.shown(now),
     )
@@ -322,7 +326,7 @@ def _live(training: Training, seen: Observed, now: datetime) -> Plan:
         return Plan((), status, "its spec is invalid", events, wake, keys)
     if training.spec.suspend:
         return Plan(_held_back(training, seen), status, seen.grant.message, events, wake, keys)
-    wake = _sooner(wake, _deadline(training))
+    wake = _sooner(wake, moments.deadline(replace(training, status=status)))
     if not seen.grant.admitted:
         return Plan((), status, seen.grant.message, events, wake, keys)
     talked = statuses.wait_counts_at(seen)
@@ -395,20 +399,19 @@ def _asked_to_end(training: Training) -> EndRun | None:
 
 
 def _must_fail(training: Training, seen: Observed, now: datetime) -> EndRun | None:
-    return _overdue(training, now) or _cannot_start(seen) or _out_of_memory(training, seen)
+    return _overdue(training, seen, now) or _cannot_start(seen) or _out_of_memory(training, seen)
 
 
-def _overdue(training: Training, now: datetime) -> EndRun | None:
-    deadline = _deadline(training)
+def _overdue(training: Training, seen: Observed, now: datetime) -> EndRun | None:
+    deadline = moments.deadline(training)
     if deadline is None or now < deadline:
         return None
     limit = training.spec.active_deadline_seconds
-    return EndRun(world.OutcomeState.FAILED, "deadline_exceeded", f"it ran longer than its deadline of {limit:g} s")
-
-
-def _deadline(training: Training) -> datetime | None:
-    limit, since = training.spec.active_deadline_seconds, moments.started(training.status)
-    return None if limit is None or since is None else since + timedelta(seconds=limit)
+    message = f"it ran longer than its deadline of {limit:g} s"
+    if moments.started(training.status) is None:
+        why = statuses.why_it_waits(training, seen)
+        message = f"it did not begin within its deadline of {limit:g} s" + (f": {why}" if why else "")
+    return EndRun(world.OutcomeState.FAILED, "deadline_exceeded", message)
 
 
 def _cannot_start(seen: Observed) -> EndRun | None:
@@ -466,7 +469,7 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
     alive = [worker for worker in here if worker.name not in seen.grant.lent]
     useless: list[Action] = [StopWorker(name, "it does not leave its GPUs", kill=True) for name in seen.grant.overdue]
     useless += [
-        StopWorker(worker.name, "its GPUs are used by others, and enough workers wait for theirs")
+        StopWorker(worker.name, "its GPUs are for others, and nobody waits for its return")
         for worker in here
         if worker.name in seen.grant.surplus
     ]

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from muster.core.training import lifecycle, moments
+from muster.core.training import lifecycle, moments, present
 from muster.core.training.admission import Grant
 from muster.core.world import run, sizes
 from muster.core.world.safe_state import Kept
 from muster.types import world
+from muster.types.bench import Bench
 from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
 from muster.types.state import KeptState
@@ -122,10 +123,14 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
         world_size=WorldStatus(ready, size.target, size.min, size.max, below),
         spares=SparesStatus(_spares(seen), spec.spares),
         round=old.round if seen.last_round is None else seen.last_round.number,
+        rendezvous_endpoint=_endpoint(current),
         restarts=max(old.restarts, _restarts_used(spec, seen)),
         ranks=ranks(training, seen, now),
+        workers=present.workers(old, seen, now),
         kept_state=kept_state(old, seen, now),
+        bench=_bench(old, seen, now),
     )
+    status = moments.waiting(training, status, now)
     if old.started_at is None and seen.last_round is not None:
         status = moments.kept(replace(status, started_at=seen.shown(now)), "started_at", now, seen.ahead)
     if old.phase == "pending" and ready >= size.min and not spec.suspend:
@@ -137,6 +142,20 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     status = _validity(training, status, problems, seen.shown(now))
     told = replace(training, spec=spec)
     return lifecycle.set_back(_conditions(told, seen, status, reached=reached, below=below, now=now))
+
+
+def _endpoint(current: world.Round | None) -> str | None:
+    """Where the ranks of the round that is out meet: MASTER_ADDR and MASTER_PORT, as they have them."""
+    if current is None or not current.store_port:
+        return None
+    host = f"[{current.store_addr}]" if ":" in current.store_addr else current.store_addr
+    return f"{host}:{current.store_port}"
+
+
+def _bench(old: Status, seen: Observed, now: datetime) -> Bench | None:
+    """As it was measured once; a coordinator that has come back does not know it any more."""
+    found = seen.run.bench if seen.run is not None else None
+    return old.bench if found is None or old.bench is not None else replace(found, measured_at=seen.shown(now))
 
 
 def size_of(spec: Spec, seen: Observed) -> int:
@@ -218,6 +237,11 @@ def taken_back(training: Training, seen: Observed) -> world.TakenBack | None:
     """The size that its spec asks for and that was seen not to work, with what is formed instead."""
     back = seen.run.taken_back if seen.run is not None else None
     return back if back is not None and back.target == size_of(training.spec, seen) else None
+
+
+def why_it_waits(training: Training, seen: Observed) -> str:
+    """What one that has not begun lacks."""
+    return seen.grant.message if not seen.grant.admitted else _why(seen, training.spec.world_size.min, "")
 
 
 def _why(seen: Observed, wanted: int, invalid: str) -> str:
@@ -314,7 +338,7 @@ def mesh_keys(training: Training, seen: Observed) -> Mapping[str, str]:
 def news(training: Training, seen: Observed, status: Status) -> tuple[Event, ...]:
     """What is worth an entry in the journal between the stored status and this one."""
     old = training.status
-    found = _ignored(training, seen.backend) if old.observed_generation == 0 else []
+    found = _ignored(training, seen) if old.observed_generation == 0 else []
     resize = status.last_resize
     if resize is not None and resize != old.last_resize:
         found.append(Event("Resizing", f"target {resize.from_target} → {resize.to_target}: {resize.reason}"))
@@ -367,15 +391,15 @@ def _waiting(training: Training, seen: Observed, status: Status) -> list[Event]:
     ]
 
 
-def _ignored(training: Training, backend: str) -> list[Event]:
+def _ignored(training: Training, seen: Observed) -> list[Event]:
     """What was asked for and has no effect where it runs: nobody should have to find that out."""
-    spec = training.spec
+    spec, backend = training.spec, seen.backend
     asked = {
         "image": backend == "local" and spec.image is not None,
         "resources.cpu": backend == "local" and spec.resources.cpu is not None,
         "template": backend == "local" and spec.template is not None,
         "topologyKey": backend == "local" and spec.topology_key is not None,
-        "elasticity": backend != "local" and spec.elasticity != "fixed",
+        "elasticity": backend != "local" and spec.elasticity != "fixed" and seen.grant.places is None,
     }
     return [
         Event("FieldIgnored", f"spec.{name} has no effect on the {backend} backend in this version", "Warning")

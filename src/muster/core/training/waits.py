@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from muster.core.training.explain import first_line
 from muster.errors import (
     BelowMinimumWorld,
     MusterError,
@@ -104,11 +105,12 @@ def judge(wait: Wait, training: Training, look: Look) -> Verdict:
 def world_of(training: Training, *, target: int | None = None) -> WorldStatus:
     """The world as last reported, with another target if one was asked for since.
 
-    Before the first reconcile there is no report: the sizes are then those of the spec, and nobody is ready.
+    Before the first reconcile there is no report: the sizes are then those of the spec, nobody is ready, and that is
+    below any minimum.
     """
     size, reported = training.spec.world_size, training.status.world_size
     if training.status.observed_generation == 0 and not training.is_terminal:
-        reported = WorldStatus(ready=reported.ready, target=size.target, min=size.min, max=size.max)
+        reported = WorldStatus(reported.ready, size.target, size.min, size.max, below_minimum=True)
     return reported if target is None else replace(reported, target=target, min=size.min, max=size.max)
 
 
@@ -201,14 +203,14 @@ def _ended(wait: Wait, training: Training, look: Look) -> Verdict:
 
 
 def failure(wait: Wait, training: Training) -> BelowMinimumWorld:
-    """The error for a training that failed or was cancelled, with one clause per failed rank."""
+    """The error for a training that failed or was cancelled: why, and one clause per failed rank."""
     kind = TrainingFailed if training.status.phase == "failed" else TrainingCancelled
     exits = training.status.rank_exits or ()
     failed = [one for one in exits if one.failed]
     story = "; ".join(str(one) for one in failed)
     outcome = training.status.outcome
     if outcome is not None and (not story or outcome.reason not in _TOLD_BY_RANKS):
-        story = "; ".join(part for part in (outcome.message or outcome.reason, story) if part)
+        story = "; ".join(part for part in (first_line(outcome.message) or outcome.reason, story) if part)
     where = f" --rank {failed[0].rank}" if failed else ""
     return kind(
         f"training {training.key} {_ENDED[training.status.phase]}" + (f": {story}" if story else ""),
@@ -220,7 +222,7 @@ def failure(wait: Wait, training: Training) -> BelowMinimumWorld:
     )
 
 
-_TOLD_BY_RANKS = frozenset({"", "rank_failed", "failed", "hang", "cancelled"})  # the ranks' own ends say it all
+_TOLD_BY_RANKS = frozenset({"", "failed", "cancelled"})  # the ranks' own ends say it all
 _PAST = {"succeeded": "succeeded", "failed": "failed", "cancelled": "been cancelled"}
 _ENDED = {"failed": "failed", "cancelled": "was cancelled"}
 _WANTED = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from muster.core.world import resuming, sizes
+from muster.core.world import hopeless, last_words, resuming, sizes
 from muster.core.world.run import Decision, Finish, Run, Stay, TakeBack, advanced, listed, next_expiry
 from muster.types.world import Cause, OutcomeState, RankEnd, Round, RunOutcome, Seat
 
@@ -29,12 +29,29 @@ def decide(run: Run, now: float) -> Decision | None:
     limit = run.settings.no_progress_rounds
     if limit is not None and stale_after(run, closed) >= limit:
         step = "no step at all" if run.best_step is None else f"highest step {run.best_step}"
-        message = f"{limit} rounds in a row made no progress ({step})"
+        message = f"{limit} rounds in a row made no progress ({step})" + _last_end(verdict.first)
         outcome = RunOutcome(OutcomeState.FAILED, "no_progress", message, closed.number, verdict.first)
         return Decision(Finish(outcome), message)
+    if verdict.charged and verdict.first is not None and hopeless.again(run, closed, verdict.first):
+        return _cannot_work(closed, verdict.first)
     if verdict.charged and run.restarts_used >= run.settings.max_restarts:
         return _failed(run, closed, verdict.first)
     return None
+
+
+def _cannot_work(closed: Round, first: RankEnd) -> Decision:
+    when = f" in round {closed.number} before the first step, as in the round before: another would end the same way"
+    message = f"{_whose(first)}: {last_words.told(first, when)}"
+    outcome = RunOutcome(OutcomeState.FAILED, "cannot_start", message, closed.number, first)
+    return Decision(Finish(outcome), message)
+
+
+def _last_end(first: RankEnd | None) -> str:
+    return f"; {_whose(first)}: {last_words.told(first)}" if first is not None else ""
+
+
+def _whose(end: RankEnd) -> str:
+    return f"rank {end.rank} on {end.worker}"
 
 
 def _failed(run: Run, closed: Round, first: RankEnd | None) -> Decision:
@@ -43,10 +60,9 @@ def _failed(run: Run, closed: Round, first: RankEnd | None) -> Decision:
     if first is None:
         message = f"round {closed.number}: {closed.recall.reason}; {spent}"
         return Decision(Finish(RunOutcome(OutcomeState.FAILED, "hang", message, closed.number)), message)
-    where = f" at {first.stack}" if first.stack else ""
     tail = "".join(f"\n  {line}" for line in first.stderr_tail) if not first.hung else ""
-    message = f"rank {first.rank} on {first.worker}: {first.reason}{where} in round {closed.number}"
-    message += f"{again(run, closed, first)}; {spent}"
+    when = f" in round {closed.number}{again(run, closed, first)}; {spent}"
+    message = f"{_whose(first)}: {last_words.told(first, when)}"
     message += f"; its last stderr lines:{tail}" if tail else ""
     reason = "hang" if first.hung else "rank_failed"
     outcome = RunOutcome(OutcomeState.FAILED, reason, message, closed.number, first)

@@ -35,6 +35,7 @@ from muster.core.world.run import (
     Run,
     Stay,
     TakeBack,
+    TellUnwatched,
     TurnGate,
     WithdrawNotice,
     listed,
@@ -96,6 +97,8 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
             return replace(run, gate=gate)
         case Release():
             return forming.released(run, action, now)
+        case TellUnwatched():
+            return replace(run, told_unwatched=True)
         case Dismiss(members=ids):
             leaving = {i: replace(run.members[i], role=Role.LEAVING) for i in ids if i in run.members}
             return replace(run, members=merged(run.members, leaving), surplus=run.surplus - set(ids))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from muster.core.world import gates, lending, resuming, seating, sizes
+from muster.core.world import gates, hopeless, lending, resuming, seating, sizes
 from muster.core.world.closing import again, judge, stale_after, still_there, stuck
 from muster.core.world.run import (
     CheckHealth,
@@ -182,8 +182,10 @@ def _release(run: Run, planned: seating.Seating, now: float) -> Decision:
     if resume is not None:
         reason += f"; {resume.why}"
     formed = Round(run.next_round, seats, host.addr, host.store_port, reason, resume)
-    path, times = stuck(run, run.round, judge(run, now).first) if run.round is not None else ("", 0)
-    return Decision(Release(formed, charged, blamed, parked, barred, path, times), reason)
+    first = judge(run, now).first if run.round is not None else None
+    path, times = stuck(run, run.round, first) if run.round is not None else ("", 0)
+    line = hopeless.line_of(run, run.round, first) if run.round is not None else ""
+    return Decision(Release(formed, charged, blamed, parked, barred, path, times, line), reason)
 
 
 def _story(
@@ -368,6 +370,7 @@ def released(run: Run, action: Release, now: float) -> Run:
         proven=sizes.proven_after(run, last) if last else None,
         stuck_at=action.stuck_at,
         stuck_times=action.stuck_times,
+        hopeless=action.hopeless,
         blamed=action.blamed,
         blamed_times=(run.blamed_times + 1 if run.blamed == action.blamed else 1) if action.blamed else 0,
         barred=action.barred,

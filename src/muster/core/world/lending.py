@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from muster.core.world import resuming
 from muster.core.world.closing import still_there
 from muster.core.world.run import Run, told
 from muster.types.world import Member, Round, Seat
@@ -33,6 +34,18 @@ def changes(before: Mapping[str, str], run: Run) -> str:
     news = [name for name in run.lent if name not in before]
     back = [f"{name} has its GPUs again" for name in before if name not in run.lent]
     return "; ".join(part for part in (why(run, news), told(back, "; ")) if part)
+
+
+def dispensable(run: Run, name: str, now: float) -> bool:
+    """Whether a worker that is lent may end: ranks run without it, and none of them has to go on from what it holds."""
+    member_id = next((member.member_id for member in run.members.values() if member.name == name), None)
+    if name not in run.lent or member_id is None:
+        return name in run.lent and run.recovery_until is None  # it has not joined yet, or is gone already
+    current = run.running
+    if current is None or not vacated(run, name, now) or len(current.up) < current.world_size:
+        return False
+    others = {other: holding for other, holding in run.holdings.items() if other != member_id}
+    return not run.holdings or any(number == current.number for _, number, _ in resuming.complete(others))
 
 
 def vacated(run: Run | None, name: str, now: float) -> bool:

@@ -21,6 +21,7 @@ from muster.core.world.run import (
     Heal,
     Run,
     Stay,
+    TellUnwatched,
     TurnGate,
     WithdrawNotice,
     listed,
@@ -47,6 +48,7 @@ def decide(run: Run, now: float) -> Decision | None:
     return (
         _send_home(run)
         or _broken(run, current, now)
+        or _unwatched(run, current, now)
         or _healed(run, current)
         or _planned(run, current, now)
         or _goes_on(run, current)
@@ -81,14 +83,32 @@ def _broken(run: Run, current: Round, now: float) -> Decision | None:
     return None
 
 
+def _watched(run: Run, current: Round) -> bool:
+    """Whether its ranks tell steps, or did in a round before: of others nobody knows whether they advance."""
+    return bool(current.progress) or run.best_step is not None
+
+
 def _quiet_at(run: Run, current: Round) -> float:
     """When the round counts as hung if nothing advances before; ranks that are done need not advance."""
-    if run.settings.hang_timeout_s is None:
-        return math.inf
-    if current.up_at is None:
+    if run.settings.hang_timeout_s is None or current.up_at is None or not _watched(run, current):
         return math.inf
     latest = max((mark.at for mark in current.progress.values()), default=current.up_at)
     return max(latest, current.up_at) + run.settings.hang_timeout_s
+
+
+def _unwatched_at(run: Run, current: Round) -> float:
+    """When it has to be said that a hang would not be noticed: once in a run."""
+    if run.settings.hang_timeout_s is None or current.up_at is None or run.told_unwatched or _watched(run, current):
+        return math.inf
+    return current.up_at + run.settings.hang_timeout_s
+
+
+def _unwatched(run: Run, current: Round, now: float) -> Decision | None:
+    if now < _unwatched_at(run, current):
+        return None
+    limit = f"{run.settings.hang_timeout_s:g} s"
+    reason = f"no rank has called muster.progress(step) in {limit}: a hang would not be noticed"
+    return Decision(TellUnwatched(), reason)
 
 
 def _healed(run: Run, current: Round) -> Decision | None:
@@ -169,7 +189,8 @@ def _goes_on(run: Run, current: Round) -> Decision:
         return Decision(TurnGate(None), "no larger world waits for its mesh any more")
     done = f", {len(current.finished)} done" if current.finished else ""
     short = f" of {run.target} wanted" if current.world_size < run.target else ""
-    reason = f"round {current.number}: {current.world_size}{short} workers train{done}"
+    begins = _begins(run, current)
+    reason = f"round {current.number}: {current.world_size}{short} workers {begins or f'train{done}'}"
     if sizes.on_trial(run):
         reason += "; no rank has made a step at this size yet"
     if run.aim != run.target and run.taken_back is not None:
@@ -178,7 +199,20 @@ def _goes_on(run: Run, current: Round) -> Decision:
         reason += f"; {lending.why(run, [member.name for member in lent])}"
     if run.kept_out:
         reason += f"; {'; '.join(sorted(set(run.kept_out.values())))}"
-    return Decision(Stay(), reason, min(next_expiry(run), _quiet_at(run, current)))
+    look_at = min(_quiet_at(run, current), _unwatched_at(run, current))
+    return Decision(Stay(), reason, min(next_expiry(run), look_at))
+
+
+def _begins(run: Run, current: Round) -> str:
+    """What ranks that do not run yet wait for, where it is known; empty once all do."""
+    if current.up_at is not None:
+        return ""
+    found: dict[str, list[str]] = {}
+    for seat in current.seats:
+        member = run.members.get(seat.member_id)
+        if member is not None and member.doing and seat.member_id not in current.up:
+            found.setdefault(member.doing, []).append(member.name)
+    return f"start, {told([f'{doing} on {listed(names)}' for doing, names in found.items()], ', ')}" if found else ""
 
 
 def _call_back(cause: Cause, reason: str, now: float, grace_s: float) -> Decision:

@@ -30,6 +30,7 @@ def record(run_id: RunId, epoch: int, run: Run) -> RunRecord:
         gate=replace(run.gate, since=0.0) if run.gate else None,
         proven=run.proven,
         taken_back=run.taken_back,
+        hopeless=run.hopeless,
         lent=run.lent,
     )
     if current is None:

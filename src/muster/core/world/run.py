@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from muster.core.world import seating
+from muster.types.bench import Bench
 from muster.types.many import changed
 from muster.types.records import record, replace
 from muster.types.state import Holding
@@ -77,6 +78,9 @@ class Run:
     taken_back: TakenBack | None = None
     stuck_at: str = ""  # what the first rank to fail named, if its round made no progress
     stuck_times: int = 0  # in how many rounds in a row
+    bench: Bench | None = None  # how fast its workers reach each other, as the first round found it
+    hopeless: str = ""  # the line with which the round before ended, if no restart can change what it says
+    told_unwatched: bool = False  # that its hang timeout is of no use
 
     @property
     def aim(self) -> int:
@@ -174,6 +178,12 @@ class Release:
     barred: int | None = None
     stuck_at: str = ""
     stuck_times: int = 0
+    hopeless: str = ""
+
+
+@record()
+class TellUnwatched:
+    """Its hang timeout is of no use: no rank tells steps."""
 
 
 @record()
@@ -210,6 +220,7 @@ Action = (
     | KeepOut
     | Heal
     | Release
+    | TellUnwatched
     | Dismiss
     | GiveUpOn
     | Finish

@@ -8,13 +8,13 @@ to go back to, and the failure costs what any does.
 
 from __future__ import annotations
 
+from muster.core.world import last_words
 from muster.core.world.run import Run, advanced
 from muster.types.records import replace
 from muster.types.world import RankEnd, Role, Round, Settings, TakenBack
 
 TRIAL_S = 600.0  # ranks that tell no steps and have run for so long have shown that they can
 BACK_S = 60.0  # how long workers are awaited at most that the size before needs
-_LONGEST_LINE = 300
 
 
 def asked(run: Run, target: int, *, lending: bool = False) -> Run:
@@ -61,7 +61,7 @@ def taken_back(run: Run, closed: Round, first: RankEnd | None) -> TakenBack | No
         return None
     assert closed.recall is not None
     cause = closed.recall.reason if first is None else f"rank {first.rank} on {first.worker}: {first.reason}"
-    last = last_line(first) if first is not None else ""
+    last = last_words.of(first) if first is not None else ""
     why = f"{closed.world_size} workers failed without progress: {cause}" + (f": {last}" if last else "")
     return TakenBack(run.target, proven, why)
 
@@ -76,8 +76,3 @@ def _can_be_formed(run: Run, size: int) -> bool:
 def back_s(settings: Settings) -> float:
     """How long to wait for workers that the size before needs: fewer would be another size that nobody has tried."""
     return max(settings.last_call_s, min(BACK_S, settings.below_min_timeout_s))
-
-
-def last_line(end: RankEnd) -> str:
-    lines = [line.strip() for line in end.stderr_tail if line.strip()]
-    return lines[-1][:_LONGEST_LINE] if lines else ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from muster.core.world import notices, sizes
 from muster.core.world.forming import available
 from muster.core.world.run import UNSEEN, Run, kept_lease, lose, silenced, with_loss
+from muster.types.bench import Bench
 from muster.types.many import changed, joined, merged
 from muster.types.records import replace
 from muster.types.state import Holding
@@ -292,6 +293,15 @@ def reached(run: Run, member_id: MemberId, found: Reach) -> Run:
     return replace(run, kept_out={}) if found.open.keys() - old.open.keys() else run
 
 
+def measured(run: Run, member_id: MemberId, number: int, found: Bench) -> Run:
+    """What the worker of rank 0 found; once is enough."""
+    current = _current(run, member_id, number)
+    seat = current.seat_of(member_id) if current is not None else None
+    if run.bench is not None or seat is None or seat.rank != 0:
+        return run
+    return replace(run, bench=replace(found, round=number, measured_at=None))
+
+
 # State ------------------------------------------------------------------------------------------
 
 
@@ -304,6 +314,12 @@ def holds(run: Run, member_id: MemberId, holding: Holding, now: float) -> Run:
     since = {key: known.get(key, now) for key in keys}
     holdings = changed(run.holdings, member_id, holding)
     return replace(run, holdings=holdings, held_since=changed(run.held_since, member_id, since))
+
+
+def does(run: Run, member_id: MemberId, doing: str) -> Run:
+    """What its ranks wait for; none of them waits for anything if it is empty."""
+    member = run.members.get(member_id)
+    return run if member is None or member.doing == doing else _with_member(run, replace(member, doing=doing))
 
 
 # Ranks -------------------------------------------------------------------------------------------
@@ -321,6 +337,7 @@ def up(run: Run, member_id: MemberId, number: int, now: float) -> Run:
     current = _current(run, member_id, number)
     if current is None:
         return run
+    run = does(run, member_id, "")
     current = replace(current, up=joined(current.up, member_id))
     if current.up_at is None and len(current.up) == current.world_size:
         current = replace(current, up_at=now)
@@ -438,14 +455,18 @@ def guard_alive(run: Run, member_id: MemberId, now: float) -> Run:
     return replace(run, round=replace(current, fences={**current.fences, member_id: until}))
 
 
-def advanced(run: Run, member_id: MemberId, number: int, marks: Iterable[tuple[int, Progress]]) -> Run:
+def advanced(
+    run: Run, member_id: MemberId, number: int, marks: Iterable[tuple[int, Progress]], first: int | None = None
+) -> Run:
+    """`first` is the first step that its ranks told in this round."""
     current = _current(run, member_id, number)
     if current is None:
         return run
     progress = current.progress
     for rank, mark in marks:
         progress = changed(progress, rank, mark)
-    return replace(run, round=replace(current, progress=progress))
+    known = [step for step in (current.first_step, first) if step is not None]
+    return replace(run, round=replace(current, progress=progress, first_step=min(known, default=None)))
 
 
 # Orders from outside -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from muster.core.keeping import IDEMPOTENCY
 from muster.core.training import edits
-from muster.core.training.admission import backend_of
+from muster.core.training.admission import backend_of, impossible
 from muster.core.training.edits import Edit
 from muster.errors import AlreadyExists, Conflict, Unavailable
 from muster.ports import Filter, Record, Stored, Write
@@ -38,7 +38,10 @@ _KEYS_BETWEEN_SWEEPS = 500
 
 @dataclass(frozen=True)
 class CreateQuery:
+    """With `force`, what could never start here is taken all the same: GPUs may come with the next control plane."""
+
     dry_run: bool = False
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ async def _store_new(call: Call, edit: Edit, records: tuple[Record, ...]) -> Sto
     await _check_package(call, edit.training)
     if call.services.store.get(key) is not None:
         raise _taken(key)
+    _check_possible(call, edit.training)
     return await _write(call, Write(put=edit.training, expect=0, events=(edit.event,), records=records), None)
 
 
@@ -132,9 +136,23 @@ async def _check_package(call: Call, training: Training) -> None:
     await kept.renew(training.key.namespace, digest, call.services.clock.now())
 
 
+def _check_possible(call: Call, training: Training) -> None:
+    """What could never start is refused at once, unless its sender knows better."""
+    if call.query(CreateQuery).force:
+        return
+    services, name = call.services, backend_of(training.spec, call.services.backends)
+    counted = services.backends[name].capacity()
+    gpus = services.pooled.get(name, None if counted is None else counted.gpus)
+    if (problem := impossible(training.spec, gpus)) is not None:
+        error = edits.refused([problem], f"training {training.key.name!r}")
+        error.hint = "`muster pool` shows which GPUs there are; with --force (force=True) it is submitted all the same"
+        raise error
+
+
 def _dry_run(call: Call, training: Training) -> Response:
     if call.services.store.get(training.key) is not None:
         raise _taken(training.key)
+    _check_possible(call, training)
     if call.services.quotas is not None:
         call.services.quotas.check(call.services.store, training)
     shown = replace(training, metadata=replace(training.metadata, uid="")).masked()

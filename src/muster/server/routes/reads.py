@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -12,21 +14,27 @@ from typing import Literal
 
 from starlette.responses import Response
 
+from muster.core import curves
 from muster.core.sharing import usage
-from muster.core.training import explain, metering
+from muster.core.training import explain, log_lines, metering, outputs
 from muster.core.training.admission import backend_of
-from muster.errors import Unavailable
+from muster.core.training.edits import refused
+from muster.errors import NotFound, Unavailable
 from muster.ports import Backend, LogQuery, Stored
-from muster.server.answers import StreamedAnswer, as_json
+from muster.server.answers import StreamedAnswer, as_json, while_asked
 from muster.server.calls import MOST, UID_HEADER, Call, no_training
 from muster.server.describe import Answer, Operation
 from muster.server.routes.objects import TRAINING
-from muster.types.codec import limited, to_wire
+from muster.types.codec import Problem, limited, to_wire
 from muster.types.event import Event
-from muster.types.training import API_VERSION, TERMINAL, Key, Training, Uid
+from muster.types.training import API_VERSION, DNS_LABEL, TERMINAL, Key, Training, Uid
 from muster.types.usage import Usage
 
 TEXT = "text/plain"
+_MOST_FOUND = 1 << 24  # bytes of lines that are kept until the last is found
+_TOGETHER = 2_000  # lines that are found before others get a turn
+_TELLING = 200  # entries that an explanation is looked for in: it names the newest few, and is asked for often
+LOOK_BACK = 20_000  # entries of the journal, for who asks about all trainings
 
 
 @dataclass(frozen=True)
@@ -35,11 +43,29 @@ class LogsQuery:
     round: int | None = limited(None, ge=0, le=MOST)
     tail: int | None = limited(None, ge=0, le=MOST)
     follow: bool = False
+    search: str = limited("", max_length=1000)  # in any case; with `tail`, the last lines that have it
+    markers: bool = False
+    timestamps: bool = False
 
 
 @dataclass(frozen=True)
 class EventsQuery:
+    """With a limit: the newest of those that were asked for."""
+
     after: int = limited(0, ge=0, le=MOST)
+    since: datetime | None = None
+    before: int | None = limited(None, ge=0, le=MOST)
+    limit: int | None = limited(None, ge=1, le=MOST)
+
+
+_ALL = EventsQuery()
+
+
+@dataclass(frozen=True)
+class AllEventsQuery:
+    after: int = limited(0, ge=0, le=MOST)
+    namespace: str | None = limited(None, pattern=DNS_LABEL, max_length=63, about="is not a name")
+    limit: int = limited(500, ge=1, le=5000)
 
 
 @dataclass(frozen=True)
@@ -48,13 +74,22 @@ class UsageQuery:
     by: Literal["training", "namespace"] = "training"
 
 
+@dataclass(frozen=True)
+class MetricsQuery:
+    names: str = limited("", max_length=64 * 65, about="Only these curves, with commas between them.")
+    after: float | None = limited(None, ge=0, about="Only points after that time, in seconds since 1970.")
+
+
 # Logs --------------------------------------------------------------------------------------------
 
 
 async def get_logs(call: Call) -> Response:
     key = call.readable()
     query = call.query(LogsQuery)
+    if query.search and query.follow:
+        raise refused([Problem("search", "finds what was written: it cannot be followed")], "the request")
     stored = call.found(key)
+    _refuse(outputs.why_never(stored.training, query.rank), key)
     if stored.phase == "pending" and not query.follow:
         note = {"X-Muster-Note": "pending"}
         return Response(f"{_still_pending(stored.training)}\n", headers=note, media_type=TEXT)
@@ -64,22 +99,31 @@ async def get_logs(call: Call) -> Response:
         raise Unavailable(f"backend {stored.training.spec.backend!r} of training {key.name!r} is not served here")
     if call.request.method == "HEAD":
         return Response(media_type=TEXT)
-    asked = LogQuery(rank=query.rank, round=query.round, tail=query.tail, follow=query.follow)
-    lines = _lines(call, stored, backend, asked)
-    return StreamedAnswer(lines if query.follow else await _begun(lines), TEXT, {"X-Accel-Buffering": "no"})
+    asked = LogQuery(query.rank, query.round, query.tail, query.follow, query.markers, query.timestamps)
+    lines = _found(call, stored, backend, query) if query.search else _lines(call, stored, backend, asked)
+    if query.follow:
+        return StreamedAnswer(lines, TEXT, {"X-Accel-Buffering": "no"})
+    first = await while_asked(call.request.receive, _first(lines))  # what goes wrong before it has an answer of its own
+    if not first and query.tail != 0 and not query.search:
+        _refuse(outputs.why_none(call.found(key).training, query.rank, query.round), key)
+    return StreamedAnswer(_begun(first, lines), TEXT, {"X-Accel-Buffering": "no"})
 
 
-async def _begun(lines: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """What goes wrong before the first piece has an answer of its own."""
-    first = await anext(lines, b"")
+def _refuse(why: str | None, key: Key) -> None:
+    if why is not None:
+        raise NotFound(why, hint=f"`muster describe {key.name}` shows its rounds and ranks")
 
-    async def whole() -> AsyncIterator[bytes]:
-        async with aclosing(lines):
-            yield first
-            async for chunk in lines:
-                yield chunk
 
-    return whole()
+async def _first(lines: AsyncGenerator[bytes, None]) -> bytes:
+    """It may be long in coming: what is looked for can be at the end of a long log, or nowhere."""
+    return await anext(lines, b"")
+
+
+async def _begun(first: bytes, lines: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async with aclosing(lines):
+        yield first
+        async for chunk in lines:
+            yield chunk
 
 
 def _still_pending(training: Training) -> str:
@@ -105,6 +149,24 @@ async def _lines(call: Call, stored: Stored, backend: Backend, query: LogQuery) 
             yield chunk
 
 
+async def _found(call: Call, stored: Stored, backend: Backend, query: LogsQuery) -> AsyncGenerator[bytes, None]:
+    """The lines that have some text: each as it is found, or the last of them once all was looked through."""
+    text = query.search.encode(errors="replace").lower()
+    newest = None if query.tail is None else log_lines.Newest(query.tail, _MOST_FOUND)
+    asked = LogQuery(rank=query.rank, round=query.round, timestamps=query.timestamps)
+    async with aclosing(_lines(call, stored, backend, asked)) as chunks:
+        async for chunk in chunks:
+            found = log_lines.matching(chunk, text, timestamps=query.timestamps)
+            while some := list(itertools.islice(found, _TOGETHER)):
+                if newest is not None:
+                    newest.take(some)
+                else:
+                    yield b"".join(some)
+                await asyncio.sleep(0)
+    if newest is not None:
+        yield b"".join(newest.lines)
+
+
 def _ended(call: Call, key: Key, uid: Uid) -> Callable[[], bool]:
     def ended() -> bool:
         stored = call.services.store.get(key)
@@ -118,28 +180,62 @@ def _ended(call: Call, key: Key, uid: Uid) -> Callable[[], bool]:
 
 async def get_events(call: Call) -> Response:
     key = call.readable()
-    after = call.query(EventsQuery).after
-    events = await _journal(call, key, after)
+    query = call.query(EventsQuery)
+    events = await _journal(call, key, query)
+    if (since := query.since) is not None:
+        events = [event for event in events if event.at is None or event.at >= since]
+    return await asyncio.to_thread(_listed, events)  # a long journal must not hold up everyone else
+
+
+def _listed(events: list[Event]) -> Response:
     return as_json({"apiVersion": API_VERSION, "kind": "EventList", "items": [to_wire(event) for event in events]})
 
 
-async def _journal(call: Call, key: Key, after: int = 0) -> list[Event]:
+async def list_events(call: Call) -> Response:
+    """The newest of all that the token may see. How far back is looked is bounded: a journal can have a million."""
+    query = call.query(AllEventsQuery)
+    store, identity = call.services.store, call.identity
+    if query.namespace is not None:
+        identity.must_read(query.namespace)
+        spaces: tuple[str | None, ...] = (query.namespace,)
+    else:
+        spaces = (None,) if identity.sees_all else identity.namespaces
+    after = max(query.after, store.last_event - LOOK_BACK)
+    read = functools.partial(store.events, after=after, most=query.limit)
+    found = [event for space in spaces for event in await read(namespace=space)]
+    newest = sorted(found, key=lambda event: event.id)[-query.limit :]
+    return await asyncio.to_thread(_listed, newest)
+
+
+async def _journal(call: Call, key: Key, query: EventsQuery = _ALL) -> list[Event]:
     """Entries about the training of that name; about those that had it before, once there is none."""
     store = call.services.store
     stored = store.get(key)
     meant = call.header(UID_HEADER) or (stored.uid if stored is not None else None)
-    events = await store.events(namespace=key.namespace, training=key.name, uid=meant)
-    if stored is not None and stored.uid == meant:
-        return [event for event in events if event.id > after]
-    if not events:
+    read = functools.partial(store.events, namespace=key.namespace, training=key.name, uid=meant)
+    events = await read(after=query.after, before=query.before, most=query.limit)
+    # Nothing new about a training that is gone is an answer; nothing at all means that there never was one.
+    known = bool(events) or (stored is not None and stored.uid == meant) or bool(await read(most=1))
+    if not known:
         raise no_training(key)
-    return [event for event in events if event.id > after]
+    return events
+
+
+async def get_metrics(call: Call) -> Response:
+    key = call.readable()
+    query = call.query(MetricsQuery)
+    uid, measured = call.found(key).uid, call.services.measured
+    if measured is None:
+        return as_json({"series": [], "workers": []})
+    names = [name for name in query.names.split(",") if name]
+    series = curves.shown(measured.curves(uid), names, query.after)
+    return as_json({"series": series, "workers": curves.used(measured.workers(uid))})
 
 
 async def explain_training(call: Call) -> Response:
     key = call.readable()
     training = call.found(key).training.masked()
-    events = await _journal(call, key)
+    events = await _journal(call, key, EventsQuery(limit=_TELLING))
     clock = call.services.clock
     lent = "; ".join(filter(None, (pool.returning(training.uid) for pool in call.services.pools.values())))
     return as_json(to_wire(explain.explain(training, events, clock.now(), clock.steady(), lent=lent)))
@@ -219,10 +315,19 @@ OPERATIONS = (
         "GET",
         f"{TRAINING}/events",
         get_events,
-        "What happened, oldest first",
+        "What happened, oldest first; with a limit the newest",
         {200: Answer("Entries of the journal.", "EventList")},
         _REFUSALS,
         EventsQuery,
+    ),
+    Operation(
+        "GET",
+        f"{TRAINING}/metrics",
+        get_metrics,
+        "How it learns, and what its workers use",
+        {200: Answer("Curves, and what each worker has said last.", "Metrics")},
+        _REFUSALS,
+        MetricsQuery,
     ),
     Operation(
         "GET", f"{TRAINING}/usage", get_usage, "What it used", {200: Answer("One sum.", "UsageList")}, (403, 404)
@@ -234,6 +339,15 @@ OPERATIONS = (
         "Why it is where it is",
         {200: Answer("A sentence, and what leads to it.", "Explanation")},
         (403, 404),
+    ),
+    Operation(
+        "GET",
+        "/v1/events",
+        list_events,
+        "What happened lately to all that the token may see, oldest first",
+        {200: Answer("Entries of the journal.", "EventList")},
+        (403, 422),
+        AllEventsQuery,
     ),
     Operation(
         "GET",

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from muster.errors import Unavailable
 from muster.ports import Filter, Stored
+from muster.server import training_metrics
 from muster.server.answers import as_json
 from muster.server.calls import Call
 from muster.server.describe import Answer, Operation
@@ -72,7 +73,9 @@ def _held(call: Call) -> Iterable[str]:
     yield from family("muster_build_info", "gauge", "Which version serves.", build)
     started: dict[Labels, float] = {(): services.started_at.timestamp()}
     yield from family("muster_start_time_seconds", "gauge", "Since when it serves.", started)
-    yield from _state(call, [one for one in stored if one.phase not in TERMINAL])
+    seen = [one for one in stored if one.phase not in TERMINAL and call.identity.sees(one.key.namespace)]
+    yield from training_metrics.lines(training_metrics.latest(seen, MOST_TRAININGS), services.measured)
+    yield from _state(call, seen)
     for name, value in services.gauges().items():
         kind = "counter" if name.endswith("_total") else "gauge"
         yield from family(name, kind, name.replace("_", " "), {(): value})
@@ -80,7 +83,7 @@ def _held(call: Call) -> Iterable[str]:
 
 def _state(call: Call, running: Iterable[Stored]) -> Iterable[str]:
     """What of each training's state is safe: only where it is kept, and only what the caller may read of."""
-    keep = [one.training for one in running if b'"keptState"' in one.raw and call.identity.sees(one.key.namespace)]
+    keep = [one.training for one in running if b'"keptState"' in one.raw]
     shown = sorted(keep, key=lambda one: one.status.started_at or _NEVER, reverse=True)[:MOST_TRAININGS]
     now = call.services.clock.now()
     found: dict[str, dict[Labels, float]] = {name: {} for name in STATE}
@@ -99,7 +102,8 @@ def _state(call: Call, running: Iterable[Stored]) -> Iterable[str]:
 
 
 async def whoami(call: Call) -> Response:
-    return as_json(to_wire(call.identity) | {"place": call.services.place})
+    services = call.services
+    return as_json(to_wire(call.identity) | {"place": services.place, "backends": sorted(services.backends)})
 
 
 async def openapi(call: Call) -> Response:

@@ -5,9 +5,11 @@ const SILENCE_MS = 25000; // the server says something every ten seconds
 
 let token = sessionStorage.getItem(KEPT) ?? "";
 let behindMs = 0; // how far the clock of this machine is behind the server's
+let warning = ""; // what the control plane said of itself with its last answer
 
 export const hasToken = () => token !== "";
 export const now = () => Date.now() + behindMs;
+export const warned = () => warning;
 
 export function keepToken(given) {
   token = given;
@@ -33,6 +35,7 @@ async function send(path, { method = "GET", body, headers = {}, signal } = {}) {
   } catch (error) {
     throw signal?.aborted ? error : new Refusal(0);
   }
+  warning = (answer.headers.get("Warning") ?? "").replace(/^[^"]*"|"$/g, "");
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => ({}));
   throw new Refusal(answer.status, told.error);

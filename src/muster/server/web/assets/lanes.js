@@ -76,7 +76,7 @@ export function Lanes({ pool, history, windowMs, nowMs }) {
   </svg></div>`;
 }
 
-function useWidth(box) {
+export function useWidth(box) {
   const [width, setWidth] = useState(NARROW);
   useEffect(() => {
     const observer = new ResizeObserver(([{ contentRect }]) => setWidth(Math.floor(contentRect.width)));

@@ -7,6 +7,7 @@ import { stepOf } from "./words.js";
 const FIRST_RETRY_MS = 300;
 const LONGEST_RETRY_MS = 3000;
 const RATE_WINDOW_MS = 20000;
+const EVERYONE = ""; // in place of a uid
 
 export const live = {
   trainings: new Map(), // uid → training
@@ -135,8 +136,11 @@ export function onEntry(uid, hear) {
   return () => mine.delete(hear);
 }
 
+/** The same for the journals of all trainings. */
+export const onEveryEntry = (hear) => onEntry(EVERYONE, hear);
+
 function take({ type, object }) {
-  if (type === "EVENT") return readers.get(object.uid)?.forEach((hear) => hear(object));
+  if (type === "EVENT") return [object.uid, EVERYONE].forEach((uid) => readers.get(uid)?.forEach((hear) => hear(object)));
   const uid = object.metadata.uid;
   if (type === "DELETED") {
     live.trainings.delete(uid);

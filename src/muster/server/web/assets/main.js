@@ -1,7 +1,9 @@
 // Who is looking, and at what? Signing in, the frame of the page, and which view the address stands for.
 
-import { ask, hasToken, keepToken } from "./api.js";
-import { follow, forget, live, tryNow, useLive } from "./live.js";
+import { ask, hasToken, keepToken, warned } from "./api.js";
+import { redeemed, takeCode } from "./signin.js";
+import { EventsPage } from "./events.js";
+import { follow, forget, live, tryNow, useLive, useRepeated } from "./live.js";
 import { Icon } from "./parts.js";
 import { PoolPage } from "./pool.js";
 import { TrainingPage } from "./training.js";
@@ -10,9 +12,10 @@ import { UsagePage } from "./usage.js";
 import { html, render, useEffect, useRef, useState } from "./html.js";
 import { age } from "./words.js";
 
-const VIEWS = [["trainings", "Trainings"], ["pool", "Pool"], ["usage", "Usage"]];
+const VIEWS = [["trainings", "Trainings"], ["events", "Events"], ["pool", "Pool"], ["usage", "Usage"]];
 const THEMES = ["auto", "light", "dark"];
 const THEME = "muster-theme";
+const ASK_EVERY_MS = 5000;
 
 function showTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
@@ -40,6 +43,20 @@ function Page() {
       setProblem(error);
     }
   };
+  useEffect(() => {
+    const enter = async () => {
+      const code = takeCode();
+      if (!code) return;
+      try {
+        await signIn(await redeemed(code));
+      } catch (error) {
+        setProblem(error);
+      }
+    };
+    enter();
+    addEventListener("hashchange", enter);
+    return () => removeEventListener("hashchange", enter);
+  }, []);
   useEffect(() => void (hasToken() && signIn()), []);
   useEffect(() => {
     if (!who) return undefined;
@@ -102,19 +119,21 @@ function Frame({ who, signOut }) {
     <main ref=${main} id="main" tabindex="-1">
       ${view === "trainings" && second !== undefined ? html`<${TrainingPage} key=${`${first}/${second}`} namespace=${first} name=${second} who=${who} />`
         : view === "pool" ? html`<${PoolPage} name=${first} />`
+        : view === "events" ? html`<${EventsPage} />`
         : view === "usage" ? html`<${UsagePage} />`
         : html`<${Trainings} />`}
     </main>`;
 }
 
-/** Says so while what is shown may be old. */
+/** Says so while what is shown may be old. A watch is one answer for hours: only another one tells of trouble. */
 function Banner() {
   useLive(1000);
+  useRepeated((signal) => ask("/v1/whoami", { signal }), ASK_EVERY_MS);
   const lost = live.lostAt && !live.connected;
   return html`<div role="status">${lost ? html`<div class="banner">
     <span><b>Disconnected.</b> The control plane does not answer; this is how things were ${age(Date.now() - live.lostAt)} ago. Trying again…</span>
     <button onClick=${tryNow}>Try now</button>
-  </div>` : null}</div>`;
+  </div>` : warned() ? html`<div class="banner"><span><b>Warning:</b> ${warned()}</span></div>` : null}</div>`;
 }
 
 function Theme() {

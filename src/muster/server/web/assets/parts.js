@@ -72,7 +72,7 @@ export const Card = ({ title, aside, children, kind = "" }) => html`
   </section>`;
 
 /** A question with an answer that does something. It closes when that has worked, and says why when it has not. */
-export function Dialog({ title, action, kind = "", keep = "Close", run, close, children }) {
+export function Dialog({ title, action, aside, kind = "", keep = "Close", run, close, children }) {
   const box = useRef();
   const [busy, setBusy] = useState(false);
   const [refusal, setRefusal] = useState(null);
@@ -96,14 +96,14 @@ export function Dialog({ title, action, kind = "", keep = "Close", run, close, c
       setBusy(false);
     }
   };
-  return html`<dialog ref=${box} onCancel=${escape} aria-labelledby="dialog-title">
+  return html`<dialog ref=${box} class=${kind === "wide" ? "wide" : ""} onCancel=${escape} aria-labelledby="dialog-title">
     <form onSubmit=${submit}>
       <h2 id="dialog-title">${title}</h2>
       ${children}
       ${refusal && html`<p class="problem" role="alert">${refusal.message}${refusal.hint && html`<br /><small>${refusal.hint}</small>`}</p>`}
       <footer>
-        <button type="button" onClick=${dismiss}>${keep}</button>
-        <button class=${`primary ${kind}`} disabled=${busy}>${action}</button>
+        ${aside}<button type="button" onClick=${dismiss}>${keep}</button>
+        ${action && html`<button class=${`primary ${kind}`} disabled=${busy}>${action}</button>`}
       </footer>
     </form>
   </dialog>`;

@@ -1,12 +1,17 @@
 // How is one training? Its ranks, what happened to it and why, what it writes, and what may be done about it.
 
 import { ask, now, trainingPath } from "./api.js";
-import { onEntry, rateOf, useLive, useRepeated } from "./live.js";
-import { Log } from "./logs.js";
-import { Card, Dialog, Empty, Fact, Icon, Phase, World } from "./parts.js";
-import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { Curves, WorkerUse, useMetrics } from "./curves.js";
+import { useJournal } from "./journal.js";
+import { live, rateOf, useLive, useRepeated } from "./live.js";
+import { Log, LogPanel } from "./logs.js";
+import { Orders } from "./orders.js";
+import { Card, Empty, Fact, Icon, Phase, World } from "./parts.js";
+import { Timeline } from "./timeline.js";
+import { WorkerLanes } from "./worker_lanes.js";
+import { html, useMemo, useRef, useState } from "./html.js";
 import {
-  against, age, bytes, clock, count, duration, entriesOf, isOver, isWorry, moment, plural, rate, reasonOf, since, stepOf,
+  against, age, bytes, clock, count, duration, isOver, isWorry, lastHeal, moment, plural, rate, reasonOf, since, stepOf,
 } from "./words.js";
 
 export function TrainingPage({ namespace, name, who }) {
@@ -28,11 +33,15 @@ export function TrainingPage({ namespace, name, who }) {
 function One({ training, who }) {
   const { metadata, status, spec } = training;
   const [rank, setRank] = useState(null);
-  const [shown, setShown] = useState("");
   const news = JSON.stringify([metadata.generation, status.phase, status.round, status.conditions, status.spares,
     status.worldSize, status.ranks.map((one) => [one.worker, one.phase])]); // all but steps
   const explanation = useExplanation(metadata, news);
-  const events = useEvents(metadata);
+  const journal = useJournal(metadata);
+  const metrics = useMetrics(training);
+  const timeline = useMemo(() => html`<${Timeline} journal=${journal} />`, [journal.events, journal.older, journal.loaded]);
+  const curves = useMemo(() => html`<${Curves} metrics=${metrics} />`, [metrics.series]);
+  const log = useMemo(() => html`<${LogPanel} training=${metadata} />`, [live.epoch, live.connected]);
+  const heal = lastHeal(journal.events);
   const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, rank]);
   return html`
     <div class="heading">
@@ -43,6 +52,8 @@ function One({ training, who }) {
       <${Orders} training=${training} who=${who} />
     </div>
     <p class=${`why ${status.phase === "failed" ? "bad" : ""}`} aria-live="polite">${explanation?.summary ?? reasonOf(training)}</p>
+    ${hasMore(status.outcome) && html`<pre class="tail" tabindex="0" role="region" aria-label="How it ended">${status.outcome.message.trim()}</pre>`}
+    ${heal && html`<p class="healed" role="status"><${Icon} name="promotion" /> Healed at ${clock(heal.at)}: ${heal.message}</p>`}
     <dl class="facts card">
       <${Fact} name="World"><${World} training=${training} /><//>
       <${Fact} name="Round">${count(status.round)}<//>
@@ -58,14 +69,14 @@ function One({ training, who }) {
           ${grid}
           ${rank !== null && html`<${Rank} key=${rank} training=${training} rank=${rank} close=${() => setRank(null)} />`}
         <//>
-        <${Card} title="Log" aside=${html`<label>Rank <input type="number" min="0" placeholder="all" value=${shown}
-            onInput=${(event) => setShown(event.target.value)} /></label>`}>
-          <${Log} training=${metadata} rank=${shown === "" ? null : Number(shown)} label="Log" />
-        <//>
+        ${curves}
+        <${WorkerLanes} training=${training} journal=${journal} />
+        ${log}
       </div>
       <div>
         ${status.keptState && html`<${State} state=${status.keptState} />`}
-        <${Timeline} events=${events} />
+        ${timeline}
+        <${WorkerUse} workers=${metrics.workers} ranks=${status.ranks} />
         <${Card} title="Conditions"><ul class="conditions">
           ${status.conditions.map((one) => html`<li key=${one.type} class=${isWorry(one) ? "worry" : ""}>
             <${Icon} name=${isWorry(one) ? "lost" : "succeeded"} />
@@ -76,6 +87,9 @@ function One({ training, who }) {
       </div>
     </div>`;
 }
+
+/** What its outcome says beyond its first line. */
+const hasMore = (outcome) => outcome && outcome.state !== "succeeded" && outcome.message?.trim().includes("\n");
 
 const program = (spec) => (spec.command ?? [spec.script ?? `-m ${spec.module}`]).concat(spec.args).join(" ");
 
@@ -88,30 +102,6 @@ function useExplanation(metadata, news) {
   const [found, set] = useState(null);
   useRepeated(async (signal) => set(await ask(trainingPath(metadata, "/explain"), { signal })), 0, news);
   return found;
-}
-
-/** The journal: all of it once, and after each reconnection what was missed; then each entry as it is written. */
-function useEvents(metadata) {
-  const [events, set] = useState([]);
-  const last = useRef(0);
-  const early = useRef(null); // what came while the rest is on its way
-  const add = (items) => {
-    const fresh = items.filter((one) => one.id > last.current);
-    if (fresh.length === 0) return;
-    last.current = fresh.at(-1).id;
-    set((before) => [...before, ...fresh]);
-  };
-  useEffect(() => onEntry(metadata.uid, (entry) => (early.current ? early.current.push(entry) : add([entry]))), []);
-  useRepeated(async (signal) => {
-    early.current = [];
-    try {
-      add((await ask(trainingPath(metadata, `/events?after=${last.current}`), { signal })).items);
-    } finally {
-      add(early.current);
-      early.current = null;
-    }
-  }, 0);
-  return events;
 }
 
 // Ranks -------------------------------------------------------------------------------------------
@@ -225,68 +215,3 @@ function State({ state }) {
     </ul>
   <//>`;
 }
-
-// Timeline ----------------------------------------------------------------------------------------
-
-const ENTRIES = 60;
-
-function Timeline({ events }) {
-  const [all, setAll] = useState(false);
-  const [most, setMost] = useState(ENTRIES);
-  const entries = events.flatMap(entriesOf).filter((one) => all || one.warning || one.kind !== "other").reverse();
-  return html`<${Card} title="Timeline" aside=${html`<label><input type="checkbox" checked=${all}
-      onChange=${(event) => setAll(event.target.checked)} /> Everything</label>`}>
-    <ol class="timeline" tabindex="0" aria-label="Timeline" aria-live="polite" aria-relevant="additions">
-      ${entries.slice(0, most).map((one) => html`<li key=${one.key} class=${`of-${one.kind} ${one.warning ? "worry" : ""}`}>
-        <span class="dot"><${Icon} name=${one.kind} /></span>
-        <div><b>${one.title}</b> <time datetime=${one.at} title=${moment(one.at)}>${clock(one.at)}</time><p>${one.text}</p></div>
-      </li>`)}
-    </ol>
-    ${entries.length > most && html`<button class="plain" onClick=${() => setMost(most * 4)}>Show older (${count(entries.length - most)})</button>`}
-    ${entries.length === 0 && html`<p class="quiet">Nothing has happened yet.</p>`}
-  <//>`;
-}
-
-// Orders ------------------------------------------------------------------------------------------
-
-export const mayWrite = (who, namespace) => who.role === "admin" ||
-  (who.role === "editor" && (who.namespaces.includes("*") || who.namespaces.includes(namespace)));
-
-function Orders({ training, who }) {
-  const [open, setOpen] = useState(null);
-  const { metadata } = training;
-  if (!mayWrite(who, metadata.namespace)) return null;
-  const send = (method, tail, body) => ask(trainingPath(metadata, tail), { method, body, headers: { "X-Muster-Uid": metadata.uid } });
-  const close = () => setOpen(null);
-  const Asked = { scale: Scale, cancel: Cancel, delete: Delete }[open];
-  return html`<div class="orders">
-    ${!isOver(training) && html`<button onClick=${() => setOpen("scale")}>Scale</button>
-      <button onClick=${() => setOpen("cancel")} disabled=${Boolean(training.spec.cancel)}>Cancel</button>`}
-    <button class="danger" onClick=${() => setOpen("delete")} disabled=${Boolean(metadata.deletionTimestamp)}>Delete</button>
-    ${Asked && html`<${Asked} training=${training} send=${send} close=${close} />`}
-  </div>`;
-}
-
-function Scale({ training, send, close }) {
-  const { min, target, max } = training.spec.worldSize;
-  const [wanted, setWanted] = useState(target);
-  const input = useRef();
-  useEffect(() => input.current.select(), []);
-  return html`<${Dialog} title=${`Scale ${training.metadata.name}`} action="Scale" close=${close}
-      run=${() => send("POST", "/scale", { target: Number(wanted) })}>
-    <p>It trains with ${plural(training.status.worldSize.ready, "worker")} now; ${min} to ${max} are allowed. Its ranks start a new round with
-      the new size.</p>
-    <label class="field">Workers <input ref=${input} type="number" min=${min} max=${max} required value=${wanted}
-      onInput=${(event) => setWanted(event.target.value)} /></label>
-  <//>`;
-}
-
-const Cancel = ({ training, send, close }) => html`<${Dialog} title=${`Cancel ${training.metadata.name}?`} action="Cancel training"
-    kind="danger" keep="Keep it running" close=${close} run=${() => send("POST", "/cancel")}>
-  <p>Its ranks are stopped within ${training.spec.stopGraceSeconds} s. It cannot be started again; its logs and history stay.</p>
-<//>`;
-
-const Delete = ({ training, send, close }) => html`<${Dialog} title=${`Delete ${training.metadata.name}?`} action="Delete training"
-    kind="danger" keep="Keep it" close=${close} run=${() => send("DELETE", "")}>
-  <p>${isOver(training) ? "" : "Its ranks are stopped. "}The training and its logs are removed; what it used is still counted.</p>
-<//>`;

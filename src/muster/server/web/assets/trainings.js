@@ -2,22 +2,34 @@
 
 import { rateOf, useLive } from "./live.js";
 import { Empty, Phase, World } from "./parts.js";
+import { SortChoice, Sorter, directionOf, useOrder } from "./sorting.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { PHASES, count, plural, rate, reasonOf, since, stepOf } from "./words.js";
+import { PHASES, count, fullReasonOf, plural, rate, reasonOf, since, stepOf } from "./words.js";
 
 const NARROW = matchMedia("(max-width: 820px)");
 const ROW_PX = { wide: 52, narrow: 140 }; // as the style sheet has them
 const BEYOND = 6; // rows drawn above and below what is seen, so that the keyboard finds the next one
 
 const NAMES = new Intl.Collator("en", { numeric: true });
-const COLUMNS = ["Training", "Phase", "World", "Round", "Restarts", "Step", "Age", "Reason"];
+const COLUMNS = { // what each sorts by
+  Training: ({ metadata }) => metadata.name,
+  Phase: ({ status }) => PHASES.indexOf(status.phase),
+  World: ({ status }) => status.worldSize.ready,
+  Round: ({ status }) => status.round ?? -1,
+  Restarts: ({ status }) => status.restarts ?? 0,
+  Step: (training) => stepOf(training) ?? -1,
+  Age: ({ metadata }) => -Date.parse(metadata.creationTimestamp ?? 0),
+  Reason: reasonOf,
+};
+const NEWEST_FIRST = { column: "Age", down: false };
 
 export function Trainings() {
   const { trainings, loaded } = useLive(1000);
   const [words, setWords] = useState("");
   const [phase, setPhase] = useState("");
+  const [order, sort] = useOrder("trainings", NEWEST_FIRST);
   const all = [...trainings.values()];
-  const shown = all.filter((one) => (!phase || one.status.phase === phase) && matches(one, words)).sort(inOrder);
+  const shown = sorted(all.filter((one) => (!phase || one.status.phase === phase) && matches(one, words)), order);
   const phases = PHASES.filter((name) => all.some((one) => one.status.phase === name));
   return html`
     <div class="heading">
@@ -35,7 +47,8 @@ export function Trainings() {
     ${!loaded ? html`<p class="quiet">Loading trainings…</p>`
       : all.length === 0 ? html`<${Nothing} />`
       : shown.length === 0 ? html`<${Empty} title="No training matches"><p>Of ${plural(all.length, "training")}, none is like that.</p><//>`
-      : html`<${Rows} trainings=${shown} />`}`;
+      : html`<${SortChoice} columns=${Object.keys(COLUMNS)} order=${order} sort=${sort} />
+        <${Rows} trainings=${shown} order=${order} sort=${sort} />`}`;
 }
 
 const Nothing = () => html`<${Empty} title="No trainings yet">
@@ -50,13 +63,16 @@ function matches(training, words) {
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
-function inOrder(one, other) {
-  const place = (training) => Math.min(PHASES.indexOf(training.status.phase), 2); // what is over comes last, as one
-  const key = (training) => `${training.metadata.namespace}/${training.metadata.name}`;
-  return place(one) - place(other) || NAMES.compare(key(one), key(other));
+/** In that order, and by name where it leaves a choice. */
+function sorted(trainings, order) {
+  const key = COLUMNS[order.column] ?? COLUMNS.Age;
+  const compare = (one, other) => (typeof one === "string" ? NAMES.compare(one, other) : one - other);
+  const keyed = trainings.map((one) => ({ one, key: key(one), name: `${one.metadata.namespace}/${one.metadata.name}` }));
+  keyed.sort((one, other) => (order.down ? -1 : 1) * compare(one.key, other.key) || NAMES.compare(one.name, other.name));
+  return keyed.map(({ one }) => one);
 }
 
-function Rows({ trainings }) {
+function Rows({ trainings, order, sort }) {
   const body = useRef();
   const [[first, last], setSeen] = useState([0, 30]);
   const [narrow, setNarrow] = useState(NARROW.matches);
@@ -82,7 +98,8 @@ function Rows({ trainings }) {
   }, [height]);
   return html`<div class="table" role="table" aria-label="Trainings" aria-rowcount=${trainings.length + 1}>
     <div class="row head" role="row" aria-rowindex="1">
-      ${COLUMNS.map((name) => html`<span key=${name} role="columnheader" class=${`at-${name.toLowerCase()}`}>${name}</span>`)}
+      ${Object.keys(COLUMNS).map((name) => html`<span key=${name} role="columnheader" class=${`at-${name.toLowerCase()}`}
+        aria-sort=${directionOf(order, name)}><${Sorter} column=${name} order=${order} sort=${sort} /></span>`)}
     </div>
     <div ref=${body} class="rows" role="rowgroup" style=${{ height: `${trainings.length * height}px` }}>
       ${trainings.slice(first, last).map((one, at) =>
@@ -107,6 +124,6 @@ function Row({ training, index, top }) {
     <span role="cell" class="at-restarts"><i class="label">restarts </i>${count(status.restarts)}</span>
     <span role="cell" class="at-step"><i class="label">step </i>${count(stepOf(training))}<i>${rate(rateOf(metadata.uid))}</i></span>
     <span role="cell" class="at-age">${since(metadata.creationTimestamp)}</span>
-    <span role="cell" class="at-reason" title=${reason}>${reason}</span>
+    <span role="cell" class="at-reason" title=${fullReasonOf(training)}>${reason}</span>
   </div>`;
 }

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { useLive, useRepeated } from "./live.js";
 import { Card, Empty } from "./parts.js";
+import { Sorter, directionOf, useOrder } from "./sorting.js";
 import { addressOf } from "./trainings.js";
 import { html, useState } from "./html.js";
 import { count, hours } from "./words.js";
@@ -18,7 +19,7 @@ export function UsagePage() {
   useRepeated(async (signal) => {
     const since = days ? `&since=${new Date(Date.now() - days * DAY_MS).toISOString()}` : "";
     const [trainings, spaces] = await Promise.all(["training", "namespace"].map((by) => ask(`/v1/usage?by=${by}${since}`, { signal })));
-    set({ trainings: trainings.items.sort(byMost), spaces: spaces.items.sort(byMost) });
+    set({ trainings: trainings.items, spaces: spaces.items });
   }, 5000, days);
   return html`
     <div class="heading"><h1 tabindex="-1">Usage</h1>
@@ -34,20 +35,33 @@ export function UsagePage() {
           <${Sums} title="By training" items=${found.trainings} name=${linked} />`}`;
 }
 
-const byMost = (one, other) => other.gpuSeconds - one.gpuSeconds || other.workerSeconds - one.workerSeconds;
+const COLUMNS = { // what each sorts by
+  Name: (one) => one.pipeline ?? (one.training || one.namespace || ""),
+  "GPU-hours": (one) => one.gpuSeconds, "Worker-hours": (one) => one.workerSeconds, Workers: (one) => one.workers,
+  Running: (one) => one.running, Cost: (one) => one.cost ?? -1,
+};
+const MOST_FIRST = { column: "GPU-hours", down: true };
+
+function sorted(items, order) {
+  const key = COLUMNS[order.column] ?? COLUMNS["GPU-hours"];
+  const compare = (one, other) => (typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other);
+  return [...items].sort((one, other) => (order.down ? -1 : 1) * compare(key(one), key(other)) || other.workerSeconds - one.workerSeconds);
+}
 
 const linked = (one) => one.pipeline ? html`${one.pipeline}<i>pipeline${one.training && ` of ${one.namespace}/${one.training}`}</i>`
   : html`<a href=${addressOf({ namespace: one.namespace, name: one.training })}>${one.training}</a><i>${one.namespace}</i>`;
 
 function Sums({ title, items, name }) {
+  const [order, sort] = useOrder(`usage-${title}`, MOST_FIRST);
+  const head = (column, kind = "number") => html`<th scope="col" class=${kind} aria-sort=${directionOf(order, column)}><${Sorter}
+    column=${column} order=${order} sort=${sort} /></th>`;
   const measure = items.some((one) => one.gpuSeconds > 0) ? "gpuSeconds" : "workerSeconds"; // where nobody asks for GPUs
   const most = Math.max(...items.map((one) => one[measure])) || 1;
   const costs = items.some((one) => (one.cost ?? null) !== null);
-  return html`<${Card} title=${title}><div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
-    <thead><tr><th>Name</th><th class="number">GPU-hours</th><td class="share" />
-      <th class="number">Worker-hours</th><th class="number workers">Workers</th><th class="number">Running</th>${
-        costs && html`<th class="number">Cost</th>`}</tr></thead>
-    <tbody>${items.slice(0, MOST_ROWS).map((one) => html`<tr key=${`${one.uid || one.namespace} ${one.pipeline ?? ""}`}>
+  return html`<${Card} title=${title}><div class="scroll" tabindex="0" role="region" aria-label=${`${title}, as a table`}><table>
+    <thead><tr>${head("Name", "")}${head("GPU-hours")}<td class="share" />
+      ${head("Worker-hours")}${head("Workers", "number workers")}${head("Running")}${costs && head("Cost")}</tr></thead>
+    <tbody>${sorted(items, order).slice(0, MOST_ROWS).map((one) => html`<tr key=${`${one.uid || one.namespace} ${one.pipeline ?? ""}`}>
       <th scope="row">${name(one)}</th>
       <td class="number">${hours(one.gpuSeconds)}</td>
       <td class="share"><span class="meter"><b style=${{ width: `${(100 * one[measure]) / most}%` }} /></span></td>
