@@ -7,6 +7,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # What is installed, by hash: for CPython 3.11 to 3.14 on Linux, x86_64 and aarch64. Elsewhere `make LOCK= …` takes what
 # constraints.txt allows.
 LOCK := requirements.lock
+# Where it is set, each of pytest's processes compiles every test anew: twelve seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := all
 .PHONY: all venv lock demo check docs image test test-pages test-ray test-kube test-netns test-containers test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-page bench-frameworks bench-newcomer clean
@@ -59,12 +61,12 @@ $(VENV)/.debian: | $(STAMP)
 
 # Tests start thousands of processes: none of them should have to compile what it imports.
 test: venv $(VENV)/.debian
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q src
+	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 6 --dist loadgroup
 
 # Every block of README and docs typed, the page in a browser, examples and the demo played to their ends: what people meet.
 test-pages: venv $(VENV)/.debian
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q src
+	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'pages and not soak and not kube and not frameworks' tests
 
 # Pipelines that share GPUs by an actor of a real Ray: a minute, most of it for Ray to start.
