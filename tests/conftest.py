@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,29 @@ settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
 
 
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
     made = Fleet(tmp_path)
     yield made
+    _close(made, request)
+
+
+def _close(made: Fleet, request: pytest.FixtureRequest) -> None:
+    """Of a test that failed, what its processes said is the first thing to look at."""
     made.close()
+    if request.node.stash.get(_FAILED, False):
+        print(made.last_words())
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +68,12 @@ def plane(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Plane]:
         shared: Plane = request.getfixturevalue("resident")
         shared.receive()
         yield shared
+        if request.node.stash.get(_FAILED, False):
+            print(shared.last_words())
         shared.tidy()
         return
     made = Plane(tmp_path)
     marked = request.node.get_closest_marker("times")
     made.serve(**(marked.kwargs if marked else {}))
     yield made
-    made.close()
+    _close(made, request)

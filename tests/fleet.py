@@ -246,6 +246,13 @@ class Fleet:
         except AssertionError as error:
             raise AssertionError(f"{error}; there are {self.left_over()}") from None
 
+    def last_words(self, lines: int = 30) -> str:
+        """What each process said last."""
+        return "\n".join(
+            f"--- {' '.join(one.command)}: {one.proc.poll()}\n{''.join(one.text.splitlines(True)[-lines:])}"
+            for one in self.processes
+        )
+
     def close(self) -> None:
         for process in self.processes:
             if process.proc.poll() is None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from random import Random
+from typing import TypeVar
 
 import muster
 from muster import DistributedTraining, TrainingFailed
@@ -14,6 +16,7 @@ from tests.kube.plane import KubePlane
 from tests.plane import Plane
 
 PATIENCE_S = 90.0
+T = TypeVar("T")
 
 
 def live(plane: Plane | KubePlane, rng: Random, kills: int) -> None:
@@ -42,10 +45,11 @@ def live(plane: Plane | KubePlane, rng: Random, kills: int) -> None:
 
 
 def _work(plane: Plane | KubePlane) -> None:
-    good = plane.train("good", world=(2, 2, 3), spares=1)
-    bad = plane.train("bad", "exit=3@1.*", "wait", world=(2, 2, 2), max_restarts=1, stop_grace_seconds=1)
+    good = _insist(lambda: plane.train("good", world=(2, 2, 3), spares=1, idempotency_key="good"))
+    dies = {"max_restarts": 1, "stop_grace_seconds": 1, "idempotency_key": "bad"}
+    bad = _insist(lambda: plane.train("bad", "exit=3@1.*", "wait", world=(2, 2, 2), **dies))
     good.wait_until_min_world(timeout=PATIENCE_S)
-    assert good.scale(target=3).target == 3
+    assert _insist(lambda: good.scale(target=3)).target == 3
     assert good.wait_until_target_world(timeout=PATIENCE_S).ready == 3
     plane.go()
     good.result(timeout=PATIENCE_S)
@@ -54,6 +58,17 @@ def _work(plane: Plane | KubePlane) -> None:
         raise AssertionError("it should have failed")
     except TrainingFailed as failed:
         assert "rank 1: exit_code=3" in str(failed), str(failed)
+
+
+def _insist(call: Callable[[], T]) -> T:
+    """A call waits ten seconds for a control plane to come back, and on a busy machine four kills take longer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except muster.Unavailable:
+            if time.monotonic() > deadline:
+                raise
 
 
 def _check(plane: Plane | KubePlane) -> None:

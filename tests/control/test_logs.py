@@ -81,6 +81,8 @@ def test_following_survives_the_control_plane(plane: Plane, talker: DistributedT
 @pytest.mark.shared
 def test_one_rank_one_round_and_a_tail(plane: Plane, talker: DistributedTraining) -> None:
     eventually(lambda: (fresh(talker).training.status.round or 0) >= 2, "two restarts")
+    begun = ["round 2 rank 1 begins", "round 2 rank 1 warns"]
+    eventually(lambda: sorted(talker.logs(rank=1, round=2)) == begun, "its end is later than all that")
     plane.go()
     talker.result(timeout=30)
     assert list(talker.logs(rank=0, round=1)) == ["round 1 rank 0 begins", "round 1 rank 0 warns"]

@@ -134,6 +134,25 @@ def test_a_file_that_is_let_go_is_noted_to_its_end_and_forgotten(tmp_path: Path,
     assert marks(path)[-1].size == 10
 
 
+def test_what_was_written_before_the_first_look_is_noted_in_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that is so busy that the thread comes late."""
+    monkeypatch.setattr(Timekeeper, "_wake", lambda self: None)
+    keeper = Timekeeper()
+    paths = [a_file(tmp_path, f"rank-{rank}.out") for rank in (0, 1)]
+    for path in paths:
+        keeper.follow(str(path))
+    for path in reversed(paths):
+        append(path, "x\n")
+        until(lambda: os.stat(a_file(tmp_path, "clock")).st_mtime_ns > paths[1].stat().st_mtime_ns)
+    for path in paths:
+        timekeeping._look(keeper._files[str(path)])
+    later, earlier = (marks(path) for path in paths)
+    assert [mark.size for mark in (*later, *earlier)] == [2, 2]
+    assert earlier[0].time_ns < later[0].time_ns
+
+
 def test_a_rank_cannot_date_its_lines(tmp_path: Path, keeper: Timekeeper) -> None:
     path = a_file(tmp_path)
     keeper.follow(str(path))

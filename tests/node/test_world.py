@@ -93,7 +93,7 @@ def test_an_early_finisher_runs_again_when_a_peer_fails(fleet: Fleet) -> None:
 
 def test_the_coordinator_may_die_mid_training(fleet: Fleet) -> None:
     first = fleet.coordinator()
-    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--lease-s", "4") for i in range(3)]
+    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--lease-s", "20") for i in range(3)]
     fleet.training(0, 2)
     ranks = fleet.started(0, 2)
     fleet.settled(4)

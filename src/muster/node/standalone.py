@@ -24,7 +24,7 @@ from muster.types.world import MemberId
 from muster.world import wire
 from muster.world.connection import Address
 
-READY_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 60.0  # on a machine that is very busy; one that ends is noticed at once
 REVIVE_PAUSE_S = 1.0
 REVIVE_LOOK_S = 0.05
 

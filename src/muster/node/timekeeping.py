@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from muster import files, log_times, trimming
 from muster.log_times import Mark
@@ -32,6 +32,7 @@ _EVENT = struct.Struct("iIII")
 @dataclass(eq=False)
 class _Kept:
     path: str
+    since_ns: int = field(default_factory=time.time_ns)
     last: Mark = log_times.NONE
     due: bool = True  # it may have grown
     leaving: bool = False
@@ -112,9 +113,10 @@ def _look(kept: _Kept) -> None:
         found, now = os.fstat(opened), time.time_ns()
         if found.st_size == kept.last.size and kept.last.time_ns:
             return
-        # A rank can set the time of its file, too. The first mark says that times are noted from here on.
-        changed = found.st_mtime_ns if kept.last.time_ns else now
-        mark = Mark(max(kept.last.time_ns, min(changed, now)), found.st_size)
+        # A rank can set the time of its file, too. The first mark says that times are noted from here on; where this
+        # thread comes late to it, on a busy machine, it is of the last write all the same.
+        earliest = kept.last.time_ns or kept.since_ns
+        mark = Mark(max(earliest, min(found.st_mtime_ns, now)), found.st_size)
         log_times.note(kept.path, mark, trimming.begin(opened))
         kept.last = mark
 
