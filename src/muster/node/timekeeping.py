@@ -85,11 +85,12 @@ class Timekeeper:
             stopping = self._stop
             with self._lock:
                 kept = list(self._files.values())
-            due = [one for one in kept if one.due or one.leaving or stopping]
+            leaving = [one for one in kept if one.leaving]  # before they are looked at for the last time
+            due = [one for one in kept if one.due or one in leaving or stopping]
             for one in due:
                 one.due = not growth.watch(one)  # before it is looked at: what is written after that is told
                 _look(one)
-            self._forget([one for one in kept if one.leaving], growth)
+            self._forget(leaving, growth)
             if stopping:
                 return
             looked = time.monotonic() if due else looked
