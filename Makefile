@@ -62,7 +62,7 @@ $(VENV)/.debian: | $(STAMP)
 # Tests start thousands of processes: none of them should have to compile what it imports.
 test: venv $(VENV)/.debian
 	@$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 6 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 # Every block of README and docs typed, the page in a browser, examples and the demo played to their ends: what people meet.
 test-pages: venv $(VENV)/.debian

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster import files, log_times, trimming
@@ -58,6 +58,7 @@ def test_a_guess_covers_all_of_a_file(begun_ns: int, ended_ns: int, size: int) -
     assert (marks[-1] if size else Mark(ended_ns, 0)) == Mark(ended_ns, size) if size else marks == []
 
 
+@settings(max_examples=15)  # of a hundred thousand marks each
 @given(st.integers(0, 3), st.integers(0, 1 << 40))
 def test_thinned_marks_are_few_and_no_line_is_much_older_than_shown(factor: int, pause_ns: int) -> None:
     count = MOST // 2 + factor * MOST // 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from muster.world.protocol import RunProtocol
 from tests.simulator import histories
 
 HISTORIES = 1_000
+RARE = (36, 54, 63, 102, 109, 131, 166, 462, 756)  # have found what few others do; all are tried if these do not
 
 FAULTS = {
     "ranks are kept when the lease is over": (
@@ -55,7 +56,7 @@ FAULTS = {
         "recalled",
         "self.stop_after_saves(current, grace, lambda: self._confirm_stop(current), at_most_s=left)",
         "self._confirm_stop(current); self.stop_after_saves(current, grace, lambda: None, at_most_s=left)",
-        "starts while round",
+        "starts while round|runs on a GPU that .* lent",
     ),
     "a guard does not know of the lease": (
         *(
@@ -135,16 +136,19 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    finds(FAULTS[fault], monkeypatch, histories.play, HISTORIES)
+    finds(FAULTS[fault], monkeypatch, histories.play, [*RARE, *range(HISTORIES)])
 
 
 def finds(
-    fault: tuple[Any, str, str, str, str], monkeypatch: pytest.MonkeyPatch, play: Callable[[int], object], most: int
+    fault: tuple[Any, str, str, str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    play: Callable[[int], object],
+    seeds: Iterable[int],
 ) -> None:
     owner, name, text, instead, found = fault
     monkeypatch.setattr(owner, name, planted(owner, name, text, instead))
     with pytest.raises(AssertionError, match=found):
-        for seed in range(most):
+        for seed in seeds:
             play(seed)
 
 
