@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import muster
 from muster import DistributedTraining, TrainingFailed
@@ -46,7 +46,7 @@ def live(plane: Plane | KubePlane, rng: Random, kills: int) -> None:
 
 def _work(plane: Plane | KubePlane) -> None:
     good = _insist(lambda: plane.train("good", world=(2, 2, 3), spares=1, idempotency_key="good"))
-    dies = {"max_restarts": 1, "stop_grace_seconds": 1, "idempotency_key": "bad"}
+    dies: dict[str, Any] = {"max_restarts": 1, "stop_grace_seconds": 1, "idempotency_key": "bad"}
     bad = _insist(lambda: plane.train("bad", "exit=3@1.*", "wait", world=(2, 2, 2), **dies))
     good.wait_until_min_world(timeout=PATIENCE_S)
     assert _insist(lambda: good.scale(target=3)).target == 3

@@ -198,9 +198,7 @@ def test_keys_in_an_etcd_survive_nobody(plane: Plane, real_etcd: servers.Etcd) -
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize(
-    ("cut", "timeout_s", "status"), [((), 60.0, "ready"), (("demo-0", "demo-1"), 0.5, "degraded")]
-)
+@pytest.mark.parametrize(("cut", "timeout_s", "status"), [((), 60.0, "ready"), (("demo-0", "demo-1"), 0.5, "degraded")])
 def test_ranks_that_ask_learn_how_their_mesh_is(
     plane: Plane, board: Switchboard, cut: tuple[str, ...], timeout_s: float, status: str
 ) -> None:
