@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.containers import images
@@ -32,13 +35,22 @@ class Installation:
         self.lab.restart_controllers()  # the garbage collector knows the new kind then
         self.until_serving()
 
-    def muster(self, *words: str, code: int = 0) -> str:
+    def muster(self, *words: str, code: int = 0, folder: Path | None = None, **env: str) -> str:
         """What the command line says, from outside of the cluster."""
         argv = [sys.executable, "-m", "muster.cli.main", *words]
-        done = subprocess.run(argv, env=self.lab.env(), capture_output=True, text=True, timeout=240)
+        made = self.lab.env() | env
+        done = subprocess.run(argv, env=made, cwd=folder, capture_output=True, text=True, timeout=240)
         said = done.stdout + done.stderr
         assert done.returncode == code, f"muster {' '.join(words)}: {done.returncode} {said}"
         return said
+
+    def as_admin(self, *words: str, folder: Path, code: int = 0) -> str:
+        """What the command line says to a user with the admin's token, who speaks to whoever leads."""
+        secret = self.lab.api("GET", f"/api/v1/namespaces/{HOME}/secrets/muster-token")
+        token = base64.b64decode(secret["data"]["token"]).decode()
+        where = {"MUSTER_URL": f"http://{self.address()}:8470", "MUSTER_TOKEN": token, "MUSTER_INSECURE": "1"}
+        where |= {"MUSTER_HOME": str(folder.parent / "mine"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        return self.muster(*words, code=code, folder=folder, **where)
 
     # Who leads
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,20 @@ def test_kubectl_reads_enters_scales_and_deletes(trained: Trained) -> None:
     trained.kubectl("delete", "mt/demo", "--timeout=60s", timeout_s=90.0)
     assert trained.lab.get(trained.path) is None
     eventually(lambda: not trained.pods(), "its Pods are gone", 60)
+
+
+def test_a_shell_is_opened_where_a_rank_runs(installed: Installation, trained: Trained, tmp_path: Path) -> None:
+    trained.counting()
+    status = trained.until_step(1)
+    (seat,) = [one for one in status["ranks"] if one["rank"] == 1]
+    words = ("shell", "-n", trained.namespace, trained.name)
+    asked = "echo $RANK of $WORLD_SIZE on $(hostname) as $(id -u); exit 7"
+    said = installed.as_admin(*words, "1", "--", "sh", "-c", asked, folder=tmp_path, code=7)
+    assert f"1 of 2 on {seat['worker']} as 65532\n" in said
+    left = installed.as_admin(*words, "1", "--", "env", folder=tmp_path)
+    assert "MUSTER_RUN_TOKEN" not in left, "nothing by which it could speak as the worker"
+    refused = installed.as_admin(*words, "5", "--", "env", folder=tmp_path, code=3)
+    assert "demo has no rank 5: its ranks are 0 to 1" in refused
 
 
 def test_what_the_kernel_killed_for_memory_is_told(trained: Trained) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.containers.installation import HOME, Installation, Trained, furthest
+from tests.containers.installation import Installation, Trained, furthest
 from tests.containers.test_storage import claim
 from tests.control.test_sent_code import a_wheel
 
@@ -26,18 +22,6 @@ def a_project(folder: Path) -> Path:
     return folder
 
 
-def run(installed: Installation, project: Path, namespace: str, *words: str) -> str:
-    """What the command line says, against whoever leads."""
-    secret = installed.lab.api("GET", f"/api/v1/namespaces/{HOME}/secrets/muster-token")
-    token = base64.b64decode(secret["data"]["token"]).decode()
-    where = {"MUSTER_URL": f"http://{installed.address()}:8470", "MUSTER_TOKEN": token, "MUSTER_INSECURE": "1"}
-    where |= {"MUSTER_HOME": str(project.parent / "mine"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    argv = [sys.executable, "-m", "muster.cli.main", "run", "-n", namespace, *words]
-    done = subprocess.run(argv, env=os.environ | where, cwd=project, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def test_a_spare_continues_from_the_claim_with_the_code_and_its_requirements(
     installed: Installation, trained: Trained, tmp_path: Path
 ) -> None:
@@ -45,7 +29,8 @@ def test_a_spare_continues_from_the_claim_with_the_code_and_its_requirements(
     project = a_project(tmp_path / "project")
     options = ("--workers", "1", "--spares", "1", "--name", "demo", "-d", "--requirements", "requirements.txt")
     storage = ("--storage", "checkpoints=/checkpoints:claim=checkpoints")
-    said = run(installed, project, trained.namespace, *options, *storage, "train.py", "--", "100000", "/checkpoints")
+    command = ("run", "-n", trained.namespace, *options, *storage, "train.py", "--", "100000", "/checkpoints")
+    said = installed.as_admin(*command, folder=project)
     assert "with the code of" in said
     before = trained.until_step(20, timeout_s=180.0)
     assert "as sent required" in trained.kubectl("logs", before["ranks"][0]["worker"])
