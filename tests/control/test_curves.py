@@ -19,7 +19,7 @@ from muster.core.curves import MOST_RECENT
 from muster.ports import Record, RunView, Write
 from muster.types.frames import MetricsFrame
 from muster.types.measured import LoggedNumber, WorkerUse
-from muster.types.training import Training, Uid
+from muster.types.training import RankStatus, Training, Uid
 from muster.types.world import Progress
 from tests.clocks import HandClock
 from tests.core.builders import NOW, a_round, a_run, an_id
@@ -126,6 +126,27 @@ def test_steps_speed_and_size_are_known_of_who_logs_nothing() -> None:
         assert [point.value for point in found["step"].points] == [0, 10, 20]
         assert [point.value for point in found["steps_per_second"].points] == [2.5, 2.5]
         assert {point.value for point in found["world_size"].points} == {2.0}
+
+    play(story)
+
+
+@pytest.mark.parametrize(("looks", "steps"), [(1, [10, 12]), (0, [12])])
+def test_the_last_step_is_known_also_if_nobody_looked_then(looks: int, steps: list[float]) -> None:
+    async def story(scene: Scene) -> None:
+        training = a_training(phase="ready")
+        uid = await scene.put(training)
+        scene.keeper.start()
+        marks = {0: Progress(10, NOW)}
+        scene.worlds.runs[uid] = a_run("a", last=a_round("a", up=frozenset({an_id("a")}), progress=marks))
+        for _ in range(looks):
+            await scene.keeper.look()
+        ranks = (RankStatus(0, "w0", phase="succeeded", step=12), RankStatus(1, "w1", phase="succeeded", step=11))
+        ended = replace(training.status, phase="succeeded", ranks=ranks)
+        await scene.put(replace(training, status=ended))
+        await scene.keeper._write(uid)
+        found = scene.keeper.curves(uid)
+        assert [point.value for point in found["step"].points] == steps
+        assert found["world_size"].points[-1].value == 0.0
 
     play(story)
 

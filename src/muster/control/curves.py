@@ -88,8 +88,9 @@ class CurveKeeper:
             self._live.pop(uid, None)
             self._workers.pop(uid, None)
             self._ended[uid] = change.stored.key.namespace
-            if uid in self._held:
-                self._held[uid].sized(0, self._now())
+            steps = [rank.step for rank in change.stored.training.status.ranks if rank.step is not None]
+            if uid in self._held or steps:
+                self._of(uid).ended(steps[0] if steps else None, self._now())
                 self._unwritten[uid] = None
                 self._one_ended.set()
 

@@ -197,6 +197,12 @@ class TrainingCurves:
             self._derived("steps_per_second").add(Point(step, now, _short(speed)))
         return True
 
+    def ended(self, step: int | None, now: float) -> None:
+        """The last step of all, which the last look may have missed; then nobody trains any more."""
+        if step is not None and abs(step) < LARGEST and self.last("step") != step:
+            self._derived("step").add(Point(step, now, float(step)))
+        self.sized(0, now)
+
     def sized(self, workers: int, now: float) -> bool:
         curve = self._derived("world_size")
         changed = curve.last is None or curve.last.value != workers
