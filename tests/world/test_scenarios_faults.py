@@ -173,6 +173,18 @@ def test_a_member_whose_guard_ended_its_ranks_gets_no_rank_until_it_says_hello_a
     assert fleet.seats == ["a"]
 
 
+def test_a_loss_is_told_once_also_if_the_guard_is_the_first_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = a_training("a b c", size=2, min=2, max=2, spares=1)
+    lost = fleet.agent("b").connection
+    with monkeypatch.context() as late:
+        late.setattr(lost, "close", lambda: None)
+        fleet.agent("b").kill()
+    fleet.until("round 1", lambda: fleet.trains(1, 2), within_s=1.0)
+    lost.close()
+    fleet.advance(1.0)
+    assert told(fleet, "lost") == ["b: its guard ended its ranks"]
+
+
 def test_a_connection_that_breaks_on_one_side_costs_a_round_and_no_restart() -> None:
     fleet = a_training("a b", size=2, min=2, max=2, max_restarts=0)
     fleet.agent("b").reset(guard=False, half=True)

@@ -108,7 +108,7 @@ class Joining:
         at = self._at
         if at.run is None or member_id not in at.run.members:
             return
-        self._tell_parted(at.run, member_id, "its connection closed", now)
+        self.tell_parted(at.run, member_id, "its connection closed", now)
         at.run = transitions.disconnected(at.renewed_run(), member_id, now)
         at.probe(member_id)
 
@@ -119,13 +119,13 @@ class Joining:
             return
         run = at.renewed_run()
         if member_id in run.members:
-            self._tell_parted(run, member_id, transitions.ALL_ENDED, now)
+            self.tell_parted(run, member_id, transitions.ALL_ENDED, now)
         at.run = transitions.ended(run, member_id, now)
         if run.round is not None and run.round.seat_of(member_id) and member_id not in run.round.gone:
             at.tell(Kind.GONE, f"{at.name(member_id)}: {transitions.ALL_ENDED}", now)
         at.drop(member_id)
 
-    def _tell_parted(self, run: Run, member_id: MemberId, why: str, now: float) -> None:
+    def tell_parted(self, run: Run, member_id: MemberId, why: str, now: float) -> None:
         leaves = run.members[member_id].role is Role.LEAVING
         kind = Kind.LEFT if run.outcome is not None or leaves else Kind.LOST
         self._at.tell(kind, f"{self._at.name(member_id)}: {why}", now)

@@ -167,8 +167,11 @@ class RunProtocol:
         at = self.at
         assert at.run is not None
         if isinstance(frame, GoneFrame):
+            is_its_guard = at.guards.get(member_id) is peer
+            if is_its_guard and member_id in at.run.members:  # the end of its agent's connection was not seen yet
+                self._joining.tell_parted(at.run, member_id, transitions.GUARD_ENDED, now)
             at.tell(Kind.GONE, f"the guard of {at.name(member_id)} ended its ranks", now)
-            if at.guards.get(member_id) is not peer:  # its word comes late: the agent lives and has another
+            if not is_its_guard:  # its word comes late: the agent lives and has another
                 at.run = transitions.gone(at.run, member_id, _number(frame))
                 return
             at.run = transitions.guard_cleared(at.renewed_run(), member_id, _number(frame), now)

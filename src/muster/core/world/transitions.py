@@ -39,6 +39,7 @@ from muster.types.world import (
 )
 
 ALL_ENDED = "all its processes ended"
+GUARD_ENDED = "its guard ended its ranks"
 
 
 @dataclass(frozen=True)
@@ -437,7 +438,7 @@ def guard_cleared(run: Run, member_id: MemberId, number: int, now: float) -> Run
     """The guard ended everything: its agent is dead, or so silent that it counts as lost before its lease is over."""
     if (member := run.members.get(member_id)) is not None:
         run = silenced(run, member_id, member.lease_until - run.settings.lease_s)
-    return lose(gone(run, member_id, number), member_id, now, "its guard ended its ranks")
+    return lose(gone(run, member_id, number), member_id, now, GUARD_ENDED)
 
 
 def ended(run: Run, member_id: MemberId, now: float) -> Run:
