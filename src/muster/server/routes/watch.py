@@ -65,7 +65,8 @@ async def watch_trainings(call: Call) -> Response:
     if first.done() and isinstance(error := first.exception(), MusterError):
         raise error
     call.request.scope["muster.last_words"] = _error_frame
-    return StreamedAnswer(_frames(call, _merged(call, changes, first, query), first), EVENT_STREAM, headers)
+    told = _merged(call, changes, first, query, store.last_event)
+    return StreamedAnswer(_frames(call, told, first), EVENT_STREAM, headers)
 
 
 def _last_seen(call: Call) -> int | None:
@@ -79,11 +80,13 @@ def _last_seen(call: Call) -> int | None:
 
 
 async def _merged(
-    call: Call, changes: AsyncIterator[StoreChange], first: asyncio.Future[StoreChange], query: WatchQuery
+    call: Call, changes: AsyncIterator[StoreChange], first: asyncio.Future[StoreChange], query: WatchQuery, seen: int
 ) -> AsyncGenerator[bytes, None]:
-    """A frame for each change and each entry that the caller may see, and an empty one when there was none for long."""
-    store, seen = call.services.store, call.services.store.last_event
-    waiting = first
+    """A frame for each change and each entry that the caller may see, and an empty one when there was none for long.
+
+    Entries after `seen`: what the journal had before the caller heard that it is being watched.
+    """
+    store, waiting = call.services.store, first
     entries = asyncio.ensure_future(store.more_events(seen)) if query.events else None
     clock = asyncio.get_running_loop().time
     said_at = clock()

@@ -48,14 +48,16 @@ export function useLive(everyMs = 0) {
   return live;
 }
 
-/** Call `look` now, after each reconnection, and again so many milliseconds after each answer while the page is seen. */
+/** Call `look` now, after each reconnection, and again so many milliseconds after each answer while the page is seen.
+ * With 0 milliseconds one answer is enough, but one there must be. */
 export function useRepeated(look, everyMs, ...changes) {
   useEffect(() => {
     const gone = new AbortController();
     let timer;
     const again = async () => {
-      if (!document.hidden) await look(gone.signal).catch(() => {});
-      if (!gone.signal.aborted && everyMs) timer = setTimeout(again, everyMs);
+      const answered = document.hidden || (await look(gone.signal).then(() => true, () => false));
+      const pause = everyMs || (answered ? 0 : LONGEST_RETRY_MS);
+      if (!gone.signal.aborted && pause) timer = setTimeout(again, pause);
     };
     if (live.connected) again();
     return () => {
