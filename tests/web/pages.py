@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Browser, CDPSession, ConsoleMessage, Locator, Page, Request, expect
 
+from tests.fleet import eventually
+
 SCREENS = Path(__file__).parents[2] / "build" / "screens"
 WIDE, NARROW = 1280, 400
 PATIENCE_MS = 20_000
@@ -71,10 +73,14 @@ class Visitor:
             self.page.emulate_media(color_scheme=theme)
             for width in (WIDE, NARROW):
                 self.page.set_viewport_size({"width": width, "height": 860})
-                wide = self.page.evaluate("document.documentElement.scrollWidth")
-                assert wide <= width, f"{name} is {wide} pixels wide on a screen of {width}"
+                self._fits(name, width)
                 self.page.screenshot(path=SCREENS / f"{name}-{theme}-{width}.png")
         self.page.set_viewport_size({"width": WIDE, "height": 860})
+
+    def _fits(self, name: str, width: int) -> None:
+        """What scripts draw follows a moment later."""
+        wide = "document.documentElement.scrollWidth"
+        eventually(lambda: self.page.evaluate(wide) <= width, f"{name} fits on a screen of {width} pixels", 5)
 
     def faults(self) -> list[str]:
         """All that axe finds, of any weight, in both themes and at both widths."""
