@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from muster.errors import InvalidRequest, NotFound
-from muster.state import alone, copying, dcp_metadata, disk, layout, sums
+from muster.state import alone, content_hash, copying, dcp_metadata, disk, layout
 from muster.state.keeper import AgentKeeping, Damaged, Line, Part
 from muster.state.layout import Manifest, Piece
 from muster.state.loading import tensor_of
@@ -124,9 +124,9 @@ class Writer(StorageWriter):
         for piece, item in zip(pieces, items, strict=True):
             copying.view(memory, piece).copy_(item.data)
         copying.raw(memory, last)[:] = torch.frombuffer(bytearray(rest), dtype=torch.uint8) if rest else torch.empty(0)
-        sealed = manifest.summed([sums.of(copying.raw(memory, piece)) for piece in manifest.every])
+        sealed = manifest.with_hashes([content_hash.of(copying.raw(memory, piece)) for piece in manifest.every])
         if self._folder is not None:
-            disk.write(self._folder, sealed, sums.memory_of(memory))
+            disk.write(self._folder, sealed, content_hash.memory_of(memory))
         if slot is not None:
             slot.seal(sealed)
 
@@ -181,7 +181,7 @@ class Reader(StorageReader):
         if rank is None:
             raise Damaged(f"step {self.step} has no metadata", "", 0)
         part = self._part(rank)
-        return dcp_metadata.read(bytes(sums.memory_of(tensor_of(part, part.manifest.rest))))
+        return dcp_metadata.read(bytes(content_hash.memory_of(tensor_of(part, part.manifest.rest))))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._where: dict[MetadataIndex, tuple[int, int]] = metadata.storage_data
@@ -199,7 +199,7 @@ class Reader(StorageReader):
                 at = self._where[item.storage_index]
                 data = self._data(*at)
             if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, io.BytesIO(bytes(sums.memory_of(data))))
+                planner.load_bytes(item, io.BytesIO(bytes(content_hash.memory_of(data))))
                 continue
             part = data[tuple(slice(b, b + n) for b, n in zip(item.storage_offsets, item.lengths, strict=True))]
             target = planner.resolve_tensor(item).detach()

@@ -27,11 +27,11 @@ def a_memory(limit: int = 64 << 20) -> Memory:
     return Memory(lambda: limit)
 
 
-def a_manifest(rank: int, step: int, *sums: str, number: int = 0, length: int = 100, marks: str = "") -> Manifest:
+def a_manifest(rank: int, step: int, *hashes: str, number: int = 0, length: int = 100) -> Manifest:
     pieces = tuple(
-        Piece(f"p{index}", "uint8", (length,), index * 256, length, one, glance=marks) for index, one in enumerate(sums)
+        Piece(f"p{index}", "uint8", (length,), index * 256, length, digest) for index, digest in enumerate(hashes)
     )
-    return Manifest(rank, 2, number, step, pieces, Piece("", "uint8", (8,), len(sums) * 256, 8, f"rest{rank}.{step}"))
+    return Manifest(rank, 2, number, step, pieces, Piece("", "uint8", (8,), len(hashes) * 256, 8, f"rest{rank}.{step}"))
 
 
 class Kept:
@@ -168,60 +168,93 @@ def test_room_is_a_share_of_what_is_free_or_what_was_set() -> None:
 # Previews
 
 
-def believed(kept: Kept, preview: Preview) -> Copy | None:
+def adopted(kept: Kept, preview: Preview) -> Copy | None:
     async def work() -> None:
-        heard = previews.Previews()
-        heard.keep(preview)
-        await previews.believe(heard, kept.shelf, kept.memory.take)
+        received = previews.Previews()
+        received.keep(preview)
+        await previews.adopt(received, kept.shelf, kept.memory.take)
 
     asyncio.run(work())
-    made = preview.manifest
-    return kept.shelf.get((made.rank, made.round, made.step))
+    manifest = preview.manifest
+    return kept.shelf.get((manifest.rank, manifest.round, manifest.step))
 
 
-def a_preview(step: int, mark: str = "m") -> Preview:
-    """Of rank 1: what it says itself is its rest."""
-    return Preview(a_manifest(1, step, "", marks=mark), b"its rest")
+def a_preview(step: int, *hashes: str) -> Preview:
+    """Rank 1 has sent the bytes of its rest, and the hashes of all pieces."""
+    return Preview(a_manifest(1, step, *hashes), (len(hashes),), b"its rest")
 
 
-def two_ranks(*, then: str = "same", now_mark: str = "m") -> Kept:
-    """Of both step 1, of rank 0 step 2 as well."""
+def rank_0_at_step_2(*hashes: str) -> Kept:
     kept = Kept()
-    kept.put(a_manifest(0, 1, "same"))
-    kept.put(a_manifest(1, 1, then), own=False)
-    kept.put(a_manifest(0, 2, "new", marks=now_mark))
+    kept.put(a_manifest(0, 2, *hashes))
     return kept
 
 
-def test_a_preview_is_believed_where_sums_said_the_same_before_and_a_glance_says_so_still() -> None:
-    kept = two_ranks()
-    copy = believed(kept, a_preview(2))
-    assert copy is not None and not copy.own
-    assert [piece.sum for piece in copy.manifest.every] == ["new", "rest1.2"]
-    segment, offset = copy.spots[1]
-    assert segment.memory[offset : offset + 8] == b"its rest"
+def test_a_previewed_step_is_put_together_from_equal_pieces_of_another_rank() -> None:
+    kept = rank_0_at_step_2("a", "b")
+    copy = adopted(kept, a_preview(2, "b", "a"))
     twin = kept.shelf.get((0, 0, 2))
-    assert twin is not None and copy.spots[0] == twin.spots[0]
+    assert copy is not None and twin is not None and not copy.own
+    assert [piece.hash for piece in copy.manifest.every] == ["b", "a", "rest1.2"]
+    assert copy.spots[:2] == (twin.spots[1], twin.spots[0])
+    segment, offset = copy.spots[2]
+    assert segment.memory[offset : offset + 8] == b"its rest"
+
+
+def test_a_previewed_step_with_a_piece_that_is_nowhere_is_not_put_together() -> None:
+    """However equal the pieces of both ranks were at the step before."""
+    kept = rank_0_at_step_2("a", "b")
+    kept.put(a_manifest(0, 1, "a", "x"))
+    kept.put(a_manifest(1, 1, "a", "x"), own=False)
+    assert adopted(kept, a_preview(2, "a", "c")) is None
+    assert adopted(Kept(), a_preview(2, "a")) is None
+
+
+def test_a_preview_does_not_take_the_place_of_a_sealed_step() -> None:
+    kept = rank_0_at_step_2("a")
+    sealed = kept.put(a_manifest(1, 2, "sealed"), own=False)
+    assert adopted(kept, a_preview(2, "a")) is sealed
+
+
+H = "0" * 32
+
+
+def written(*hashes: str) -> tuple[bytes, int, int]:
+    """A rank's memory with a manifest behind its pieces, and where that is."""
+    pieces = tuple(Piece(f"p{index}", "uint8", (100,), index * 256, 100, one) for index, one in enumerate(hashes))
+    text = Manifest(1, 2, 0, 2, pieces, Piece("", "uint8", (8,), len(hashes) * 256, 8, H)).write()
+    begin = (len(hashes) + 1) * 256
+    return bytes(range(250)).ljust(begin, b".") + text, begin, len(text)
+
+
+def test_a_preview_is_read_with_the_bytes_of_the_pieces_that_it_names() -> None:
+    preview = previews.read(*written(H, H), [1, 2])
+    assert preview.told == (1, 2) and len(preview.data) == 108
 
 
 @pytest.mark.parametrize(
-    ("kept", "preview"),
+    ("told", "why"),
     [
-        (two_ranks(then="different"), a_preview(2)),  # it was not the same before
-        (two_ranks(now_mark="other"), a_preview(2)),  # it is not now
-        (two_ranks(), a_preview(2, mark="")),  # nobody looked
-        (two_ranks(), a_preview(3)),  # nobody else has that step
-        (Kept(), a_preview(2)),
+        ([3], "does not have"),
+        ([-1], "does not have"),
+        ([1, 1], "does not have"),
+        ([1, 0], "does not have"),
+        (["1"], "by their numbers"),
+        ([True], "by their numbers"),
+        ({"0": 1}, "by their numbers"),
+        (None, "by their numbers"),
     ],
 )
-def test_else_it_is_not(kept: Kept, preview: Preview) -> None:
-    assert believed(kept, preview) is None
+def test_a_preview_that_names_no_pieces_of_its_step_is_refused(told: object, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        previews.read(*written(H, H), told)
 
 
-def test_a_preview_does_not_take_the_place_of_what_was_sealed() -> None:
-    kept = two_ranks()
-    sealed = kept.put(a_manifest(1, 2, "sealed"), own=False)
-    assert believed(kept, a_preview(2)) is sealed
+def test_a_preview_without_all_hashes_is_refused() -> None:
+    with pytest.raises(ValueError, match="the hash of every piece"):
+        previews.read(*written(H, ""), [2])
+    with pytest.raises(ValueError, match="p0 has no content hash"):
+        previews.read(*written("no hash"), [1])
 
 
 # Lending

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -124,6 +125,50 @@ def test_what_was_not_waited_for_is_there_too(fleet: Fleet, undisturbed: dict[in
             f"n{number}", "--nnodes", "2", "--spares", "1", program=(KEPT, str(fleet.notes), str(STEPS), "pause=0.6")
         )
     assert run.ends() == undisturbed
+
+
+def test_structured_tensors_of_two_ranks_are_never_mixed_up(fleet: Fleet) -> None:
+    """Masks and their complements, one-hot rows, permutations, and tensors that differ in a few numbers only."""
+    fleet.coordinator()
+    program = (str(Path(KEPT).with_name("masks.py")), str(fleet.notes))
+
+    def join(name: str) -> Process:
+        return fleet.node(name, "--nnodes", "2", "--spares", "1", "--max-restarts", "9", program=program)
+
+    def lines() -> list[list[str]]:
+        with contextlib.suppress(FileNotFoundError):
+            return [line.split() for line in (fleet.notes / "masks.log").read_text().splitlines()]
+        return []
+
+    def in_round(kind: str, number: int) -> dict[int, list[str]]:
+        """The last line of each rank."""
+        return {int(line[2]): line for line in lines() if line[0] == kind and line[1] == str(number)}
+
+    nodes = {name: join(name) for name in ("a", "b", "c")}
+    restored = 0
+    for number in range(4):
+
+        def trained(number: int = number) -> dict[int, list[str]] | None:
+            steps, begun = in_round("commit", number), in_round("begin", number)
+            enough = len(steps) == 2 and all(int(steps[rank][3]) >= int(begun[rank][3]) + 4 for rank in steps)
+            return steps if enough else None
+
+        steps = eventually(trained, f"round {number} trains", 60)
+        worker = steps[number % 2][5]
+        kill_all(family(nodes.pop(worker).pid))
+
+        def restored_both(number: int = number) -> dict[int, list[str]] | None:
+            begun = in_round("begin", number + 1)
+            return begun if len(begun) == 2 else None
+
+        begun = eventually(restored_both, "both go on", 60)
+        committed = {(line[2], line[3]): line[4] for line in lines() if line[0] == "commit"}
+        for rank, line in begun.items():
+            assert int(line[3]) > 0
+            assert line[4] == committed[str(rank), line[3]], f"rank {rank} has another state at step {line[3]}"
+            restored += 1
+        nodes[f"n{number}"] = join(f"n{number}")
+    assert restored == 8
 
 
 def test_a_rank_that_ends_right_after_a_commit(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]]) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import muster
 from muster.errors import InvalidRequest
-from muster.state import alone, disk, layout, leaves, sums
+from muster.state import alone, content_hash, disk, layout, leaves
 from muster.state.alone import Keeping
 from muster.state.layout import Manifest
 from tests.state.kept import keep
@@ -47,7 +47,7 @@ class World:
         slot = one.take(manifest.room)
         assert slot is not None
         slot.memory[: len(rest)] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
-        slot.seal(manifest.summed([sums.of(slot.memory[: len(rest)])]))
+        slot.seal(manifest.with_hashes([content_hash.of(slot.memory[: len(rest)])]))
         return True
 
     def run(self, steps: range, each_s: float = 1.0) -> list[int]:

@@ -85,13 +85,13 @@ def test_anything_else_is_refused(small: Path, data: bytes) -> None:
 
 
 def forged(rest: bytes, pieces: list[Piece] | None = None) -> bytes:
-    """A file with all its sums right."""
-    from muster.state import sums
+    """A file with all its hashes right."""
+    from muster.state import content_hash
 
     placed, last = layout.placed(pieces or [], len(rest))
-    made = [sums.of(torch.zeros(piece.length, dtype=torch.uint8)) for piece in placed]
-    manifest = Manifest(0, 1, 0, 1, placed, last, attempt="abc").summed(
-        [*made, sums.of(torch.tensor(list(rest), dtype=torch.uint8))]
+    made = [content_hash.of(torch.zeros(piece.length, dtype=torch.uint8)) for piece in placed]
+    manifest = Manifest(0, 1, 0, 1, placed, last, attempt="abc").with_hashes(
+        [*made, content_hash.of(torch.tensor(list(rest), dtype=torch.uint8))]
     )
     zeros = b"".join(bytes(piece.length) for piece in placed)
     return disk._header(manifest) + zeros + rest

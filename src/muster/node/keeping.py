@@ -100,7 +100,7 @@ class Keeper:
 
     async def settle(self) -> None:
         """The ranks have ended: what they have sealed, and what others said of theirs, is all that there will be."""
-        await previews.believe(self.peers.previews, self.shelf, self.take)
+        await previews.adopt(self.peers.previews, self.shelf, self.take)
         self._tell()
 
     async def flush(self) -> None:

@@ -1,7 +1,7 @@
 """How do keepers of different workers give each other state? Each offers what is new; the other says what it lacks.
 
-What both have is found by the sums of pieces, so what is the same on all workers goes over the network once, to those
-that have none of it. A keeper answers an offer when its own ranks have sealed that step, or have had time to.
+What both have is found by the content hashes of pieces, so what is the same on all workers goes over the network once,
+to those that have none of it. A keeper answers an offer when its own ranks have sealed that step, or have had time to.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Peers:
                 if "offer" in told:
                     await self._answer_offer(line, told["offer"], giver)
                 elif "preview" in told:
-                    self.previews.keep(await previews.heard(line, told["preview"]))
+                    self.previews.keep(await previews.receive(line, told))
                     line.say(heard=True)
                 elif "fetch" in told:
                     await self._answer_fetch(line, told["fetch"])

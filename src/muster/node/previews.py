@@ -1,9 +1,9 @@
-"""What is heard of a step before it is sealed, and when is that enough?
+"""Previews: what a worker knows of another rank's step before that step is sealed.
 
-At each commit a worker tells its buddy what its rank alone has: generators, a place in the data, counters. The rest of
-a replicated training is the same on every rank, which sums prove a little later. If the worker dies in between, its
-rank's state is put together here: what it said, and for all else what another rank has, where sums said at the step
-before that it is the same and a glance at both (`state.glances`) says so still. Else the step before counts.
+At each commit a worker sends its buddy the content hashes of all pieces of its rank's step, and the bytes of the pieces
+that only this rank has: generators, a place in the data, counters. If the worker dies before the step is sealed, the
+buddy puts the step together: from those bytes, and from pieces of other ranks with equal hashes. If a piece is missing,
+the step before counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from muster.background import Tasks
@@ -30,33 +30,44 @@ AGAIN_S = 0.5
 
 @dataclass(frozen=True)
 class Preview:
-    """A step of one rank: the bytes of those pieces that have a sum, one after the other."""
+    """A step of one rank: its manifest, and the bytes of some pieces, one after the other."""
 
     manifest: Manifest
+    told: tuple[int, ...]  # the pieces whose bytes are there; the rest is behind the last piece
     data: bytes
 
 
-def read(memory: Any, begin: int, length: int) -> Preview:
-    """What a rank has written down of a copy that it begins with."""
+def read(memory: Any, begin: int, length: int, told: Any) -> Preview:
+    """Read the preview that a rank has written into its memory."""
     if begin < 0 or length <= 0 or begin + length > len(memory):
-        raise ValueError("it is not within its memory")
+        raise ValueError("the preview lies outside the rank's memory")
     manifest = layout.read(memory[begin : begin + length], begin)
-    own = [piece for piece in manifest.every if piece.sum]
-    if sum(piece.length for piece in own) > MOST_DATA:
-        raise ValueError("too much to be told at once")
-    return Preview(manifest, b"".join(memory[piece.offset : piece.offset + piece.length] for piece in own))
+    pieces = _told_pieces(manifest, told)
+    data = b"".join(memory[piece.offset : piece.offset + piece.length] for piece in pieces)
+    return Preview(manifest, tuple(told), data)
 
 
-async def heard(line: Bulk, told: Any) -> Preview:
-    """From another worker."""
-    manifest = layout.read(json.dumps(told).encode(), 1 << 61)
-    length = sum(piece.length for piece in manifest.every if piece.sum)
-    if length > MOST_DATA:
-        raise ValueError("too much to be told at once")
-    data = bytearray(length)
-    if length:
+async def receive(line: Bulk, message: dict[str, Any]) -> Preview:
+    """Receive the preview that another worker sends."""
+    manifest, told = layout.read(json.dumps(message["preview"]).encode(), 1 << 61), message["told"]
+    data = bytearray(sum(piece.length for piece in _told_pieces(manifest, told)))
+    if data:
         await line.take(memoryview(data))
-    return Preview(manifest, bytes(data))
+    return Preview(manifest, tuple(told), bytes(data))
+
+
+def _told_pieces(manifest: Manifest, told: Any) -> list[Piece]:
+    pieces = manifest.every
+    if not all(piece.hash for piece in pieces):
+        raise ValueError("a preview has the hash of every piece")
+    if not isinstance(told, list) or any(not isinstance(index, int) or isinstance(index, bool) for index in told):
+        raise ValueError("the pieces of a preview are named by their numbers")
+    if told != sorted(set(told)) or (told and not 0 <= told[0] <= told[-1] < len(pieces)):
+        raise ValueError("the preview names pieces that the step does not have")
+    chosen = [pieces[index] for index in told]
+    if sum(piece.length for piece in chosen) > MOST_DATA:
+        raise ValueError("the preview is too large")
+    return chosen
 
 
 class Previews:
@@ -103,7 +114,7 @@ class Teller:
             if self._line is None:
                 return
             try:
-                self._line.say(preview=json.loads(preview.manifest.write()))
+                self._line.say(preview=json.loads(preview.manifest.write()), told=list(preview.told))
                 self._line.write(preview.data)
                 await self._line.hear()
             except OSError:
@@ -114,77 +125,42 @@ class Teller:
             self._line.abort()
 
 
-async def believe(previews: Previews, shelf: Shelf, take: Callable[[int], Awaitable[Segment]]) -> None:
-    """Put together what can be, of ranks of which there is only a preview."""
+async def adopt(previews: Previews, shelf: Shelf, take: Callable[[int], Awaitable[Segment]]) -> None:
+    """Put together the previewed steps of which every piece is here."""
     for preview in previews:
-        made = preview.manifest
-        if shelf.get((made.rank, made.round, made.step)) is not None:
+        manifest = preview.manifest
+        if shelf.get((manifest.rank, manifest.round, manifest.step)) is not None:
             continue
-        found = same_elsewhere(made, shelf)
-        if found is None:
+        if missing_spots(preview, shelf) is None:
             continue
         with contextlib.suppress(NoRoom):
             segment = await take(len(preview.data))
             try:
                 segment.memory[: len(preview.data)] = preview.data
-                put_together(preview, found, segment, shelf)
+                if (spots := missing_spots(preview, shelf)) is not None:  # making room may have dropped some
+                    put_together(preview, spots, segment, shelf)
             finally:
                 segment.users -= 1  # the copy has it now
 
 
-def put_together(preview: Preview, found: Mapping[str, tuple[Piece, Spot]], segment: Segment, shelf: Shelf) -> Copy:
-    pieces: list[Piece] = []
-    spots: list[Spot] = []
-    at = 0
-    for piece in preview.manifest.every:
-        if piece.sum:
-            pieces.append(piece)
-            spots.append((segment, at))
-            at += piece.length
+def missing_spots(preview: Preview, shelf: Shelf) -> dict[int, Spot] | None:
+    """Find the pieces that were not told, by their content. Return None if one of them is nowhere."""
+    spots: dict[int, Spot] = {}
+    for index in set(range(len(preview.manifest.every))) - set(preview.told):
+        if (spot := shelf.spot(preview.manifest.every[index])) is None:
+            return None
+        spots[index] = spot
+    return spots
+
+
+def put_together(preview: Preview, spots: Mapping[int, Spot], segment: Segment, shelf: Shelf) -> Copy:
+    """Add a step whose told pieces lie in `segment`, and all others in `spots`."""
+    places: list[Spot] = []
+    offset = 0
+    for index, piece in enumerate(preview.manifest.every):
+        if index in spots:
+            places.append(spots[index])
         else:
-            twin, spot = found[piece.name]
-            pieces.append(replace(piece, sum=twin.sum))
-            spots.append(spot)
-    manifest = replace(preview.manifest, pieces=tuple(pieces[:-1]), rest=pieces[-1])
-    return shelf.put(manifest, spots, own=False)
-
-
-def same_elsewhere(made: Manifest, shelf: Shelf) -> Mapping[str, tuple[Piece, Spot]] | None:
-    """For each piece without a sum the same one of another rank at that step; None if there is one without."""
-    before = max(
-        (copy for copy in shelf if copy.manifest.rank == made.rank and copy.manifest.step < made.step),
-        key=lambda copy: copy.key,
-        default=None,
-    )
-    if before is None:
-        return None
-    for now in [copy for copy in shelf if _beside(copy.manifest, made)]:
-        past = shelf.get((now.manifest.rank, before.manifest.round, before.manifest.step))
-        if past is not None and (found := _matched(made, before.manifest, now, past.manifest)) is not None:
-            return found
-    return None
-
-
-def _beside(other: Manifest, made: Manifest) -> bool:
-    return other.rank != made.rank and (other.round, other.step, other.ranks) == (made.round, made.step, made.ranks)
-
-
-def _matched(made: Manifest, before: Manifest, now: Copy, past: Manifest) -> Mapping[str, tuple[Piece, Spot]] | None:
-    twins = {piece.name: (piece, spot) for piece, spot in zip(now.manifest.every, now.spots, strict=True)}
-    sums = {piece.name: piece.sum for piece in before.pieces}
-    theirs = {piece.name: piece.sum for piece in past.pieces}
-    found: dict[str, tuple[Piece, Spot]] = {}
-    for piece in made.pieces:
-        if piece.sum:
-            continue
-        twin, spot = twins.get(piece.name, (None, None))
-        if twin is None or spot is None or not piece.glance or _kind(twin) != _kind(piece):
-            return None
-        if not sums.get(piece.name) or sums[piece.name] != theirs.get(piece.name):
-            return None
-        found[piece.name] = twin, spot
-    return found
-
-
-def _kind(piece: Piece) -> tuple[Any, ...]:
-    return piece.glance, piece.dtype, piece.shape, piece.whole, piece.begin, piece.length
+            places.append((segment, offset))
+            offset += piece.length
+    return shelf.put(preview.manifest, places, own=False)

@@ -78,9 +78,10 @@ class RankLine:
                 size, known = min(int(told["bytes"]), MOST_SIZE), {int(one) for one in told["known"]}
                 keeper.tasks.start(self._slot(size, known))
             case "begin":
-                keeper.copying[self._rank] = int(told["step"])
+                keeper.copying[self._rank] = int(told["step"])  # nothing is answered: the training does not wait
+            case "preview":
                 where = int(told["slot"]), int(told["begin"]), int(told["length"])
-                keeper.tasks.start(self._begin(*where, _seconds(told["wait_s"])))
+                keeper.tasks.start(self._preview(*where, told["told"], _seconds(told["wait_s"])))
             case "seal":
                 self._seal(int(told["slot"]), int(told["begin"]), int(told["length"]))
             case "free":
@@ -99,7 +100,7 @@ class RankLine:
             case "restored":
                 self._answer(keeper.news())
             case "damaged":
-                again = keeper.found_damage(str(told["why"])[:MOST_TEXT], str(told["sum"]), int(told["length"]))
+                again = keeper.found_damage(str(told["why"])[:MOST_TEXT], str(told["hash"]), int(told["length"]))
                 self._answer({"again": again})
             case "wait":
                 keeper.tasks.start(self._wait())
@@ -128,13 +129,12 @@ class RankLine:
         told = {"slot": segment.number, "bytes": segment.size, "slots": keeper.memory.numbers()}
         self._answer(told | keeper.news(), *fds)
 
-    async def _begin(self, number: int, begin: int, length: int, wait_s: float) -> None:
+    async def _preview(self, number: int, begin: int, length: int, pieces: Any, wait_s: float) -> None:
         try:
-            if length:
-                segment = self._keeper.memory[number]
-                preview = previews.read(segment.memory, begin, length)
-                if (preview.manifest.rank, preview.manifest.round) == (self._rank, self._round):
-                    await self._keeper.peers.spread(preview, min(wait_s, MOST_WAIT_S))
+            segment = self._keeper.memory[number]
+            preview = previews.read(segment.memory, begin, length, pieces)
+            if (preview.manifest.rank, preview.manifest.round) == (self._rank, self._round):
+                await self._keeper.peers.spread(preview, min(wait_s, MOST_WAIT_S))
         except (KeyError, ValueError):
             pass  # others hear of it when it is sealed
         self._answer({})

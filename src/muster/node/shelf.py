@@ -60,7 +60,7 @@ class Shelf:
 
     def spot(self, piece: Piece) -> Spot | None:
         """Where the same content lies already."""
-        return self._spots.get((piece.sum, piece.length)) if piece.sum else None
+        return self._spots.get((piece.hash, piece.length)) if piece.hash else None
 
     @property
     def safe(self) -> tuple[int, int] | None:
@@ -75,7 +75,7 @@ class Shelf:
         copy = Copy(manifest, tuple(spots), own)
         self.drop(copy.key)
         for piece, spot in zip(manifest.every, copy.spots, strict=True):
-            self._spots[piece.sum, piece.length] = spot
+            self._spots[piece.hash, piece.length] = spot
         for segment in copy.segments:
             segment.users += 1
         self._copies[copy.key] = copy
@@ -102,7 +102,7 @@ class Shelf:
             key
             for key, copy in self._copies.items()
             for piece, where in zip(copy.manifest.every, copy.spots, strict=True)
-            if (piece.sum, piece.length) == (total, length) and (spot is None or where == spot)
+            if (piece.hash, piece.length) == (total, length) and (spot is None or where == spot)
         ]
         for key in wrong:
             self.drop(key)

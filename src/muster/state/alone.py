@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from muster.errors import InvalidRequest
-from muster.state import copying, disk, leaves, sums
+from muster.state import content_hash, copying, disk, leaves
 from muster.state.keeper import Part
 from muster.state.layout import Manifest
 from muster.state.pace import Pace
@@ -64,7 +64,7 @@ class _Pieces(Sequence[torch.Tensor]):
         piece = self._every[index]
         found = torch.empty(piece.length, dtype=torch.uint8)
         with disk.opened(self._path) as file:
-            file.fill(sums.memory_of(found), piece.offset)
+            file.fill(content_hash.memory_of(found), piece.offset)
         return found
 
 
@@ -150,7 +150,6 @@ class Keeping:
         self.every = 1
         self.refused = ""
         self.safe: int | None = None
-        self.waited_s = 0.0
         if rank == 0 and folder is not None and ranks > 1:
             with contextlib.suppress(OSError):
                 (folder / NEXT).unlink()
@@ -260,7 +259,10 @@ class Keeping:
     def told_pace(self, pace: Pace) -> None:
         pass
 
-    def begin(self, slot: object, manifest: Manifest) -> None:
+    def begin(self, step: int) -> None:
+        pass
+
+    def preview(self, slot: object, manifest: Manifest, told: Sequence[int]) -> None:
         pass
 
     def write(self, manifest: Manifest, memory: torch.Tensor) -> None:
@@ -271,9 +273,9 @@ class Keeping:
         try:
             if not self._checked:
                 self._checked = True
-                if odd := leaves.refused(bytes(sums.memory_of(copying.raw(memory, manifest.rest)))):
+                if odd := leaves.refused(bytes(content_hash.memory_of(copying.raw(memory, manifest.rest)))):
                     self._tell(f"what is written could not be read again: {odd}")
-            disk.write(self._folder, marked, sums.memory_of(memory))
+            disk.write(self._folder, marked, content_hash.memory_of(memory))
             if manifest.rank == 0:
                 disk.drop_old(self._folder, self._attempt)
             if self._ranks == 1:

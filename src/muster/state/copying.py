@@ -1,8 +1,11 @@
-"""How do tensors get into memory that outlives the rank, without stopping the training?
+"""Copies of a rank's tensors into memory that outlives the rank, made while the training continues.
 
-What only an optimizer changes is copied beside forward and backward, and its next `step` waits for that; what anybody
-may change is copied at once. A thread does the work: copies, sums, the manifest, the seal. On a GPU the copies have a
-stream of their own, into memory that is registered once.
+Tensors that only an optimizer changes are copied during forward and backward, and the optimizer's next `step` waits for
+that. All others are copied before `commit` returns. A thread does the work: hashes, copies, the manifest, the seal. On
+a GPU the copies have a stream of their own.
+
+The thread first hashes, then sends the hashes to another worker, and then copies. The hashes tell that worker which
+pieces it has already, so that it can have the whole step before anything large was copied.
 """
 
 from __future__ import annotations
@@ -11,18 +14,18 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from muster.state import device, glances, layout, sums
+from muster.state import content_hash, device
 from muster.state.layout import Manifest, Piece
 from muster.state.pace import Pace
 
-MOST_MARKED = 4000  # pieces, at which a glance takes milliseconds
-MOST_AT_ONCE = 1 << 20
+MOST_PREVIEWED = 4000  # pieces of a step whose hashes are sent before it is sealed
+MOST_TOLD = 1 << 20  # bytes that are sent with them
 SOON_S = 0.02  # memory that was used before comes at once; what is new takes seconds, and nobody waits for that
 SMALL, SMALL_S = 256 << 20, 1.0  # so little comes at once always, unless the machine is very busy
 
@@ -44,7 +47,6 @@ class Keeping(Protocol):
     every: int  # a copy is taken of steps that can be divided by this
     refused: str  # why there is no memory for one
     safe: int | None  # the newest step that is known to be safe
-    waited_s: float  # for others to hear of the last one
 
     def wants(self, step: int) -> bool:
         """Whether this step is to be copied; asked at every commit."""
@@ -58,8 +60,11 @@ class Keeping(Protocol):
     def told_pace(self, pace: Pace) -> None:
         """So often this rank can copy."""
 
-    def begin(self, slot: Slot, manifest: Manifest) -> None:
-        """A copy begins. What has no sum yet may have been glanced at."""
+    def begin(self, step: int) -> None:
+        """A copy of that step begins."""
+
+    def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
+        """Send the hashes of a step elsewhere before it is sealed, with the bytes of the pieces in `told`."""
 
 
 @dataclass
@@ -67,10 +72,10 @@ class Job:
     """One step that is being copied."""
 
     manifest: Manifest
-    rest: bytes
     tensors: Sequence[torch.Tensor]  # this rank's own memory of each, in the order of the pieces
-    steady: Sequence[bool]
+    copied_before: Sequence[int]  # the tensors that `commit` has copied
     slot: Slot
+    previewed: threading.Event = field(default_factory=threading.Event)
     copied: threading.Event = field(default_factory=threading.Event)
     fence: device.Fence | None = None
 
@@ -112,19 +117,25 @@ class Copier:
         """Returns when nothing of it can be changed any more but by an optimizer's step. `prepare` was true."""
         slot, self._ready = self._ready, None
         assert slot is not None
-        job = Job(manifest, rest, tensors, steady, slot)
         later = bool(self._hooks)
         now = [index for index in range(len(tensors)) if not (later and steady[index])]
-        job.tensors = self._stream.save_now(tensors, now, lambda index: view(slot.memory, manifest.pieces[index]))
+        left = self._stream.save_now(tensors, now, lambda index: view(slot.memory, manifest.pieces[index]))
         slot.memory[manifest.rest.offset :][: len(rest)] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
         self._stream.mark()
-        job.manifest = _glanced(job, now)
-        self._slots.begin(slot, job.manifest)
+        job = Job(manifest, left, now, slot)
+        self._slots.begin(manifest.step)
         self._now = job
         self._idle.clear()
         self._jobs.put(job)
         if not later:
             job.copied.wait()
+
+    def wait_for_preview(self, timeout_s: float) -> float:
+        """Wait until another worker knows the step of the last copy. Return how long that took."""
+        began = time.monotonic()
+        if (job := self._now) is not None:
+            job.previewed.wait(timeout_s)
+        return time.monotonic() - began
 
     def finish(self, timeout_s: float | None = None) -> None:
         """Until all that was begun is sealed."""
@@ -171,6 +182,7 @@ class Copier:
                         job.slot.free()
             finally:
                 if isinstance(job, Job):
+                    job.previewed.set()
                     job.copied.set()
                     self._prepared.clear()
                     self._jobs.put(job.manifest.room)
@@ -179,40 +191,63 @@ class Copier:
                     self._prepared.set()
 
     def _carry_out(self, job: Job) -> None:
-        memory, pieces = job.slot.memory, job.manifest.pieces
-        made = self._stream.copy(
-            job.tensors, lambda index: view(memory, pieces[index]), lambda index: raw(memory, pieces[index])
-        )
-        job.fence = made.fence
+        pieces = job.manifest.every
+        gpu = self._stream.start(job.tensors, lambda index: raw(job.slot.memory, pieces[index]))
+        here = [index for index, tensor in enumerate(job.tensors) if not tensor.is_cuda]
+        in_place = [index for index in here if _is_hashed_in_place(job.tensors[index])]
+        copied_first = sorted(set(here) - set(in_place))
+        self._copy(job, copied_first)
+        hashes = _hashes_in_slot(job, [*copied_first, len(pieces) - 1])
+        hashes |= {index: content_hash.of(_as_bytes(job.tensors[index])) for index in in_place}
+        if len(hashes) == len(pieces) <= MOST_PREVIEWED:
+            told = told_pieces(job.manifest, job.copied_before)
+            self._slots.preview(job.slot, _with_hashes(job, hashes), told)
+        job.previewed.set()
+        self._copy(job, in_place)
+        job.fence = gpu.fence
         job.copied.set()
-        made.wait()
-        found = [
-            piece.sum or (made.sums[index] if index in made.sums else sums.of(raw(memory, piece)))
-            for index, piece in enumerate(pieces)
-        ]
-        found.append(sums.of(raw(memory, job.manifest.rest)))
-        job.slot.seal(job.manifest.summed(found))
+        hashes |= gpu.wait()
+        hashes |= _hashes_in_slot(job, set(range(len(pieces))) - set(hashes))
+        job.slot.seal(_with_hashes(job, hashes))
+
+    def _copy(self, job: Job, indices: Sequence[int]) -> None:
+        pairs = [(view(job.slot.memory, job.manifest.pieces[index]), job.tensors[index]) for index in indices]
+        left = [(into, tensor) for into, tensor in pairs if into.data_ptr() != tensor.data_ptr()]
+        if left:
+            torch._foreach_copy_([into for into, _ in left], [tensor for _, tensor in left])
 
 
-def _glanced(job: Job, now: Sequence[int]) -> Manifest:
-    """With the sums of what is copied, and a glance at the rest, as far as that takes no time."""
-    pieces, memory = job.manifest.pieces, job.slot.memory
-    left = MOST_AT_ONCE - job.manifest.rest.length
-    if len(pieces) > MOST_MARKED or left < 0 or any(one.is_cuda for one in job.tensors):
-        return job.manifest
-    summed = set()
-    for index in sorted(now, key=lambda index: pieces[index].length):
-        if (left := left - pieces[index].length) < 0:
+def _hashes_in_slot(job: Job, indices: Iterable[int]) -> dict[int, str]:
+    """Hash pieces that are in their place already."""
+    chosen = [(index, job.manifest.every[index]) for index in indices]
+    hashes = content_hash.of_parts(job.slot.memory, [(piece.offset, piece.length) for _, piece in chosen])
+    return {index: digest for (index, _), digest in zip(chosen, hashes, strict=True)}
+
+
+def _with_hashes(job: Job, hashes: Mapping[int, str]) -> Manifest:
+    return job.manifest.with_hashes([hashes[index] for index in range(len(hashes))])
+
+
+def told_pieces(manifest: Manifest, candidates: Iterable[int]) -> list[int]:
+    """Choose the pieces whose bytes are sent with a preview: the rest, and small ones that others may not have."""
+    left = MOST_TOLD - manifest.rest.length
+    if left < 0:
+        return []
+    told = [len(manifest.pieces)]
+    for index in sorted(candidates, key=lambda index: manifest.pieces[index].length):
+        if (left := left - manifest.pieces[index].length) < 0:
             break
-        summed.add(index)
-    known = [
-        replace(piece, sum=sums.of(raw(memory, piece)))
-        if index in summed
-        else replace(piece, glance=glances.of(job.tensors[index]))
-        for index, piece in enumerate(pieces)
-    ]
-    rest = replace(job.manifest.rest, sum=sums.of(raw(memory, job.manifest.rest)))
-    return replace(job.manifest, pieces=tuple(known), rest=rest)
+        told.append(index)
+    return sorted(told)
+
+
+def _is_hashed_in_place(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is large, and lies in memory as its copy will."""
+    return tensor.numel() * tensor.element_size() > content_hash.DIRECT and tensor.is_contiguous()
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 def raw(memory: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -242,10 +277,3 @@ def piece_of(name: str, tensor: torch.Tensor) -> Piece:
         tuple(begin),
         own.device.type,
     )
-
-
-def plan(
-    rank: int, ranks: int, number: int, step: int, names: Sequence[str], tensors: Sequence[torch.Tensor], rest: bytes
-) -> Manifest:
-    pieces, last = layout.placed([piece_of(*one) for one in zip(names, tensors, strict=True)], len(rest))
-    return Manifest(rank, ranks, number, step, pieces, last)

@@ -1,4 +1,4 @@
-"""What of a copy is the GPU's: a stream of its own, a little memory that it may read by itself, sums that it makes.
+"""The GPU's side of a copy: a stream of its own, a ring of registered memory, and the hashes that the GPU computes.
 
 Kept memory is not registered with CUDA: to take that back when a rank ends would take longer than all else in a
 restart. Bytes go through a ring of registered buffers, which a few threads empty and fill. For tensors on the CPU the
@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from muster.state import sums
+from muster.state import content_hash
 
-LARGE = 4 << 20  # bytes from which on a GPU sums a piece itself: below that, asking it takes longer
+LARGE = 4 << 20  # bytes from which on a GPU hashes a piece itself: below that, asking it takes longer
 CHUNK = 8 << 20
 BUFFERS = 32
 THREADS = max(2, min(12, (os.cpu_count() or 1) // 2))
@@ -44,7 +44,7 @@ class Buffer:
     event: torch.cuda.Event | None = None  # until then the GPU uses it
 
     def bytes(self, length: int) -> memoryview:
-        return sums.memory_of(self.memory[:length])
+        return content_hash.memory_of(self.memory[:length])
 
 
 class Ring:
@@ -140,13 +140,13 @@ class Upload:
             ring().give(buffer)
 
     def damaged(self) -> tuple[str, str, int] | None:
-        """Wait for all; name, sum and length of a piece that is not what it should be, if there is one."""
+        """Wait for all pieces. Return name, expected hash and length of the first one that is damaged, or None."""
         self._forget()
-        made = [(sums.block_sums(flat), flat.numel(), expected, what) for flat, expected, what in self._came]
-        wrong = [
-            (what, expected, length) for found, length, expected, what in made if sums.digest(found, length) != expected
-        ]
-        return wrong[0] if wrong else None
+        condensed = [(content_hash.condense(flat), flat.numel()) for flat, _, _ in self._came]
+        for (data, length), (_, expected, what) in zip(condensed, self._came, strict=True):
+            if content_hash.digest(data, length) != expected:
+                return what, expected, length
+        return None
 
 
 def _read_into(buffer: Buffer, fd: int, offset: int, length: int) -> None:
@@ -185,19 +185,22 @@ class Fence:
 
 
 @dataclass
-class Made:
+class GpuCopies:
+    """Copies from a GPU that are under way, and the condensed content of the large ones."""
+
     fence: Fence | None = None
-    sums: dict[int, str] = field(default_factory=dict)
     _event: torch.cuda.Event | None = None
-    _sums: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    _condensed: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     _writes: Sequence[Future[None]] = ()
 
-    def wait(self) -> None:
+    def wait(self) -> dict[int, str]:
+        """Wait until all is in memory. Return the hashes that the GPU has computed."""
         if self._event is not None:
             self._event.synchronize()
-            self.sums = {index: sums.digest(found, length) for index, (found, length) in self._sums.items()}
+        hashes = {index: content_hash.digest(data, length) for index, (data, length) in self._condensed.items()}
         for write in self._writes:
             write.result()
+        return hashes
 
 
 class Stream:
@@ -224,22 +227,15 @@ class Stream:
             self._begun = torch.cuda.Event()
             self._begun.record()
 
-    def copy(self, tensors: Sequence[torch.Tensor], place: Place, raw: Place) -> Made:
-        """`place`: where each goes; `raw`: the same as bytes."""
-        here = [index for index, one in enumerate(tensors) if not one.is_cuda]
-        there = [index for index, one in enumerate(tensors) if one.is_cuda]
-        made = self._from_gpu(tensors, there, raw) if there else Made()
-        for index in here:
-            into = place(index)
-            if into.data_ptr() != tensors[index].data_ptr():
-                into.copy_(tensors[index])
-        return made
-
-    def _from_gpu(self, tensors: Sequence[torch.Tensor], there: Sequence[int], raw: Place) -> Made:
+    def start(self, tensors: Sequence[torch.Tensor], raw: Place) -> GpuCopies:
+        """Start to copy the tensors that are on a GPU. `raw` returns where the bytes of a tensor go."""
+        there = [index for index, tensor in enumerate(tensors) if tensor.is_cuda]
+        if not there:
+            return GpuCopies()
         where = tensors[there[0]].device
         if self._stream is None:
             self._stream = torch.cuda.Stream(where)
-        found: dict[int, tuple[torch.Tensor, int]] = {}
+        condensed: dict[int, tuple[torch.Tensor, int]] = {}
         writes: list[Future[None]] = []
         with torch.cuda.device(where), torch.cuda.stream(self._stream):
             if self._begun is not None:
@@ -248,7 +244,7 @@ class Stream:
                 tensors[index].record_stream(self._stream)
                 flat = tensors[index].contiguous().view(-1).view(torch.uint8)
                 if flat.numel() >= LARGE:
-                    found[index] = sums.block_sums(flat), flat.numel()
+                    condensed[index] = content_hash.condense(flat), flat.numel()
                 for begin, size in _chunks(flat.numel()):
                     buffer = ring().take()
                     buffer.memory[:size].copy_(flat[begin : begin + size], non_blocking=True)
@@ -257,7 +253,7 @@ class Stream:
                     writes.append(ring().submit(_put, buffer, raw(index)[begin : begin + size]))
             done = torch.cuda.Event()
             done.record(self._stream)
-        return Made(Fence(done), {}, done, found, writes)
+        return GpuCopies(Fence(done), done, condensed, writes)
 
 
 def _put(buffer: Buffer, into: torch.Tensor) -> None:

@@ -11,7 +11,6 @@ import mmap
 import os
 import socket
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +37,9 @@ class AgentGone(ConnectionError):
 class Damaged(Exception):
     """A piece is not what its manifest says."""
 
-    def __init__(self, why: str, total: str = "", length: int = 0) -> None:
+    def __init__(self, why: str, digest: str = "", length: int = 0) -> None:
         super().__init__(why)
-        self.sum, self.length = total, length
+        self.hash, self.length = digest, length
 
 
 class File:
@@ -122,9 +121,16 @@ class Line:
         answer: dict[str, Any] = json.loads(data)
         return answer, fds
 
+    def send(self, **message: Any) -> None:
+        """Send a message that has no reply. A whole message goes at once, so another thread may be asking."""
+        try:
+            self._socket.send(json.dumps(message).encode())
+        except OSError as error:
+            raise AgentGone(f"the worker's agent does not answer: {error}") from None
+
     def damaged(self, error: Damaged) -> bool:
         """Tell that a piece cannot be used; whether it could be had from another place."""
-        answer, _ = self.ask(do="damaged", why=str(error)[:MOST_TEXT], sum=error.sum, length=error.length)
+        answer, _ = self.ask(do="damaged", why=str(error)[:MOST_TEXT], hash=error.hash, length=error.length)
         return bool(answer["again"])
 
     def offer(self, durable: Path | None, every_s: float) -> Offer:
@@ -190,7 +196,6 @@ class AgentKeeping:
         self.every = 1
         self.refused = ""
         self.safe: int | None = None
-        self.waited_s = 0.0
 
     def heard(self, news: Mapping[str, Any]) -> None:
         self.every, self.safe = news["every"], news["safe"]
@@ -226,21 +231,21 @@ class AgentKeeping:
     def told_pace(self, pace: Pace) -> None:
         self._pace = pace
 
-    def begin(self, slot: Slot, manifest: Manifest) -> None:
-        """The agent lets no rank end in the middle of a copy, and others hear of it at once.
+    def begin(self, step: int) -> None:
+        """Tell the agent that a copy begins: it ends no rank in the middle of one."""
+        self._words.send(do="begin", step=step)
 
-        That is waited for, as long as it is within what commits may take.
+    def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
+        """Have the agent send the step to the worker's buddy, as hashes, with the bytes of the pieces in `told`.
+
+        Return when the buddy has it, or when commits may take no more time.
         """
         assert isinstance(slot, AgentSlot)
-        told, begin = manifest.write() if manifest.rest.sum else b"", layout.aligned(manifest.length)
-        if begin + len(told) > slot.memory.numel():
-            told = b""
-        if told:
-            slot.memory[begin : begin + len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
-        where = {"slot": slot.number, "begin": begin, "length": len(told)}
-        began = time.monotonic()
-        self._words.ask(do="begin", step=manifest.step, wait_s=self._pace.left_s, **where)
-        self.waited_s = time.monotonic() - began
+        text, begin = manifest.write(), layout.aligned(manifest.length)
+        if begin + len(text) <= slot.memory.numel():
+            slot.memory[begin : begin + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            where = {"slot": slot.number, "begin": begin, "length": len(text)}
+            self._words.ask(do="preview", told=list(told), wait_s=self._pace.left_s, **where)
 
     def wait(self) -> None:
         """Until others have what was sealed, as far as they can be reached."""

@@ -1,8 +1,8 @@
 """Where do the tensors of one rank lie in its memory, and what is each of them?
 
 A manifest is what makes memory into state: it names step, round and rank, and of every piece the place, the kind and
-the sum; and it has a sum of its own. It is written last. Agents read it too, without torch, to see what two workers
-have in common.
+the content hash; and it has a hash of its own. It is written last. Agents read it too, without torch, to see what two
+workers have in common.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
+HASH_DIGITS = 32  # of a content hash, in hexadecimal
 ALIGN = 256
 MOST_PIECES = 1_000_000
 _TEXT = 4096
 _ATTEMPT = re.compile(r"[0-9A-Za-z]{0,64}")
+_HASH = re.compile(rf"([0-9a-f]{{{HASH_DIGITS}}})?")
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,10 @@ class Piece:
     shape: tuple[int, ...]
     offset: int
     length: int
-    sum: str = ""
+    hash: str = ""  # of its content (`content_hash`); empty while it is not known
     whole: tuple[int, ...] | None = None  # the shape of all parts together, if this is one
     begin: tuple[int, ...] = ()  # where in the whole this part begins
     device: str = "cpu"  # the kind that it was on
-    glance: str = ""  # what a glance at it tells, while there is no sum
 
     @property
     def itemsize(self) -> int:
@@ -67,10 +68,10 @@ class Manifest:
     def every(self) -> tuple[Piece, ...]:
         return (*self.pieces, self.rest)
 
-    def summed(self, sums: Sequence[str]) -> Manifest:
-        """The same with the sums of its pieces, the rest's last."""
-        pieces = tuple(replace(piece, sum=one) for piece, one in zip(self.pieces, sums[:-1], strict=True))
-        return replace(self, pieces=pieces, rest=replace(self.rest, sum=sums[-1]))
+    def with_hashes(self, hashes: Sequence[str]) -> Manifest:
+        """Return a copy with the hashes of its pieces, the rest's last."""
+        pieces = tuple(replace(piece, hash=digest) for piece, digest in zip(self.pieces, hashes[:-1], strict=True))
+        return replace(self, pieces=pieces, rest=replace(self.rest, hash=hashes[-1]))
 
     def write(self) -> bytes:
         told: dict[str, Any] = {
@@ -88,8 +89,8 @@ class Manifest:
 
 def _told(piece: Piece) -> list[Any]:
     whole = None if piece.whole is None else list(piece.whole)
-    place = [piece.offset, piece.length, piece.sum]
-    return [piece.name, piece.dtype, list(piece.shape), *place, whole, list(piece.begin), piece.device, piece.glance]
+    place = [piece.offset, piece.length, piece.hash]
+    return [piece.name, piece.dtype, list(piece.shape), *place, whole, list(piece.begin), piece.device]
 
 
 def _text(told: Mapping[str, Any]) -> bytes:
@@ -100,13 +101,20 @@ def _sum(told: Mapping[str, Any]) -> str:
     return hashlib.blake2b(_text(told), digest_size=8).hexdigest()
 
 
-def placed(pieces: Sequence[Piece], rest_length: int, begin: int = 0) -> tuple[tuple[Piece, ...], Piece]:
-    """One after the other, each where a GPU and a checksum like it."""
-    found, at = [], begin
+def placed(pieces: Sequence[Piece], rest_length: int) -> tuple[tuple[Piece, ...], Piece]:
+    """Lay pieces out one after the other, each at an offset that suits a GPU, and the rest behind them."""
+    laid: list[Piece] = []
     for piece in pieces:
-        found.append(replace(piece, offset=at))
-        at = aligned(at + piece.length)
-    return tuple(found), Piece("", "uint8", (rest_length,), at, rest_length)
+        laid.append(replace(piece, offset=_end(laid)))
+    return tuple(laid), rest_behind(laid, rest_length)
+
+
+def rest_behind(pieces: Sequence[Piece], length: int) -> Piece:
+    return Piece("", "uint8", (length,), _end(pieces), length)
+
+
+def _end(pieces: Sequence[Piece]) -> int:
+    return aligned(pieces[-1].offset + pieces[-1].length) if pieces else 0
 
 
 def aligned(offset: int) -> int:
@@ -156,17 +164,17 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def _piece(told: Any, room: int) -> Piece:
-    if not isinstance(told, list) or len(told) != 10:
+    if not isinstance(told, list) or len(told) != 9:
         raise ValueError("not a piece")
-    name, dtype, shape, offset, length, made, whole, begin, device, glance = told
-    if not all(isinstance(text, str) and len(text) <= _TEXT for text in (name, dtype, made, device)):
+    name, dtype, shape, offset, length, digest, whole, begin, device = told
+    if not all(isinstance(text, str) and len(text) <= _TEXT for text in (name, dtype, digest, device)):
         raise ValueError("a piece without a name")
+    if not _HASH.fullmatch(digest):
+        raise ValueError(f"{name} has no content hash")
     if _number(offset) + _number(length) > room:
         raise ValueError(f"{name} ends behind its memory")
-    if not isinstance(glance, str) or len(glance) > _TEXT:
-        raise ValueError("not a glance")
     made_whole = None if whole is None else _numbers(whole)
-    piece = Piece(name, dtype, _numbers(shape), offset, length, made, made_whole, _numbers(begin), device, glance)
+    piece = Piece(name, dtype, _numbers(shape), offset, length, digest, made_whole, _numbers(begin), device)
     if made_whole is not None and not _within(piece.begin, piece.shape, made_whole):
         raise ValueError(f"{name} is no part of its whole")
     count = math.prod(piece.shape)

@@ -6,11 +6,12 @@ written where others can write is read by `muster.state.careful`.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -22,13 +23,24 @@ from muster.state import shards
 Pid = int | tuple[int, str, tuple[int, ...]]  # which tensor; of which kind; its strides if they are not usual
 _SHELL = re.compile(r"torch\.(u?int[1-7]|bits.*)")  # kinds of numbers that torch itself cannot copy
 _KINDS = ("", "grad", "param", "frozen")
+_USUAL_TYPES = {torch.Tensor, torch.nn.Parameter}  # most tensors are of these: a commit spends little time on them
+Place = tuple[Any, ...]
+
+
+class Taken(NamedTuple):
+    """An object that was taken apart."""
+
+    rest: bytes
+    tensors: list[torch.Tensor]  # in the order in which `put_together` wants them
+    places: list[Place]  # where each of them lies
 
 
 class _Taker(pickle.Pickler):
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors: list[torch.Tensor] = []
-        self._known: dict[tuple[Any, ...], int] = {}
+        self.places: list[Place] = []
+        self._known: dict[Place, int] = {}
         self._alive: list[Any] = []  # what is made while we look would else give its place to the next
 
     def persistent_id(self, obj: Any) -> Pid | None:
@@ -40,6 +52,7 @@ class _Taker(pickle.Pickler):
             self._known[key] = len(self.tensors)
             self._alive.append(obj)
             self.tensors.append(_plain(obj))
+            self.places.append(key)
         index = self._known[key]
         kind, strides = _kind(obj), _unusual(obj)
         return (index, kind, strides) if kind or strides else index
@@ -54,7 +67,7 @@ class _Taker(pickle.Pickler):
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
     """A quantised weight, say: tensors with a name that behave as one."""
-    return is_traceable_wrapper_subclass(tensor) and not shards.is_part(tensor)
+    return type(tensor) not in _USUAL_TYPES and is_traceable_wrapper_subclass(tensor) and not shards.is_part(tensor)
 
 
 def _wrapped(kind: Any, inner: dict[str, torch.Tensor], about: Any, shape: Any, stride: Any) -> Any:
@@ -63,7 +76,7 @@ def _wrapped(kind: Any, inner: dict[str, torch.Tensor], about: Any, shape: Any, 
 
 def _check(tensor: torch.Tensor) -> None:
     own = shards.local(tensor)
-    if own.layout is not torch.strided or own.is_nested or own.is_quantized or _SHELL.fullmatch(str(own.dtype)):
+    if own.layout is not torch.strided or own.is_nested or own.is_quantized or _is_shell(own.dtype):
         raise InvalidRequest(
             f"a tensor that is {_oddity(own)} cannot be kept: give the dense tensors that it is made of"
         )
@@ -75,6 +88,11 @@ def _check(tensor: torch.Tensor) -> None:
             raise InvalidRequest(f"parts of a {type(own).__name__} cannot be kept")
 
 
+@functools.cache
+def _is_shell(dtype: torch.dtype) -> bool:
+    return _SHELL.fullmatch(str(dtype)) is not None
+
+
 def _oddity(tensor: torch.Tensor) -> str:
     if tensor.is_nested:
         return "nested"
@@ -84,6 +102,8 @@ def _oddity(tensor: torch.Tensor) -> str:
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory, without history and without operations that are still to be done."""
     found = tensor.detach()
+    if type(found) is torch.Tensor and not found.is_complex():
+        return found.resolve_neg() if found.is_neg() else found
     if shards.is_part(tensor):
         return found
     return found.as_subclass(torch.Tensor).resolve_conj().resolve_neg()
@@ -108,8 +128,11 @@ def _unusual(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(tensor.stride())
 
 
-def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def place_of(tensor: torch.Tensor) -> Place:
     """Where it lies; a view of the same memory in another shape is another tensor."""
+    if type(tensor) in _USUAL_TYPES and tensor.layout is torch.strided and (where := tensor.data_ptr()):
+        kind = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        return (tensor.device, where, tensor.shape, tensor.stride(), *kind)
     own = shards.local(tensor)
     if is_made_of_others(own):
         return (id(tensor),)
@@ -119,15 +142,15 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (own.device, where, tuple(own.shape), own.stride(), *kind, *spread)
 
 
-def take_apart(value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """The rest, and its tensors in the order in which `put_together` wants them."""
+def take_apart(value: Any) -> Taken:
+    """Separate the tensors of an object from all the rest, which is pickled."""
     out = io.BytesIO()
     taker = _Taker(out)
     try:
         taker.dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"muster.State cannot keep this: {error}") from None
-    return out.getvalue(), taker.tensors
+    return Taken(out.getvalue(), taker.tensors, taker.places)
 
 
 class _Putter(pickle.Unpickler):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from muster.errors import InvalidRequest
-from muster.state import copying, device, shards, sums
+from muster.state import content_hash, copying, device, shards
 from muster.state.keeper import Damaged, Part
 from muster.state.layout import Piece
 from muster.state.subjects import Subjects, template_for
@@ -58,7 +58,7 @@ class Loader:
         if self._goes_up(piece):
             assert template is not None
             like = torch.empty(piece.shape, dtype=dtype_of(piece), device=shards.local(template).device)
-            return self._upload.bring(*self._base.place(piece), like, piece.sum, piece.name)
+            return self._upload.bring(*self._base.place(piece), like, piece.hash, piece.name)
         data = tensor_of(self._base, piece)
         if template is not None and _is_like(template, piece.shape):  # kept whole, and wanted in parts now
             box: shards.Box = (tuple(0 for _ in piece.shape), piece.shape)
@@ -148,8 +148,8 @@ def tensor_of(part: Part, piece: Piece) -> torch.Tensor:
 
 def checked(part: Part, piece: Piece) -> torch.Tensor:
     data = part.data(piece)
-    if data.numel() != piece.length or sums.of(data) != piece.sum:
+    if data.numel() != piece.length or content_hash.of(data) != piece.hash:
         manifest = part.manifest
         where = f"{piece.name or 'its rest'} ({part.tier})"
-        raise Damaged(f"step {manifest.step} of rank {manifest.rank} is damaged in {where}", piece.sum, piece.length)
+        raise Damaged(f"step {manifest.step} of rank {manifest.rank} is damaged in {where}", piece.hash, piece.length)
     return data

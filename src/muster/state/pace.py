@@ -1,4 +1,4 @@
-"""How often may a copy be taken, so that it takes no more than its share of the time? Pure.
+"""How often may a copy be taken, so that it takes no more than its share of the time?
 
 All ranks have to copy the same steps: each says how often it can, the slowest counts, and what is copied are the steps
 that can be divided by that. It changes by doubling and halving, so that steps of before stay among those of after. A
@@ -54,6 +54,19 @@ class Pace:
             self.every = min(MOST_EVERY, self.every * 2)
         elif self.every > 1 and share < self.overhead * self.every / 3:
             self.every = max(self._least, self.every // 2)
+
+
+def scheduler_delay_s() -> float:
+    """Return for how long this thread was ready to run while its core ran others; 0.0 where the kernel does not say.
+
+    On a busy core a commit may stand still for milliseconds. The training would stand still without it, too, so that is
+    no cost of the commit.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read(64).split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _mixed(old: float | None, new: float) -> float:

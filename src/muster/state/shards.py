@@ -19,7 +19,7 @@ Parts = Iterable[tuple[Box, Callable[[], torch.Tensor]]]  # what is in a box is 
 
 
 def is_part(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "_local_tensor") and hasattr(tensor, "device_mesh")
+    return type(tensor) is not torch.Tensor and hasattr(tensor, "_local_tensor") and hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Any) -> torch.Tensor:

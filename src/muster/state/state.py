@@ -18,27 +18,31 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from muster.errors import InvalidRequest
 from muster.node import word
 from muster.node.progress import progress
-from muster.state import alone, copying, disk, keeper, leaves, randomness, shards
+from muster.state import alone, copying, disk, keeper, layout, leaves, randomness, shards
 from muster.state.copying import Copier, Keeping
 from muster.state.keeper import AgentGone, Damaged, Line, Offer, Part, Saved
+from muster.state.layout import Manifest, Piece
 from muster.state.loading import Loader
-from muster.state.pace import Pace
+from muster.state.pace import Pace, scheduler_delay_s
 from muster.state.subjects import Subjects, names_of
 from muster.state.talk import SOCKET_VARIABLE
 from muster.types.state import EXIT_UNUSABLE
 
+if TYPE_CHECKING:
+    import torch
+
 TRIES = 3  # places that a state is looked for in
 END_S = 10.0  # for what is under way when the script ends
 MOST_TOLD = 20
+MOST_WAIT_S = 1.0  # for another worker to know of a step
 _ALL, _RANDOM = "subjects", "random"
 
 
@@ -69,6 +73,8 @@ class State:
         self._copier: Copier | None = None
         self._kept_by: Keeping | None = None
         self._committed: tuple[int, float] | None = None
+        self._attempt = disk.attempt_here()
+        self._laid_out: tuple[list[leaves.Place], tuple[Piece, ...]] = ([], ())
         self._restored_from = Saved()
 
     def __getitem__(self, name: str) -> Any:
@@ -177,14 +183,17 @@ class State:
             raise InvalidRequest(f"commit says how many steps are done, not {step!r}")
         # If the round is about to end, all ranks keep this step, and wait for the end at the next.
         planned = isinstance(self._keeping(), keeper.AgentKeeping) and word.asked_by_state()
-        now = time.monotonic()
+        now, delayed_s = time.monotonic(), scheduler_delay_s()
         progress(step)
         if self._committed is not None:
             before, at = self._committed
             self._pace.stepped(now - at, step - before)
         if (self._keeping().wants(step) or planned) and self._copy(step):
-            self._pace.copied(time.monotonic() - now + self._copier_().taken_wait() - self._keeping().waited_s)
+            took_s = time.monotonic() - now - (scheduler_delay_s() - delayed_s)
+            self._pace.copied(max(0.0, took_s) + self._copier_().taken_wait())
             self._keeping().told_pace(self._pace)
+            if isinstance(self._keeping(), keeper.AgentKeeping):
+                self._copier_().wait_for_preview(min(self._pace.left_s, MOST_WAIT_S))
         if planned:
             self.wait()
         self._committed = step, time.monotonic()
@@ -192,10 +201,10 @@ class State:
     def _copy(self, step: int) -> bool:
         """Whether there was memory for it."""
         whole = {_ALL: self._subjects.take()} | ({_RANDOM: randomness.take()} if self._random else {})
-        rest, tensors = leaves.take_apart(whole)
-        names = names_of(whole[_ALL], tensors)
-        planned = copying.plan(self._rank, self._ranks, self._round, step, names, tensors, rest)
-        manifest = replace(planned, attempt=disk.attempt_here())
+        rest, tensors, places = leaves.take_apart(whole)
+        pieces = self._pieces(names_of(whole[_ALL], places), tensors, places)
+        last = layout.rest_behind(pieces, len(rest))
+        manifest = Manifest(self._rank, self._ranks, self._round, step, pieces, last, self._attempt)
         copier = self._copier_()
         copier.finish()
         if not copier.prepare(manifest.room):
@@ -204,9 +213,19 @@ class State:
             self._refused()
             return False
         known = {leaves.place_of(one) for one in self._subjects.steady()}
-        steady = [leaves.place_of(one) in known for one in tensors]
+        steady = [place in known for place in places]
         copier.copy(manifest, rest, [shards.local(one) for one in tensors], steady)
         return True
+
+    def _pieces(
+        self, names: list[str], tensors: Sequence[torch.Tensor], places: list[leaves.Place]
+    ) -> tuple[Piece, ...]:
+        """Return where each tensor goes. For tensors like those of the last commit the answer is the same."""
+        kinds = [(name, place[0], *place[2:]) for name, place in zip(names, places, strict=True)]  # without addresses
+        if self._laid_out[0] != kinds:
+            pieces, _ = layout.placed([copying.piece_of(*pair) for pair in zip(names, tensors, strict=True)], 0)
+            self._laid_out = kinds, pieces
+        return self._laid_out[1]
 
     def _refused(self) -> None:
         """There is no memory for it: what is left is the disk."""

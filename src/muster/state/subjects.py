@@ -197,14 +197,14 @@ def named_tensors(value: Any, name: str = "", within: tuple[int, ...] = ()) -> I
             yield from named_tensors(one, f"{name}.{key}" if name else str(key), (*within, id(value)))
 
 
-def names_of(whole: Any, tensors: Sequence[torch.Tensor]) -> list[str]:
-    """What others call each tensor; two names of one are the first of them, two of one name get a number."""
+def names_of(whole: Any, places: Sequence[leaves.Place]) -> list[str]:
+    """Return the name of the tensor in each place. Two tensors of one name get a number."""
     known: dict[Any, str] = {}
-    for name, one in named_tensors(whole):
-        known.setdefault(leaves.place_of(one), name)
+    for name, tensor in named_tensors(whole):
+        known.setdefault(leaves.place_of(tensor), name)
     found: dict[str, None] = {}
-    for index, one in enumerate(tensors):
-        name = known.get(leaves.place_of(one), f"tensor.{index}").encode(errors="replace").decode()[:_MOST_NAME]
+    for index, place in enumerate(places):
+        name = known.get(place, f"tensor.{index}").encode(errors="replace").decode()[:_MOST_NAME]
         while name in found:
             name = f"{name}.{index}"
         found[name] = None
