@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from bench import report, state_runs
+from bench import report, small_commits, state_runs
 from bench.report import Figure, Goal, Measured, Sample
 from bench.state_marks import Taken, taken, typical
 from bench.state_runs import Series
@@ -100,11 +100,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=10, help="of five steps with commits and five without (10)")
     parser.add_argument("--mb", type=float, default=100.0, help="of state: weights and two moments (100)")
     parser.add_argument("--step-s", type=float, default=1.0, help="length of a step (1)")
+    parser.add_argument("--small-steps", type=int, default=120, help="steps of the part `small` (120)")
+    parser.add_argument("--small-step-s", type=float, default=0.17, help="length of a step of that part (0.17)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments in which workers are killed")
     parser.add_argument("--preload", action="append", default=[], metavar="MOD", help="our warm parents import this")
 
 
-PARTS = {"kills": kills, "copies": copies}
+PARTS = {"kills": kills, "copies": copies, "small": small_commits.figures}
 
 if __name__ == "__main__":
     sys.exit(report.run("bench state", PARTS, _options))

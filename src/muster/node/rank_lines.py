@@ -81,7 +81,7 @@ class RankLine:
                 keeper.copying[self._rank] = int(told["step"])  # nothing is answered: the training does not wait
             case "preview":
                 where = int(told["slot"]), int(told["begin"]), int(told["length"])
-                keeper.tasks.start(self._preview(*where, told["told"], _seconds(told["wait_s"])))
+                keeper.tasks.start(self._preview(*where, told["told"], int(told["step"]), _seconds(told["wait_s"])))
             case "seal":
                 self._seal(int(told["slot"]), int(told["begin"]), int(told["length"]))
             case "free":
@@ -129,7 +129,7 @@ class RankLine:
         told = {"slot": segment.number, "bytes": segment.size, "slots": keeper.memory.numbers()}
         self._answer(told | keeper.news(), *fds)
 
-    async def _preview(self, number: int, begin: int, length: int, pieces: Any, wait_s: float) -> None:
+    async def _preview(self, number: int, begin: int, length: int, pieces: Any, step: int, wait_s: float) -> None:
         try:
             segment = self._keeper.memory[number]
             preview = previews.read(segment.memory, begin, length, pieces)
@@ -137,7 +137,7 @@ class RankLine:
                 await self._keeper.peers.spread(preview, min(wait_s, MOST_WAIT_S))
         except (KeyError, ValueError):
             pass  # others hear of it when it is sealed
-        self._answer({})
+        self._answer({"previewed": step})
 
     def _seal(self, number: int, begin: int, length: int) -> None:
         keeper, segment = self._keeper, self._slots.pop(number)

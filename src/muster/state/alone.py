@@ -265,6 +265,9 @@ class Keeping:
     def preview(self, slot: object, manifest: Manifest, told: Sequence[int]) -> None:
         pass
 
+    def wait_for_preview(self, step: int, timeout_s: float) -> None:
+        pass
+
     def write(self, manifest: Manifest, memory: torch.Tensor) -> None:
         """Called beside the training."""
         assert self._folder is not None

@@ -66,6 +66,9 @@ class Keeping(Protocol):
     def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
         """Send the hashes of a step elsewhere before it is sealed, with the bytes of the pieces in `told`."""
 
+    def wait_for_preview(self, step: int, timeout_s: float) -> None:
+        """Wait until they are there."""
+
 
 @dataclass
 class Job:
@@ -75,7 +78,7 @@ class Job:
     tensors: Sequence[torch.Tensor]  # this rank's own memory of each, in the order of the pieces
     copied_before: Sequence[int]  # the tensors that `commit` has copied
     slot: Slot
-    previewed: threading.Event = field(default_factory=threading.Event)
+    preview_sent: threading.Event = field(default_factory=threading.Event)
     copied: threading.Event = field(default_factory=threading.Event)
     fence: device.Fence | None = None
 
@@ -130,12 +133,11 @@ class Copier:
         if not later:
             job.copied.wait()
 
-    def wait_for_preview(self, timeout_s: float) -> float:
-        """Wait until another worker knows the step of the last copy. Return how long that took."""
-        began = time.monotonic()
-        if (job := self._now) is not None:
-            job.previewed.wait(timeout_s)
-        return time.monotonic() - began
+    def wait_for_preview(self, timeout_s: float) -> None:
+        """Wait until another worker knows the step of the last copy."""
+        deadline = time.monotonic() + timeout_s
+        if (job := self._now) is not None and job.preview_sent.wait(timeout_s):
+            self._slots.wait_for_preview(job.manifest.step, deadline - time.monotonic())
 
     def finish(self, timeout_s: float | None = None) -> None:
         """Until all that was begun is sealed."""
@@ -182,7 +184,7 @@ class Copier:
                         job.slot.free()
             finally:
                 if isinstance(job, Job):
-                    job.previewed.set()
+                    job.preview_sent.set()
                     job.copied.set()
                     self._prepared.clear()
                     self._jobs.put(job.manifest.room)
@@ -202,7 +204,7 @@ class Copier:
         if len(hashes) == len(pieces) <= MOST_PREVIEWED:
             told = told_pieces(job.manifest, job.copied_before)
             self._slots.preview(job.slot, _with_hashes(job, hashes), told)
-        job.previewed.set()
+        job.preview_sent.set()
         self._copy(job, in_place)
         job.fence = gpu.fence
         job.copied.set()

@@ -9,8 +9,10 @@ import functools
 import json
 import mmap
 import os
+import select
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +130,16 @@ class Line:
         except OSError as error:
             raise AgentGone(f"the worker's agent does not answer: {error}") from None
 
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return the next reply to what was sent, or None if there is none in time."""
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            return None
+        data = self._socket.recv(MOST_MESSAGE)
+        if not data:
+            raise AgentGone("the worker's agent has closed the connection")
+        reply: dict[str, Any] = json.loads(data)
+        return reply
+
     def damaged(self, error: Damaged) -> bool:
         """Tell that a piece cannot be used; whether it could be had from another place."""
         answer, _ = self.ask(do="damaged", why=str(error)[:MOST_TEXT], hash=error.hash, length=error.length)
@@ -236,16 +248,20 @@ class AgentKeeping:
         self._words.send(do="begin", step=step)
 
     def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
-        """Have the agent send the step to the worker's buddy, as hashes, with the bytes of the pieces in `told`.
-
-        Return when the buddy has it, or when commits may take no more time.
-        """
+        """Have the agent send the step to the worker's buddy, as hashes, with the bytes of the pieces in `told`."""
         assert isinstance(slot, AgentSlot)
         text, begin = manifest.write(), layout.aligned(manifest.length)
         if begin + len(text) <= slot.memory.numel():
             slot.memory[begin : begin + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             where = {"slot": slot.number, "begin": begin, "length": len(text)}
-            self._words.ask(do="preview", told=list(told), wait_s=self._pace.left_s, **where)
+            self._words.send(do="preview", told=list(told), step=manifest.step, wait_s=self._pace.left_s, **where)
+
+    def wait_for_preview(self, step: int, timeout_s: float) -> None:
+        """Wait until the buddy knows that step. Replies that came too late for earlier steps are skipped."""
+        deadline = time.monotonic() + timeout_s
+        while (reply := self._words.receive(max(0.0, deadline - time.monotonic()))) is not None:
+            if reply.get("previewed") == step:
+                return
 
     def wait(self) -> None:
         """Until others have what was sealed, as far as they can be reached."""

@@ -192,7 +192,7 @@ class State:
             took_s = time.monotonic() - now - (scheduler_delay_s() - delayed_s)
             self._pace.copied(max(0.0, took_s) + self._copier_().taken_wait())
             self._keeping().told_pace(self._pace)
-            if isinstance(self._keeping(), keeper.AgentKeeping):
+            with contextlib.suppress(OSError, ValueError):  # the copy itself reports that the agent has gone
                 self._copier_().wait_for_preview(min(self._pace.left_s, MOST_WAIT_S))
         if planned:
             self.wait()
