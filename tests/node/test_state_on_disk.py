@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +89,20 @@ def test_a_damaged_step_is_set_aside_and_all_ranks_go_on_from_the_step_before(
     assert lost.run.begun(1) == {0: before, 1: before}
     assert (file.parent / "damaged.txt").exists() and file.read_bytes() == data
     assert any(file.parent.name in text for text in lost.run.story("state-damaged"))
+
+
+def test_a_worker_that_sees_another_folder_does_not_begin_beside_the_others(
+    lost: Lost, undisturbed: dict[int, tuple[str, ...]], tmp_path: Path
+) -> None:
+    """The disk is not mounted on one machine, where the mount point is an empty folder."""
+    (tmp_path / "empty").mkdir()
+    lost.start_again("x0", "--max-restarts", "1")
+    lost.start_again("x1", "--max-restarts", "1", folder=tmp_path / "empty")
+    view = lost.run.fleet.until("it has failed", lambda v: v["state"] == "failed")
+    assert not lost.run.lines("step"), "no rank trains"
+    assert re.search("do not see the same folder|Step .* is missing", view["outcome"]["message"]), view["outcome"]
+    assert list(disk.steps(lost.folder)) == lost.steps
+    lost.fleet.run_id = "mounted"
+    for name in ("y0", "y1"):
+        lost.start_again(name)
+    assert lost.run.ends() == undisturbed

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ _LASTING = {
     errno.ENAMETOOLONG,
 }  # another attempt changes nothing
 _SHOWN = 3
+STORE_S = timedelta(seconds=30)
 T = TypeVar("T")
 
 
@@ -128,6 +130,28 @@ def check_beginning(folder: Path, unusable: Mapping[Path, str], start_over: bool
         f"{folder} has steps, and none of them can be used ({'; '.join(steps)}{more}). They were kept. Bring back what "
         f"is missing, or name another folder. To begin at step 0 all the same, set {START_OVER}=1"
     )
+
+
+def check_same_step(step: int, ranks: int, folder: Path, tell: Callable[[str], None]) -> None:
+    """Refuse another step than other ranks of this round have read: on one machine the disk may not be mounted.
+
+    The ranks of a first round look for the newest step themselves. The first rank writes its step into the round's
+    store, and no rank waits for another one.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    try:
+        at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = PrefixStore("muster-state", TCPStore(*at, ranks, False, timeout=STORE_S, wait_for_workers=False))
+        first = int(store.compare_set("step", "", str(step)))
+    except (LookupError, ValueError, RuntimeError) as error:
+        tell(f"whether all ranks read the same step in {folder} is not known: {error}")
+        return
+    if first != step:
+        raise StateUnusable(
+            f"this rank reads step {step} in {folder}, and another rank of the round step {first}: their machines do "
+            f"not see the same folder. Compare `ls {folder}` on all machines, then start again"
+        )
 
 
 def set_aside(where: Path, why: BaseException) -> str:

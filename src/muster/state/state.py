@@ -137,6 +137,8 @@ class State:
             self._give_up(f"this round goes on from step {wanted} on disk, but this rank has no durable folder")
         folder = self._durable
         step = alone.read_patiently(folder, lambda: self._read_folder(folder, wanted), self._tell)
+        if self._line is not None and wanted is None and self._ranks > 1:
+            alone.check_same_step(step, self._ranks, folder, self._tell)
         return self._restored(step, f"disk, {folder}" if step else "")
 
     def _read_folder(self, folder: Path, wanted: int | None) -> int:
