@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,12 @@ class Lost:
         (fleet.notes / "kept.log").unlink()
         self.steps = list(disk.steps(folder))
 
-    def start_again(self, name: str, *options: str, folder: Path | None = None, **env: str) -> None:
+    def start_again(
+        self, name: str, *options: str, folder: Path | None = None, failing: FailingDisk | None = None
+    ) -> None:
         words = (f"durable={folder}", *self._words[1:]) if folder is not None else self._words
         program = (KEPT, str(self.fleet.notes), str(STEPS), *words)
+        env: dict[str, Any] = failing.env if failing is not None else {}
         self.run.nodes[name] = self.fleet.node(name, "--nnodes", "2", *options, program=program, **env)
 
     def begun(self) -> set[int]:
@@ -59,7 +63,7 @@ def test_a_disk_that_one_worker_cannot_read_costs_no_step(
     """The other worker reads the same folder: the world waits for the step, and begins nowhere else."""
     failing.fail(call, "EIO", part)
     for name in ("x0", "x1"):
-        lost.start_again(name, "--max-restarts", "20", **(failing.env if name == "x0" else {}))
+        lost.start_again(name, "--max-restarts", "20", failing=failing if name == "x0" else None)
     lost.run.nodes["x0"].expect("StateUnusable: the steps in .* cannot be read: .*Input/output error")
     failing.recover()
     assert lost.run.ends() == undisturbed
@@ -69,7 +73,7 @@ def test_a_disk_that_one_worker_cannot_read_costs_no_step(
 def test_a_disk_that_stays_unreadable_fails_the_run_with_the_reason(lost: Lost, failing: FailingDisk) -> None:
     failing.fail("read", "ESTALE", ".safetensors")
     for name in ("x0", "x1"):
-        lost.start_again(name, "--max-restarts", "1", **(failing.env if name == "x0" else {}))
+        lost.start_again(name, "--max-restarts", "1", failing=failing if name == "x0" else None)
     view = lost.run.fleet.until("it has failed", lambda v: v["state"] == "failed")
     assert "cannot be read" in view["outcome"]["message"], view["outcome"]
     assert list(disk.steps(lost.folder)) == lost.steps and not lost.run.lines("step")

@@ -144,7 +144,7 @@ def test_a_damaged_step_ends_all_ranks_once(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("RANK", rank)
         state = muster.State(durable=tmp_path, random=False, step=0)
         if expected is None:
-            with pytest.raises(StateUnusable, match=r"It is set aside, .*Start all ranks again"):
+            with pytest.raises(StateUnusable, match=r"Start all ranks again: .* The step is set aside"):
                 state.restore()
         else:
             assert state.restore() == expected and state["step"] == expected

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import muster
+from muster.core.world import last_words
 from muster.dcp import Reader, Writer
 from muster.errors import StateUnusable
 from muster.state import alone, disk, layout, leaves
@@ -71,9 +73,7 @@ def test_a_folder_whose_steps_are_all_unusable_is_refused_until_it_is_allowed(
     harm(tmp_path)
     steps = sorted(tmp_path.glob("step-*"))
     for _ in range(2):
-        with pytest.raises(
-            StateUnusable, match=r"has steps, and none of them can be used .*set MUSTER_STATE_START_OVER=1"
-        ):
+        with pytest.raises(StateUnusable, match=r"no step in .* can be used.* set MUSTER_STATE_START_OVER=1"):
             muster.State(durable=tmp_path, value=0).restore()
     before = content(tmp_path)
     state = muster.State(durable=tmp_path, start_over=True, value=0)
@@ -167,7 +167,7 @@ def test_a_step_that_a_full_disk_cannot_describe_is_set_aside_all_the_same(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(disk, "replace_text", full)
-    with pytest.warns(UserWarning, match="It is set aside"):
+    with pytest.warns(UserWarning, match="The step is set aside"):
         assert muster.State(durable=tmp_path, value=0).restore() == 1
     assert list(disk.steps(tmp_path)) == [1]
 
@@ -258,11 +258,21 @@ def test_a_disk_that_fails_for_a_moment_is_read_again(tmp_path: Path, monkeypatc
     monkeypatch.setattr(alone, "PAUSES_S", (0.0, 0.0))
     real, failures = os.preadv, [5, 116]
 
-    def flaky(*args: object) -> int:
+    def flaky(*args: Any) -> int:
         if failures:
             raise OSError(failures.pop(), "for a moment")
-        return real(*args)  # type: ignore[call-overload, no-any-return]
+        return real(*args)
 
     monkeypatch.setattr(os, "preadv", flaky)
     with pytest.warns(UserWarning, match="cannot be read now, and is read again"):
         assert muster.State(durable=tmp_path, value=0).restore() == 1
+
+
+def test_what_to_do_stands_within_the_part_of_a_message_that_a_run_shows(tmp_path: Path) -> None:
+    folder = tmp_path / ("f" * 60)
+    unusable = {folder / f"step-{number:012d}-abc": "torn " * 30 for number in range(9)}
+    with pytest.raises(StateUnusable) as refused:
+        alone.check_beginning(folder, unusable, start_over=False)
+    assert alone.START_OVER in str(refused.value)[: last_words.LONGEST - 40]
+    told = str(alone.unreadable(folder, OSError(5, "Input/output error", str(folder / "step-000000000001-abc" / "x"))))
+    assert "Start again" in told[: last_words.LONGEST - 40] and "step-000000000001-abc" in told

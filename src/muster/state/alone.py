@@ -112,10 +112,10 @@ def unreadable(folder: Path, error: OSError) -> StateUnusable:
     """Say that the disk fails, and how to go on. The steps in the folder may all be whole."""
     place = Path(error.filename) if isinstance(error.filename, str) else folder
     step = next((path for path in (place, *place.parents) if path.parent == folder), None)
-    other = f", or move {step} elsewhere to go on without it" if step is not None else ""
+    other = f" To go on without {step.name}, move it elsewhere." if step is not None else ""
     return StateUnusable(
-        f"the steps in {folder} cannot be read: {error}. Nothing in the folder was changed. "
-        f"Start again when `ls -lR {folder}` shows the files{other}",
+        f"the steps in {folder} cannot be read: {error.strerror or error}. Start again when `ls -lR {folder}` works."
+        f"{other} Nothing in the folder was changed. The failure: {error}",
         retryable=True,
     )
 
@@ -127,8 +127,8 @@ def check_beginning(folder: Path, unusable: Mapping[Path, str], start_over: bool
     steps = [f"{where.name}: {why}" for where, why in list(unusable.items())[:_SHOWN]]
     more = f"; {len(unusable) - _SHOWN} more" if len(unusable) > _SHOWN else ""
     raise StateUnusable(
-        f"{folder} has steps, and none of them can be used ({'; '.join(steps)}{more}). They were kept. Bring back what "
-        f"is missing, or name another folder. To begin at step 0 all the same, set {START_OVER}=1"
+        f"no step in {folder} can be used. Bring back what is missing, or set {START_OVER}=1 "
+        f"to begin at step 0. Nothing was removed: {'; '.join(steps)}{more}"
     )
 
 
@@ -159,8 +159,8 @@ def set_aside(where: Path, why: BaseException) -> str:
     try:
         disk.set_aside(where, str(why))
     except OSError as error:
-        return f"It cannot be marked as damaged ({error.strerror or error}): move {where} elsewhere"
-    return "It is set aside, and stays where it is"
+        return f"The step cannot be set aside ({error.strerror or error}): move {where} elsewhere"
+    return "The step is set aside, and stays where it is"
 
 
 # Committing

@@ -156,8 +156,8 @@ class State:
                 continue
             except (ValueError, pickle.UnpicklingError, disk.OtherFormat) as error:
                 raise StateUnusable(
-                    f"{where} is whole, but this program cannot use it: {error}. Nothing in the folder was changed. "
-                    f"Start the program that wrote it, or move {where} elsewhere to go on without it"
+                    f"{where} is whole, but this program cannot use it: {error}. Start a program that can, or move the "
+                    f"step elsewhere to go on without it. Nothing in the folder was changed"
                 ) from error
             if self._rank == 0:
                 self._tell_of_newer(step, unusable)
@@ -179,7 +179,7 @@ class State:
                 self._line.damaged(Damaged(f"{where} on disk cannot be used: {error}"))
         if not goes_on:
             raise StateUnusable(
-                f"{where} cannot be used: {error}. {marked}. Start all ranks again: they go on from the step before"
+                f"{where} is damaged. Start all ranks again: they go on from the step before. {marked}: {error}"
             ) from error
         self._tell(f"{where} cannot be used: {error}. {marked}")
 
