@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from muster.errors import ScaleSuperseded as ScaleSuperseded
     from muster.errors import SchedulerStopped as SchedulerStopped
     from muster.errors import SharingError as SharingError
+    from muster.errors import StateUnusable as StateUnusable
     from muster.errors import TooLarge as TooLarge
     from muster.errors import TooManyRequests as TooManyRequests
     from muster.errors import TrainingCancelled as TrainingCancelled
@@ -78,8 +79,8 @@ _PLACES = {
         "AlreadyExists BelowMinimumWorld Compacted Conflict DistributedError Forbidden GrantTimeout "
         "InternalError InvalidRequest JournalUnusable MusterError NotFound PipelineKilled PipelineQuarantined "
         "QuotaExceeded RendezvousUnavailable RequestRefused ResizeTakenBack ScaleSuperseded SchedulerStopped "
-        "SharingError TooLarge TooManyRequests TrainingCancelled TrainingFailed UDTerminalState Unauthenticated "
-        "Unavailable WaitTimeout WorldSizeOutOfBounds WouldDeadlock"
+        "SharingError StateUnusable TooLarge TooManyRequests TrainingCancelled TrainingFailed UDTerminalState "
+        "Unauthenticated Unavailable WaitTimeout WorldSizeOutOfBounds WouldDeadlock"
     ),
     "muster.mesh.wait": "mesh_status mesh_wait",
     "muster.node.numbers": "log",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +110,10 @@ class Writer(StorageWriter):
         self._held = None
         self._write(place, items, dcp_metadata.write(metadata))
         if self._folder is not None:
-            disk.drop_old(self._folder, place.attempt)
+            try:
+                disk.drop_old(self._folder, place.attempt)
+            except OSError as error:  # the step itself is written
+                warnings.warn(f"muster.dcp: old steps in {self._folder} cannot be removed: {error}", stacklevel=2)
 
     def _write(self, place: _Place, items: list[_Item], rest: bytes) -> None:
         number = int(os.environ.get("MUSTER_ROUND", "0"))
@@ -152,9 +156,15 @@ def _item(item: WriteItem, data: Any) -> _Item:
 
 
 class Reader(StorageReader):
-    """The newest step that all ranks can have, or the one that is named. `step` is None if there is none."""
+    """The newest step that all ranks can have, or the one that is named. `step` is None if there is none.
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, step: int | None = None) -> None:
+    StateUnusable: the folder cannot be read, or it has steps and none is whole, which `start_over` allows.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, step: int | None = None, *, start_over: bool = False
+    ) -> None:
+        self._start_over = start_over
         self._line = _line()
         self._parts: dict[int, Part] = {}
         self._part_of, self.step = self._found(Path(folder).absolute() if folder is not None else None, step)
@@ -164,9 +174,14 @@ class Reader(StorageReader):
             offer = self._line.offer(folder, 0.0)
             if offer.step and offer.ranks and wanted in (None, offer.step):
                 return self._line.part, offer.step
-        for step, paths in disk.steps(folder, disk.DCP).items() if folder is not None else ():
+        if folder is None:
+            return _nothing, None
+        listing = alone.read_patiently(folder, lambda: disk.look(folder, disk.DCP))
+        for step, paths in listing.usable.items():
             if wanted in (None, step):
                 return alone.Parts(paths), step
+        if wanted is None:
+            alone.check_beginning(folder, listing.unusable, self._start_over)
         return _nothing, None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -128,6 +128,12 @@ class InternalError(MusterError):
     code, status = "internal", 500
 
 
+class StateUnusable(MusterError):
+    """The steps in a durable folder cannot be read, or cannot be used. No file of a step was changed."""
+
+    code = "state_unusable"
+
+
 class SharingError(MusterError):
     """About GPUs that several pipelines share."""
 

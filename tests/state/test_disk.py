@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import muster
+from muster.errors import InvalidRequest, StateUnusable
 from muster.state import careful, disk, layout, leaves
 from muster.state.layout import Manifest, Piece
 from tests.state.kept import ALWAYS, commit, keep, restored
@@ -49,7 +50,9 @@ def tried(file: Path, data: bytes) -> dict[str, Any] | None:
     now = things()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if muster.State(durable=folder, **now).restore() == 0:
+        try:
+            assert muster.State(durable=folder, **now).restore() == 1
+        except (StateUnusable, InvalidRequest):
             assert str(now) == str(things()), "what was refused has changed nothing"
             return None
     return now
@@ -195,8 +198,11 @@ def test_a_file_of_another_step_rank_world_or_attempt_is_not_taken(small: Path) 
         path = top / place.format(attempt=small.parent.name.rpartition("-")[2])
         path.parent.mkdir(parents=True)
         shutil.copy(small, path)
-        with pytest.warns(UserWarning, match="it is step 1 of rank 0 of 1"):
-            assert muster.State(durable=top, **things()).restore() == 0
+        with (
+            pytest.warns(UserWarning, match="it is step 1 of rank 0 of 1"),
+            pytest.raises(StateUnusable, match=r"no step in .* can be used"),
+        ):
+            muster.State(durable=top, **things()).restore()
 
 
 def test_the_step_before_is_taken_instead_and_the_damaged_one_never_again(tmp_path: Path) -> None:
@@ -209,7 +215,7 @@ def test_the_step_before_is_taken_instead_and_the_damaged_one_never_again(tmp_pa
     data[-1] ^= 1
     newest.write_bytes(data)
     now = things()
-    with pytest.warns(UserWarning, match="step 2 in .* cannot be used: step 2 of rank 0 is damaged in its rest"):
+    with pytest.warns(UserWarning, match="step-.*2-.* cannot be used: step 2 of rank 0 is damaged in its rest"):
         assert muster.State(durable=tmp_path, **now).restore() == 1
     assert now["table"]["x"] == 1
     assert list(disk.steps(tmp_path)) == [1]
@@ -223,7 +229,7 @@ def test_a_folder_that_never_was_a_file_or_is_odd_is_no_error(tmp_path: Path) ->
     os.mkfifo(odd / disk.file_name(0, 1))
     (tmp_path / "step-000000000004-abc").write_text("a file")
     with pytest.warns(UserWarning, match="not a regular file"):
-        assert muster.State(durable=tmp_path, a=1).restore() == 0
+        assert muster.State(durable=tmp_path, start_over=True, a=1).restore() == 0
 
 
 def test_files_of_two_attempts_or_worlds_make_no_step(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ step from there on. So all write the same one, although nobody waits for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -29,26 +28,46 @@ class Durable:
         self._due_at = math.inf
         self._written: dict[int, int] = {}  # of each rank the last step that was begun with
         self._turn = asyncio.Lock()
+        self._reading = asyncio.Lock()  # a disk that hangs holds one thread, not all
         self.newest: int | None = None  # that is whole
         self.wish: int | None = None  # from this step on it is time
         self.write_at: int | None = None  # as everybody was told
-        self.failed = ""
+        self._failures: dict[int | None, str] = {}  # writes by rank; None: the folder itself
+
+    @property
+    def failed(self) -> str:
+        """Why the folder cannot be read or written now; empty if it can."""
+        return next(iter(self._failures.values()), "")
 
     def use(self, folder: str | None, every_s: float) -> None:
         path = Path(folder) if folder is not None else None
-        if path is None or path == self._folder:
+        if path is None:
             return
-        self._folder, self._every_s = path, every_s
-        self._due_at = asyncio.get_running_loop().time() + every_s
-        self._tasks.start(self._look())
+        if path != self._folder:
+            self._folder, self._every_s = path, every_s
+            self._due_at = asyncio.get_running_loop().time() + every_s
+        self._tasks.start(self.look())
 
-    async def _look(self) -> None:
-        assert self._folder is not None
-        found = await asyncio.to_thread(disk.steps, self._folder)
-        newest = next(iter(found), None)
-        if newest != self.newest:
+    async def look(self) -> None:
+        """Report the newest whole step. As long as the folder cannot be read, the last report stays."""
+        if self._folder is None:
+            return
+        newest, failure = self.newest, ""
+        try:
+            async with self._reading:
+                newest = next(iter(await asyncio.to_thread(disk.steps, self._folder)), None)
+        except OSError as error:
+            failure = f"the steps in {self._folder} cannot be read: {error.strerror or error}"
+        if self._note(None, failure) or newest != self.newest:
             self.newest = newest
             self._changed()
+
+    def _note(self, what: int | None, failure: str) -> bool:
+        """Whether this is news."""
+        before = self._failures.pop(what, "")
+        if failure:
+            self._failures[what] = failure
+        return failure != before
 
     def sealed(self, copy: Copy, step_s: float) -> None:
         """A rank of ours has sealed a step."""
@@ -63,24 +82,30 @@ class Durable:
             self._written[rank] = step
             self._tasks.start(self._write(copy))
 
-    def _write_now(self, folder: Path, copy: Copy, memory: memoryview) -> None:
-        manifest = copy.manifest
-        disk.write(folder, manifest, memory)
-        if manifest.rank == 0:
-            with contextlib.suppress(OSError):
-                disk.drop_old(folder, disk.attempt_of(manifest))
-
     async def _write(self, copy: Copy) -> None:
         assert self._folder is not None
         (segment,) = copy.segments  # what our own rank has sealed lies in one
         segment.users += 1
         try:
             async with self._turn:
-                await asyncio.to_thread(self._write_now, self._folder, copy, memoryview(segment.memory))
-            self.failed = ""
-        except OSError as error:
-            self.failed = f"step {copy.manifest.step} cannot be written to {self._folder}: {error.strerror or error}"
+                failure = await asyncio.to_thread(_write_now, self._folder, copy, memoryview(segment.memory))
         finally:
             segment.users -= 1
-        await self._look()
+        self._note(copy.manifest.rank, failure)
+        await self.look()
         self._changed()
+
+
+def _write_now(folder: Path, copy: Copy, memory: memoryview) -> str:
+    """Write one rank's step, then remove older steps; returns what failed."""
+    manifest, failure = copy.manifest, ""
+    try:
+        disk.write(folder, manifest, memory)
+    except OSError as error:
+        failure = f"step {manifest.step} cannot be written to {folder}: {error.strerror or error}"
+    if manifest.rank == 0:
+        try:
+            disk.drop_old(folder, disk.attempt_of(manifest))
+        except OSError as error:
+            failure = failure or f"old steps in {folder} cannot be removed: {error.strerror or error}"
+    return failure

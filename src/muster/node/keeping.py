@@ -30,6 +30,7 @@ from muster.types.world import MemberId, RunId
 TELL_EVERY_S = 0.02  # what has changed meanwhile is told together
 FLUSH_S = 30.0
 SETTLE_S = 5.0
+LOOK_S = 1.0  # for the durable folder, which may be on a disk that does not answer
 COPY_S = 3.0
 
 
@@ -101,6 +102,9 @@ class Keeper:
     async def settle(self) -> None:
         """The ranks have ended: what they have sealed, and what others said of theirs, is all that there will be."""
         await previews.adopt(self.peers.previews, self.shelf, self.take)
+        with contextlib.suppress(TimeoutError):
+            look = self.tasks.start(self._durable.look())  # a rank may have set a step aside
+            await asyncio.wait_for(asyncio.shield(look), LOOK_S)
         self._tell()
 
     async def flush(self) -> None:
@@ -143,6 +147,7 @@ class Keeper:
         """A rank cannot use a piece. Whether it could be had from another place."""
         self._damage = why
         self.shelf.discard(total, length)
+        self.tasks.start(self._durable.look())  # it may be a step on disk that was set aside
         self._tell()
         resume = self.resume
         return resume is not None and any(source.member_id != self._member_id for source in resume.sources)

@@ -1,4 +1,6 @@
-"""State without an agent: nothing is copied unless it is time to write it to disk.
+"""State in a durable folder: how ranks read it, also under muster, and how they write it without an agent.
+
+Without an agent nothing is copied unless it is time to write it to disk.
 
 Several ranks have to write the same steps, and nobody of ours is there to say which. So rank 0 names a step that is
 still to come in a file, and everybody looks at that file at each commit. A step that not all have written does not
@@ -8,19 +10,22 @@ count; then the next one is named further ahead.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from muster.errors import InvalidRequest
+from muster.errors import InvalidRequest, StateUnusable
 from muster.state import content_hash, copying, disk, leaves
-from muster.state.keeper import Part
+from muster.state.keeper import Damaged, Part
 from muster.state.layout import Manifest
 from muster.state.pace import Pace
 
@@ -33,20 +38,30 @@ _MOST_NEXT = 4096
 
 # Restoring
 
+PAUSES_S = (0.5, 1.0, 2.0)  # between attempts to read a folder: a disk may fail for a moment
+START_OVER = "MUSTER_STATE_START_OVER"
+_LASTING = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}  # another attempt changes nothing
+_SHOWN = 3
+STORE_S = timedelta(seconds=30)
+T = TypeVar("T")
+
 
 class Parts:
-    """The files of one step, opened as they are asked for."""
+    """The files of one step. Damaged: a file is torn or flipped. OSError: a file cannot be read, and may be whole."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
 
     def __call__(self, rank: int) -> Part:
         path = self._paths[rank]
-        try:
-            with disk.opened(path) as file:
-                manifest = file.manifest(path)
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{path.name}: {error}") from None
+        with _opened(path) as file:
+            manifest = file.manifest(path)
         return Part(manifest, _Pieces(path, manifest), "disk", [0] * len(manifest.every))
 
 
@@ -63,20 +78,89 @@ class _Pieces(Sequence[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
         piece = self._every[index]
         found = torch.empty(piece.length, dtype=torch.uint8)
-        with disk.opened(self._path) as file:
+        with _opened(self._path) as file:
             file.fill(content_hash.memory_of(found), piece.offset)
         return found
 
 
-def refuse(paths: list[Path], ranks: int, why: BaseException) -> None:
-    """A step cannot be used. One rank alone takes the one before; others may have gone on from it already."""
-    where = paths[0].parent
-    with contextlib.suppress(OSError):
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[disk.Opened]:
+    try:
+        with disk.opened(path) as file:
+            yield file
+    except ValueError as error:
+        raise Damaged(f"{path.name}: {error}") from None
+
+
+def read_patiently(folder: Path, read: Callable[[], T], tell: Callable[[str], None] = lambda text: None) -> T:
+    """Return what `read` returns. A disk that fails is read again for some seconds, then StateUnusable is raised."""
+    for pause_s in PAUSES_S:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno in _LASTING:
+                raise unreadable(folder, error) from error
+            tell(f"{folder} cannot be read now, and is read again: {error}")
+        time.sleep(pause_s)
+    try:
+        return read()
+    except OSError as error:
+        raise unreadable(folder, error) from error
+
+
+def unreadable(folder: Path, error: OSError) -> StateUnusable:
+    """Say that the disk fails, and how to go on. The steps in the folder may all be whole."""
+    place = Path(error.filename) if isinstance(error.filename, str) else folder
+    step = next((path for path in (place, *place.parents) if path.parent == folder), None)
+    other = f" To go on without {step.name}, move it elsewhere." if step is not None else ""
+    return StateUnusable(
+        f"the steps in {folder} cannot be read: {error.strerror or error}. Start again when `ls -lR {folder}` works."
+        f"{other} Nothing in the folder was changed. The failure: {error}",
+        retryable=True,
+    )
+
+
+def check_beginning(folder: Path, unusable: Mapping[Path, str], start_over: bool) -> None:
+    """Refuse to begin at step 0 beside steps that nothing can use, unless the user allows it."""
+    if not unusable or start_over or os.environ.get(START_OVER, "") not in ("", "0"):
+        return
+    steps = [f"{where.name}: {why}" for where, why in list(unusable.items())[:_SHOWN]]
+    more = f"; {len(unusable) - _SHOWN} more" if len(unusable) > _SHOWN else ""
+    raise StateUnusable(
+        f"no step in {folder} can be used. Bring back what is missing, or set {START_OVER}=1 "
+        f"to begin at step 0. Nothing was removed: {'; '.join(steps)}{more}"
+    )
+
+
+def check_same_step(step: int, ranks: int, folder: Path, tell: Callable[[str], None]) -> None:
+    """Refuse another step than other ranks of this round have read: on one machine the disk may not be mounted.
+
+    The ranks of a first round look for the newest step themselves. The first rank writes its step into the round's
+    store, and no rank waits for another one.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    try:
+        at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = PrefixStore("muster-state", TCPStore(*at, ranks, False, timeout=STORE_S, wait_for_workers=False))
+        first = int(store.compare_set("step", "", str(step)))
+    except (LookupError, ValueError, RuntimeError) as error:
+        tell(f"whether all ranks read the same step in {folder} is not known: {error}")
+        return
+    if first != step:
+        raise StateUnusable(
+            f"this rank reads step {step} in {folder}, and another rank of the round step {first}: their machines do "
+            f"not see the same folder. Compare `ls {folder}` on all machines, then start again"
+        )
+
+
+def set_aside(where: Path, why: BaseException) -> str:
+    """Mark a damaged step, so that no rank uses it again; returns a sentence that says so."""
+    try:
         disk.set_aside(where, str(why))
-    if ranks > 1:
-        raise InvalidRequest(
-            f"{where} cannot be used: {why}. It is set aside; start all ranks again: they go on from the step before"
-        ) from why
+    except OSError as error:
+        return f"The step cannot be set aside ({error.strerror or error}): move {where} elsewhere"
+    return "The step is set aside, and stays where it is"
 
 
 # Committing
@@ -237,7 +321,11 @@ class Keeping:
             return
         self._look = now + (LOOK_S if self._ranks > 1 else 0.0)
         where, step, until = self._pending
-        if disk.whole(where):
+        try:
+            written = bool(disk.whole(where))
+        except OSError:
+            written = False  # not as far as this rank can see
+        if written:
             self._pending, self._missed = None, 0
             self.safe = step
         elif now >= until:
@@ -279,19 +367,26 @@ class Keeping:
                 if odd := leaves.refused(bytes(content_hash.memory_of(copying.raw(memory, manifest.rest)))):
                     self._tell(f"what is written could not be read again: {odd}")
             disk.write(self._folder, marked, content_hash.memory_of(memory))
-            if manifest.rank == 0:
-                disk.drop_old(self._folder, self._attempt)
             if self._ranks == 1:
                 self.safe = manifest.step
         except OSError as error:
             self._pending = None
             self._tell(f"nothing can be written to {self._folder}: {error.strerror or error}")
         finally:
+            if manifest.rank == 0:
+                self._drop_old()
             ended = self._clock()
             self._due = ended + self._every_s
             if self._pending is not None:
                 self._pending = *self._pending[:2], ended + max(PATIENCE_S, 2 * (ended - began))
             self._writing = False
+
+    def _drop_old(self) -> None:
+        assert self._folder is not None
+        try:
+            disk.drop_old(self._folder, self._attempt)
+        except OSError as error:
+            self._tell(f"old steps in {self._folder} cannot be removed: {error.strerror or error}")
 
 
 def _on_one_machine(ranks: int) -> bool:

@@ -5,12 +5,13 @@
 
 A file gets its name when all of it is on the disk, and a step counts when all its files have theirs. The attempt is the
 same for all who write a step together, so that files of two attempts never make one step. What the file format does not
-know (which part of which tensor a piece is, sums, all that is no tensor) is in the file's metadata.
+know (which part of which tensor a piece is, hashes, all that is no tensor) is in the file's metadata.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ import shutil
 import stat
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster import files
@@ -33,6 +34,7 @@ MOST_HEADER = 100_000_000  # as much as readers of this format take
 _STEP = re.compile(r"step-([0-9]{1,18})-([0-9A-Za-z]{1,64})")
 _FILE = re.compile(r"rank-([0-9]{1,9})-of-([0-9]{1,9})\.safetensors")
 _DAMAGED = "damaged.txt"
+_SET_ASIDE = f"it was set aside, see {_DAMAGED}"
 _REST = "muster.rest"
 _CHUNK = 8 << 20
 _DTYPES = {
@@ -79,7 +81,9 @@ def file_name(rank: int, ranks: int) -> str:
 def write(folder: Path, manifest: Manifest, memory: memoryview) -> Path:
     """Keep one rank's step; OSError where that cannot be done, and then nothing of it counts."""
     where = step_folder(folder, manifest.step, attempt_of(manifest))
-    where.mkdir(parents=True, exist_ok=True)
+    if not where.is_dir():
+        where.mkdir(parents=True, exist_ok=True)
+        files.sync_folder(folder)
     path = where / file_name(manifest.rank, manifest.ranks)
     header = _header(manifest)
     for left in where.glob(f".{path.name}.*"):  # by one that was killed
@@ -160,14 +164,22 @@ def _index(manifest: Manifest) -> str:
 # Reading
 
 
+class OtherFormat(Exception):
+    """Another version of muster wrote the file. Whether the file is damaged is unknown."""
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Opened]:
-    """One rank's step on disk. ValueError or OSError says why it cannot be used."""
-    file = _open(path)
+    """Open one rank's file. ValueError: the file is damaged. OSError: the file cannot be read, and may be whole."""
     try:
-        yield Opened(file)
-    finally:
-        os.close(file)
+        file = _open(path)
+        try:
+            yield Opened(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 class Opened:
@@ -187,6 +199,7 @@ class Opened:
             told = json.loads(header)["__metadata__"]["muster"].encode()
         except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a file of muster: {error}") from None
+        _check_format(told)
         manifest = layout.read(told, 1 << 61)
         if _header(manifest)[8:] != header:
             raise ValueError("its header is damaged")
@@ -205,6 +218,13 @@ class Opened:
             if not count:
                 raise ValueError("it is torn: its end is missing")
             done += count
+
+
+def _check_format(text: bytes) -> None:
+    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+        number = json.loads(text)["format"]
+        if isinstance(number, int) and number != layout.FORMAT:
+            raise OtherFormat(f"it has format {number}, and this version of muster reads format {layout.FORMAT} only")
 
 
 def _open(path: Path) -> int:
@@ -242,53 +262,133 @@ def _moved(manifest: Manifest, begin: int, size: int) -> Manifest:
 # Which steps there are
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The steps of a folder."""
+
+    usable: dict[int, list[Path]]  # newest first: the files of all ranks
+    unusable: dict[Path, str]  # newest first: the folder of a step, and why no rank can use the step
+
+
+def look(folder: Path, kind: str = "") -> Listing:
+    """List the steps of a folder; `kind` is how their attempts begin. OSError: the folder cannot be read.
+
+    A failing disk must never look like an empty folder: the training would begin again and replace its own steps.
+    """
+    usable: dict[int, list[Path]] = {}
+    unusable: dict[Path, str] = {}
+    for step, attempt, where in sorted(_folders(folder), reverse=True):
+        if attempt.startswith(DCP) == (kind == DCP):
+            paths, why = _files_of(where)
+            if paths:
+                usable.setdefault(step, paths)
+            elif why:
+                unusable[where] = why
+    return Listing(usable, unusable)
+
+
 def steps(folder: Path, kind: str = "") -> dict[int, list[Path]]:
-    """Whole steps, newest first, with the files of their ranks. Of which kind shows at the beginning of an attempt."""
-    found: dict[int, list[Path]] = {}
-    for step, attempt, where in sorted(_folders(folder)):
-        if attempt.startswith(DCP) == (kind == DCP) and (paths := whole(where)):
-            found[step] = paths
-    return dict(sorted(found.items(), reverse=True))
+    """Return the whole steps, newest first, with the files of their ranks. OSError: the folder cannot be read."""
+    return look(folder, kind).usable
+
+
+def step_of(where: Path) -> int:
+    """Return the step of a step's folder."""
+    match = _STEP.fullmatch(where.name)
+    assert match is not None
+    return int(match[1])
 
 
 def _folders(folder: Path) -> Iterator[tuple[int, str, Path]]:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if (one := _STEP.fullmatch(name)) is not None:
-                yield int(one[1]), one[2], folder / name
+    for name in _names(folder):
+        if (match := _STEP.fullmatch(name)) is not None:
+            yield int(match[1]), match[2], folder / name
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names in a folder, or none if there is no such folder. A link to nothing is an error."""
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        for path in (folder, *folder.parents):
+            if path.is_symlink() and not path.exists():
+                raise FileNotFoundError(errno.ENOENT, "The target of this link does not exist", str(path)) from None
+        return set()
+
+
+def _files_of(where: Path) -> tuple[list[Path], str]:
+    """Return the files of a step, rank by rank, or why it has no complete set of them.
+
+    Neither: no rank has finished its file, so that there never was such a step.
+    """
+    try:
+        names = _names(where)
+    except NotADirectoryError:
+        return [], ""
+    if _DAMAGED in names:
+        return [], _SET_ASIDE
+    worlds = {int(match[2]) for name in names if (match := _FILE.fullmatch(name))}
+    why = ""
+    for ranks in sorted(worlds, reverse=True):
+        expected = [file_name(rank, ranks) for rank in range(min(ranks, len(names) + 1))]
+        if names.issuperset(expected):
+            return [where / name for name in expected], ""
+        present = sum(_is_of(name, ranks) for name in names)
+        why = why or f"it has {present} of its {ranks} files"
+    return [], why
+
+
+def _is_of(name: str, ranks: int) -> bool:
+    match = _FILE.fullmatch(name)
+    return match is not None and int(match[2]) == ranks
 
 
 def whole(where: Path) -> list[Path]:
-    """The files of a step, rank by rank, if all are there and nobody found one of them damaged."""
-    try:
-        names = set(os.listdir(where))
-    except OSError:
-        return []
-    worlds = {int(match[2]) for name in names if (match := _FILE.fullmatch(name))}
-    for ranks in sorted(worlds, reverse=True):
-        expected = [file_name(rank, ranks) for rank in range(min(ranks, len(names) + 1))]
-        if _DAMAGED not in names and names.issuperset(expected):
-            return [where / name for name in expected]
-    return []
+    """Return the files of a step, rank by rank, if all exist and the step was not set aside. OSError: unreadable."""
+    return _files_of(where)[0]
 
 
 def set_aside(where: Path, why: str) -> None:
-    """Nobody takes this step any more."""
-    replace_text(where / _DAMAGED, f"{why}\n")
+    """Mark a damaged step: nothing uses it any more, and nothing removes it."""
+    try:
+        replace_text(where / _DAMAGED, f"{why}\n")
+    except OSError:
+        (where / _DAMAGED).touch()  # a full disk often has room for a name
 
 
 def drop_old(folder: Path, mine: str = "", keep: int = KEEP) -> None:
-    """All but the newest whole steps. What is not whole goes when enough that is newer is.
+    """Remove all but the newest whole steps, and unfinished steps that are older. Steps that were set aside stay.
 
-    `mine`: those that write now. What others have begun, and not ended, has nobody any more.
+    `mine` is the attempt that writes now: its newest whole step stays in any case. Of the unfinished steps of each
+    side, this attempt and earlier ones, the newest stay until whole steps have passed them. OSError: some are left.
     """
-    found = sorted((one for one in _folders(folder) if one[1].startswith(DCP) == mine.startswith(DCP)), reverse=True)
-    complete = [one for one in found if whole(one[2])]
+    complete: list[tuple[int, str, Path]] = []
+    unfinished: dict[bool, list[tuple[int, str, Path]]] = {True: [], False: []}
+    empty = []
+    for step, attempt, where in sorted(_folders(folder), reverse=True):
+        if attempt.startswith(DCP) != mine.startswith(DCP) or not where.is_dir():
+            continue
+        paths, why = _files_of(where)
+        if paths:
+            complete.append((step, attempt, where))
+        elif why == _SET_ASIDE:
+            continue
+        elif why or attempt == mine:
+            unfinished[attempt == mine].append((step, attempt, where))
+        else:
+            empty.append(where)
     last = complete[keep - 1][0] if len(complete) >= keep else -1
-    unfinished = [one for one in found if one not in complete]
-    waiting = [one for one in unfinished if one[1] == mine][:keep]
-    for one in found:
-        step, _, where = one
-        left = bool(mine) and one in unfinished and one not in waiting
-        if step < last or left:
-            shutil.rmtree(where, ignore_errors=True)
+    newest = next((where for _, attempt, where in complete if attempt == mine), None)
+    old = [where for step, _, where in complete if step < last and where != newest]
+    for begun in unfinished.values():
+        old += [where for index, (step, _, where) in enumerate(begun) if step < last or index >= keep]
+    failure: OSError | None = None
+    for where in (*old, *empty):
+        try:
+            shutil.rmtree(where)
+        except FileNotFoundError:
+            pass  # another process has removed it
+        except OSError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

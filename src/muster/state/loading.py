@@ -132,7 +132,9 @@ def _device(piece: Piece, template: torch.Tensor | None) -> torch.device:
 
 def dtype_of(piece: Piece) -> torch.dtype:
     found = getattr(torch, piece.dtype, None)
-    if not isinstance(found, torch.dtype) or found.itemsize * math.prod(piece.shape) != piece.length:
+    if not isinstance(found, torch.dtype):
+        raise InvalidRequest(f"{piece.name} is of the type {piece.dtype!r}, which torch {torch.__version__} lacks")
+    if found.itemsize * math.prod(piece.shape) != piece.length:
         raise Damaged(f"{piece.name} is {piece.length} bytes of {piece.dtype} in the shape {piece.shape}", "", 0)
     return found
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import operator
 import os
 import pickle
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
-from muster.errors import InvalidRequest
+from muster.errors import InvalidRequest, StateUnusable
 from muster.node import word
 from muster.node.progress import progress
 from muster.state import alone, copying, disk, keeper, layout, leaves, randomness, shards
@@ -55,6 +56,7 @@ class State:
         durable: str | os.PathLike[str] | None = None,
         durable_every: timedelta = timedelta(minutes=10),
         overhead: float = 0.03,
+        start_over: bool = False,
         random: bool = True,
         **named: Any,
     ) -> None:
@@ -64,6 +66,7 @@ class State:
         self._random = random
         self._durable = Path(durable).absolute() if durable is not None else None
         self._durable_every = durable_every.total_seconds()
+        self._start_over = start_over
         self._rank = int(os.environ.get("RANK", "0"))
         self._ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self._round = int(os.environ.get("MUSTER_ROUND", "0"))
@@ -133,24 +136,63 @@ class State:
         self._give_up(why)
 
     def _from_disk(self, wanted: int | None) -> int:
-        """`wanted`: that step and no other; 0 is the beginning."""
-        if self._durable is None or wanted == 0:
+        """Restore that step and no other, or the newest one. Step 0 is the beginning."""
+        if wanted == 0 or (wanted is None and self._durable is None):
             return self._restored(0, "")
-        for step, paths in disk.steps(self._durable).items():
+        if self._durable is None:
+            self._give_up(f"this round goes on from step {wanted} on disk, but this rank has no durable folder")
+        folder = self._durable
+        step = alone.read_patiently(folder, lambda: self._read_folder(folder, wanted), self._tell)
+        if self._line is not None and wanted is None and self._ranks > 1:
+            alone.check_same_step(step, self._ranks, folder, self._tell)
+        return self._restored(step, f"disk, {folder}" if step else "")
+
+    def _read_folder(self, folder: Path, wanted: int | None) -> int:
+        listing = disk.look(folder)
+        unusable = dict(listing.unusable)
+        for step, paths in listing.usable.items():
             if wanted is not None and step != wanted:
                 continue
+            where = paths[0].parent
             try:
                 self._load(alone.Parts(paths), len(paths), careful=True)
-            except (ValueError, OSError, Damaged, pickle.UnpicklingError) as error:
-                if wanted is not None:
-                    self._give_up(f"step {step} in {self._durable}: {error}")
-                alone.refuse(paths, self._ranks, error)
-                self._tell(f"step {step} in {self._durable} cannot be used: {error}")
+            except Damaged as error:
+                self._set_aside(where, error, goes_on=wanted is None and self._ranks == 1)
+                unusable[where] = str(error)
                 continue
-            return self._restored(step, f"disk, {self._durable}")
+            except (ValueError, pickle.UnpicklingError, disk.OtherFormat) as error:
+                raise StateUnusable(
+                    f"{where} is whole, but this program cannot use it: {error}. Start a program that can, or move the "
+                    f"step elsewhere to go on without it. Nothing in the folder was changed"
+                ) from error
+            if self._rank == 0:
+                self._tell_of_newer(step, unusable)
+            return step
         if wanted is not None:
-            self._give_up(f"step {wanted} is not in {self._durable} any more")
-        return self._restored(0, "")
+            raise FileNotFoundError(
+                errno.ENOENT, f"Step {wanted} is missing, or its files are not complete", str(folder)
+            )
+        alone.check_beginning(folder, unusable, self._start_over)
+        if unusable:
+            self._tell(f"no step in {folder} can be used, and starting over is allowed: training begins at step 0")
+        return 0
+
+    def _set_aside(self, where: Path, error: Damaged, *, goes_on: bool) -> None:
+        """Mark a damaged step. A rank alone takes the one before; other ranks may have gone on from it already."""
+        marked = alone.set_aside(where, error)
+        with contextlib.suppress(AgentGone):
+            if self._line is not None:
+                self._line.damaged(Damaged(f"{where} on disk cannot be used: {error}"))
+        if not goes_on:
+            raise StateUnusable(
+                f"{where} is damaged. Start all ranks again: they go on from the step before. {marked}: {error}"
+            ) from error
+        self._tell(f"{where} cannot be used: {error}. {marked}")
+
+    def _tell_of_newer(self, step: int, unusable: Mapping[Path, str]) -> None:
+        for where, why in unusable.items():
+            if disk.step_of(where) > step:
+                self._tell(f"training goes on from step {step}, because {where} cannot be used: {why}")
 
     def _restored(self, step: int, where: str) -> int:
         if self._line is not None:

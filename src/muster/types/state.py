@@ -48,7 +48,7 @@ class Holding:
     write_at: int | None = None  # it is time that everybody writes the first step from this one on to disk
     every: int = 1  # it can take a copy at each step that this divides
     stride: int = 1  # and give away each that this divides
-    refused: str = ""  # why it cannot keep state in memory
+    refused: str = ""  # why it cannot keep state in memory, or cannot read or write the durable folder
     damage: str = ""  # the last piece that could not be used, and why
     commit_s: float = 0.0  # what a commit takes from the training of its slowest rank
     step_s: float = 0.0  # what a step takes there

@@ -283,6 +283,6 @@ def test_what_of_its_state_is_safe_and_why_it_went_on_where_it_did_is_told() -> 
         "state: step 119 is safe against the loss of any one worker",
         "state: the loss of any one worker now costs 1 step: it goes on from step 119 in memory",
         "state: the ranks of round 3 went on from step 90 in memory",
-        "state: cannot be kept: demo-2: 64 MiB of state do not fit",
+        "state: not all of it is kept: demo-2: 64 MiB of state do not fit",
     ]
     assert "state" not in str(explained(a_training(phase="ready", round=3)))

@@ -185,7 +185,7 @@ def _state(training: Training) -> Iterator[str]:
     if state.resumed:
         yield f"state: the ranks of round {training.status.round} went on {state.resumed}"
     if state.refused:
-        yield f"state: cannot be kept: {state.refused}"
+        yield f"state: not all of it is kept: {state.refused}"
 
 
 def _deadlines(training: Training, now: datetime, steady: datetime) -> Iterator[str]:

@@ -211,7 +211,7 @@ function State({ state }) {
       ${state.loss && html`<li class=${risky ? "worry" : ""}><${Icon} name=${risky ? "lost" : "succeeded"} /><p>${state.loss}</p></li>`}
       ${state.where && html`<li><${Icon} name="spare" /><p>${state.where}</p></li>`}
       ${state.resumed && html`<li><${Icon} name="round" /><p>this round went on ${state.resumed}</p></li>`}
-      ${state.refused && html`<li class="worry"><${Icon} name="lost" /><p>cannot be kept: ${state.refused}</p></li>`}
+      ${state.refused && html`<li class="worry"><${Icon} name="lost" /><p>not all of it is kept: ${state.refused}</p></li>`}
     </ul>
   <//>`;
 }
