@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from muster import files
+from muster.node.fencing import check_lease
 from muster.state import layout
 from muster.state.layout import Manifest, Piece
 
@@ -94,6 +95,7 @@ def write(folder: Path, manifest: Manifest, memory: memoryview) -> Path:
                     out.write(memory[begin : min(begin + _CHUNK, piece.offset + piece.length)])
             out.flush()
             os.fsync(out.fileno())
+        check_lease()  # in a rank: what it writes counts from the next line on
         if manifest.rank == 0:
             replace_text(where / INDEX, _index(manifest))
         partial.replace(path)
@@ -282,6 +284,7 @@ def drop_old(folder: Path, mine: str = "", keep: int = KEEP) -> None:
 
     `mine`: those that write now. What others have begun, and not ended, has nobody any more.
     """
+    check_lease()
     found = sorted((one for one in _folders(folder) if one[1].startswith(DCP) == mine.startswith(DCP)), reverse=True)
     complete = [one for one in found if whole(one[2])]
     last = complete[keep - 1][0] if len(complete) >= keep else -1
