@@ -253,10 +253,10 @@ class Agent:
         mine = self._config.identity
         try:
             self._keeping.begin(place.number, place.round.resume)
-            where, bench_s = (self._config.log_dir, self._scratch), self._state.at.settings.bench_s
-            told = self._echo, self._times
-            paths = self._keeping.path, bench_s, self._lease_file.path
-            self._files = RankFiles(place, mine.run_id, *where, *told, *paths)
+            settings = self._state.at.settings
+            where = self._config.log_dir, self._scratch, self._echo, self._times, self._keeping.path
+            lease, limit_s = self._lease_file.path, settings.store_timeout_s
+            self._files = RankFiles(place, mine.run_id, *where, settings.bench_s, lease, limit_s)
             self._findings.begin(place, self._files)
             if place.hosts_store and (listener := self._member.take_listener()) is not None:
                 at = place.round.store_addr, place.round.store_port
