@@ -123,9 +123,7 @@ def test_the_torch_of_this_environment_is_new_enough() -> None:
 def test_the_doctor_warns_of_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda package: "2.7.1")
     [check] = [check for check in doctor._packages() if check.name == "torch"]
-    assert check.state == "warn" and check.message.startswith(
-        "torch 2.7.1 is too old: muster needs torch 2.8 or newer"
-    )
+    assert check.state == "warn" and check.message.startswith("torch 2.7.1 is too old: muster needs torch 2.8 or newer")
 
 
 def test_torchrun_says_it_too(fleet: Fleet) -> None:

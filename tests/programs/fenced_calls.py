@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fenced import BEAT_S, Marks
+from fenced import BEAT_S, Marks  # type: ignore[import-not-found]
 
 import muster
 
