@@ -205,7 +205,12 @@ def test_after_a_suspension_a_rank_waits_for_its_agent(
     slept_s, boot = 3600.0, time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda clock: boot(clock) + slept_s)
     over = threading.Event()
-    rank = threading.Thread(target=lambda: (muster.progress(1), over.set()))
+
+    def call() -> None:
+        muster.progress(1)
+        over.set()
+
+    rank = threading.Thread(target=call)
     rank.start()
     lease.publish(asked_at + SURE_S, asked_at)  # the agent says once more what was granted before
     assert not over.wait(0.2)

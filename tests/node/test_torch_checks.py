@@ -36,20 +36,20 @@ print("formed", flush=True)
 """
 
 
-def put_torch(folder: Path, version: str) -> dict[str, str]:
-    """A package that shadows torch; returns the variables with which it is found."""
+def put_torch(folder: Path, version: str) -> str:
+    """A package that shadows torch; returns the PYTHONPATH with which it is found."""
     package = folder / "packages" / "torch"
     package.mkdir(parents=True)
     (package / "version.py").write_text(f"__version__ = '{version}'\n")
     (package / "__init__.py").write_text("from .version import __version__\n\n\ndef initial_seed():\n    return 0\n")
-    return {"PYTHONPATH": str(package.parent)}
+    return str(package.parent)
 
 
-def a_node(fleet: Fleet, program: str, *options: str, **env: str) -> Process:
+def a_node(fleet: Fleet, program: str, *options: str, packages: str = "") -> Process:
     path = fleet.folder / "script.py"
     path.write_text(program)
     fleet.coordinator()
-    return fleet.node("a", "--nnodes", "1", *options, program=(str(path), str(fleet.notes / "go")), **env)
+    return fleet.node("a", "--nnodes", "1", *options, program=(str(path), str(fleet.notes / "go")), PYTHONPATH=packages)
 
 
 # An old torch -------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def a_node(fleet: Fleet, program: str, *options: str, **env: str) -> Process:
 def test_an_old_torch_fails_the_run_at_once_and_says_what_to_type(
     fleet: Fleet, program: str, options: list[str]
 ) -> None:
-    node = a_node(fleet, program, *options, **put_torch(fleet.folder, "2.6.0+cu124"))
+    node = a_node(fleet, program, *options, packages=put_torch(fleet.folder, "2.6.0+cu124"))
     assert node.wait() == 1
     assert "it ran" not in node.text
     last = node.text.splitlines()[-1]
@@ -81,14 +81,14 @@ def test_an_old_torch_fails_the_run_at_once_and_says_what_to_type(
 
 
 def test_an_old_torch_that_is_not_used_is_no_concern(fleet: Fleet) -> None:
-    node = a_node(fleet, "print('it ran', flush=True)\n", **put_torch(fleet.folder, "2.6.0"))
+    node = a_node(fleet, "print('it ran', flush=True)\n", packages=put_torch(fleet.folder, "2.6.0"))
     assert node.wait() == 0
     assert "it ran" in node.text and "too old" not in node.text
 
 
 def test_a_program_that_can_do_without_torch_goes_on_without_it(fleet: Fleet) -> None:
     optional = "try:\n    __import__('torch')\nexcept ImportError:\n    print('without', flush=True)\n"
-    node = a_node(fleet, optional, **put_torch(fleet.folder, "2.6.0"))
+    node = a_node(fleet, optional, packages=put_torch(fleet.folder, "2.6.0"))
     assert node.wait() == 0
     assert "without" in node.text
 
@@ -108,7 +108,7 @@ def test_a_program_that_can_do_without_torch_goes_on_without_it(fleet: Fleet) ->
     ],
 )
 def test_versions(version: str, refused: bool, tmp_path: Path) -> None:
-    env = os.environ | put_torch(tmp_path, version)
+    env = os.environ | {"PYTHONPATH": put_torch(tmp_path, version)}
     code = (
         "from muster.node import torch_version as t; import sys; print(t.refusal()); assert 'torch' not in sys.modules"
     )

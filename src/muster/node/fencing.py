@@ -64,7 +64,7 @@ class LeaseFile:
 
 # The rank's side ----------------------------------------------------------------------------------
 
-_cells: memoryview | None = None
+_cells: memoryview[float] | None = None
 _cells_of: str | None = None
 
 
@@ -80,11 +80,11 @@ def check_lease() -> None:
         _end_unless_renewed(_cells)
 
 
-def _is_valid(cells: memoryview) -> bool:
+def _is_valid(cells: memoryview[float]) -> bool:
     return bool(time.monotonic() < cells[_FENCE] and time.clock_gettime(time.CLOCK_BOOTTIME) < cells[_FENCE_AWAKE])
 
 
-def _end_unless_renewed(cells: memoryview) -> None:
+def _end_unless_renewed(cells: memoryview[float]) -> None:
     """After a suspension the lease is in doubt: wait until the agent has renewed it, or until it is over."""
     while not _is_valid(cells):
         seen = cells[_FENCE], cells[_FENCE_AWAKE]
@@ -110,7 +110,7 @@ def _end(over_s: float) -> NoReturn:
     os._exit(EXIT_LEASE_OVER)
 
 
-def _map(path: str) -> memoryview | None:
+def _map(path: str) -> memoryview[float] | None:
     """Map the agent's memory; None where there is no agent or the file is another one."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

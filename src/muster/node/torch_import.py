@@ -21,7 +21,7 @@ class _Finder:
             raise ImportError(refusal)
         if name != _RENDEZVOUS:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             _check_after(spec)
@@ -41,4 +41,4 @@ def _check_after(spec: ModuleSpec) -> None:
 
 def watch() -> None:
     """Check torch when this rank imports it."""
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder())
