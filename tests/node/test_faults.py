@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
-from tests.fleet import Fleet, eventually, gone
+import pytest
+
+from tests.fleet import Fleet, eventually, family, gone, kill_all
 from tests.proxy import Proxy
 
 
@@ -161,6 +164,38 @@ def test_a_lost_coordinator_ends_the_agent_with_75_after_orphan_s(fleet: Fleet) 
     assert time.monotonic() - begun >= 1.0
     assert gone(rank["pid"])
     fleet.assert_nothing_left()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "silent"])
+def test_a_spare_that_is_left_alone_gives_its_machine_back(fleet: Fleet, how: int) -> None:
+    """The only worker with a rank is lost, and the coordinator with it."""
+    coordinator = fleet.coordinator()
+    options = ("--nnodes", "1", "--spares", "1", "--lease-s", "0.6", "--spare-orphan-s", "1")
+    nodes = {name: fleet.node(name, *options) for name in ("a", "b")}
+    active = fleet.started(0, 1)[0]["MUSTER_WORKER"]
+    fleet.until("the spare is there", lambda v: len(v["members"]) == 2)
+    spare = nodes["b" if active == "a" else "a"]
+    begun = time.monotonic()
+    coordinator.kill(how)
+    kill_all(family(nodes[active].pid))
+    assert spare.wait() == 75
+    assert time.monotonic() - begun >= 1.6
+    assert re.search(r"the coordinator was lost \(.+\); gave up after 1\.6 s, for no rank runs here", spare.text)
+    kill_all([coordinator.pid])
+    coordinator.wait()
+    fleet.assert_nothing_left()
+
+
+def test_a_spare_follows_a_successor(fleet: Fleet) -> None:
+    coordinator = fleet.coordinator()
+    nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--spare-orphan-s", "30") for i in range(3)]
+    fleet.started(0, 2)
+    fleet.settled(4)
+    coordinator.kill()
+    coordinator.wait()
+    eventually(lambda: any("leading run" in node.text for node in nodes), "one of them leads")
+    fleet.go()
+    assert [node.wait() for node in nodes] == [0, 0, 0]
 
 
 def test_a_stopped_warm_parent_holds_up_nobody(fleet: Fleet) -> None:

@@ -248,8 +248,8 @@ def test_so_do_ranks_of_muster_node_from_a(fleet: Fleet, program: tuple[str, ...
     fresh, forked = (told(by_muster_node(fleet, f"--warm {how}", *program)[0]) for how in ("never", "auto"))
     for facts in (fresh, forked):
         environment = facts["environment"]
-        own = ("MASTER_PORT", "MUSTER_NUMBERS_FILE", "MUSTER_PROGRESS_FILE", "MUSTER_RUN_TOKEN", "MUSTER_STATE_SOCKET")
-        assert all(environment.pop(name) for name in own)
+        files = ("MUSTER_LEASE_FILE", "MUSTER_NUMBERS_FILE", "MUSTER_PROGRESS_FILE", "MUSTER_STATE_SOCKET")
+        assert all(environment.pop(name) for name in ("MASTER_PORT", "MUSTER_RUN_TOKEN", *files))
     assert forked == fresh
 
 

@@ -27,6 +27,7 @@ from muster.cli import exits
 from muster.cli.output import Report, write_data
 from muster.cli.safe_text import line
 from muster.errors import MusterError, how_to_install
+from muster.node import torch_version
 from muster.sdk import home, peers
 from muster.sdk.home import Running
 from muster.sdk.peers import Unproved
@@ -83,7 +84,8 @@ def _python() -> Iterator[Check]:
 def _packages() -> Iterator[Check]:
     torch = _version("torch")
     message = torch or "not installed: scripts that need it will fail"
-    yield Check("torch", "ok" if torch else "warn", message, how_to_install("torch"))
+    refusal = torch_version.refusal(torch) if torch else ""
+    yield Check("torch", "ok" if torch and not refusal else "warn", refusal or message, how_to_install("torch"))
     for name in ("starlette", "uvicorn", "httptools"):
         version = _version(name)
         message = version or "not installed: this machine cannot run a control plane"

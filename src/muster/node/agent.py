@@ -39,7 +39,7 @@ from muster.core.member.orders import (
 from muster.core.member.standing import Standing
 from muster.core.member.state import EXIT_FAILED, MemberState
 from muster.core.succession import electorate
-from muster.node import guard, health, logs, saves, system, telling
+from muster.node import fencing, guard, health, logs, saves, system, telling
 from muster.node.findings import Findings
 from muster.node.heirs import Experience
 from muster.node.keeping import Keeping, Means
@@ -86,6 +86,7 @@ class Agent:
         mine = config.identity
         self._trace = _Trace(os.environ.get("MUSTER_TRACE"), mine.name)
         self._scratch = files.temporary()
+        self._lease_file = fencing.LeaseFile()
         words = (config.program.target, *config.program.args)
         self._saved_where = saves.Where(os.getcwd(), words, (str(config.log_dir),), self._scratch)
         self._saves = saves.Saves(self._saved_where)
@@ -225,6 +226,7 @@ class Agent:
             case Say(text=text):
                 self._say(text)
             case Beat():
+                self._lease_file.publish(order.fence, order.until - order.lease_s)
                 self._processes.tell_guard(guard.word(order, self._member.addresses()))
             case StartRanks(place=place):
                 self._start(place)
@@ -251,9 +253,10 @@ class Agent:
         mine = self._config.identity
         try:
             self._keeping.begin(place.number, place.round.resume)
-            where, bench_s = (self._config.log_dir, self._scratch), self._state.at.settings.bench_s
-            told = self._echo, self._times
-            self._files = RankFiles(place, mine.run_id, *where, *told, self._keeping.path, bench_s)
+            settings = self._state.at.settings
+            where = self._config.log_dir, self._scratch, self._echo, self._times, self._keeping.path
+            lease, limit_s = self._lease_file.path, settings.store_timeout_s
+            self._files = RankFiles(place, mine.run_id, *where, settings.bench_s, lease, limit_s)
             self._findings.begin(place, self._files)
             if place.hosts_store and (listener := self._member.take_listener()) is not None:
                 at = place.round.store_addr, place.round.store_port
@@ -323,6 +326,8 @@ class Agent:
     def _rank_exited(self, key: str, status: int) -> None:
         self._findings.tell()
         number, rank = rank_of(key)
+        if status == fencing.EXIT_LEASE_OVER:  # then the lease that is over is the cause, not a failure of the rank
+            self._member.handle(self._state.tick(self._member.now))
         current = self._held.current
         if current is None or current.number != number or self._files is None:
             return

@@ -164,8 +164,10 @@ _HELP = {
     "saving_timeout_s": "the same for ranks inside muster.saving()",
     "farewell_s": "seconds to wait for the others at the end",
     "orphan_s": "seconds that ranks go on without a coordinator",
+    "spare_orphan_s": "seconds that a worker without a rank searches for a lost coordinator, after its lease",
     "no_progress_rounds": "fail after N rounds in a row without a new highest step",
     "gate_timeout_s": "hold ranks until all workers reach each other, at most so many seconds",
+    "store_timeout_s": "seconds that a rank waits for the round's store when it joins its process group",
     "bench_s": "measure all-reduce before the first round's program, for at most so many seconds",
 }
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from muster import files
 from muster.node import progress
+from muster.node.fencing import check_lease
 from muster.types.numbers import LARGEST, LONGEST, MAX_NAMES, is_name
 
 FILE_VARIABLE = "MUSTER_NUMBERS_FILE"
@@ -74,6 +75,7 @@ _room: _Room | None = None
 def log(step: int | None = None, **numbers: float) -> None:
     """Tell numbers of this step; without one, of the step last given to `muster.progress`. Only rank 0's are kept."""
     global _room
+    check_lease()
     path = os.environ.get(FILE_VARIABLE)
     if not path:
         return

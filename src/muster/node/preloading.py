@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import PathFinder
 from typing import NamedTuple
 
-from muster.node import imports, opening
+from muster.node import imports, opening, torch_version
 from muster.node.opening import Load, Put
 from muster.node.program import Program
 from muster.node.traces import Spoilt, Watch
@@ -94,6 +94,8 @@ def _carry_out(
         if isinstance(step, Put):
             if not (step.default and step.variable in os.environ):
                 os.environ[step.variable] = step.value
+        elif step.module.partition(".")[0] == "torch" and torch_version.refusal():
+            continue  # a rank that imports it is told so
         elif not _is_among(step, without):
             tell(step.module)
             with watch.over(step.key):

@@ -12,6 +12,7 @@ import struct
 import time
 
 from muster import files
+from muster.node.fencing import check_lease
 
 FILE_VARIABLE = "MUSTER_PROGRESS_FILE"
 _MARK = struct.Struct("<qd")  # step, time.monotonic() of the host
@@ -26,6 +27,7 @@ _memory_of: str | None = None
 def progress(step: int) -> None:
     """Report that this rank has reached `step`. Cheap enough for every iteration."""
     global _memory, _memory_of
+    check_lease()
     path = os.environ.get(FILE_VARIABLE)
     if not path:
         return

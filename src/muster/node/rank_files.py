@@ -12,7 +12,19 @@ from typing import Any
 
 from muster import files
 from muster.core.member.held_round import InRound
-from muster.node import first_bench, learning, logs, memory_signs, numbers, progress, rank_env, stacks, system
+from muster.node import (
+    fencing,
+    first_bench,
+    learning,
+    logs,
+    memory_signs,
+    numbers,
+    progress,
+    rank_env,
+    stacks,
+    store_check,
+    system,
+)
 from muster.node.rank_processes import Start
 from muster.node.timekeeping import Timekeeper
 from muster.state import talk
@@ -33,6 +45,8 @@ class RankFiles:
         times: Timekeeper,
         state: str,
         bench_s: float | None = None,
+        lease: str = "",
+        store_timeout_s: float | None = None,
     ) -> None:
         """Makes them; OSError says why that cannot be."""
         self._place = place
@@ -44,6 +58,8 @@ class RankFiles:
         self._echo = echo
         self._times = times
         self._state = state
+        self._lease = lease
+        self._store_timeout_s = store_timeout_s
         self._bench_s = bench_s if place.number == 0 and place.rank_count > 1 else None
         self.bench = os.path.join(scratch, f"bench-{place.number}")
         self._told_steps: dict[int, int] = {}
@@ -74,6 +90,9 @@ class RankFiles:
         for local_rank, rank in enumerate(self._place.ranks):
             env = rank_env.environment(self._place, local_rank, self._run_id)
             env |= {progress.FILE_VARIABLE: self.marks[rank], talk.SOCKET_VARIABLE: self._state}
+            env[fencing.FILE_VARIABLE] = self._lease
+            if self._store_timeout_s is not None:
+                env[store_check.TIMEOUT_VARIABLE] = f"{self._store_timeout_s:g}"
             if self._bench_s:
                 env |= first_bench.variables(self.bench if rank == 0 else "", self._bench_s)
             if rank == 0:

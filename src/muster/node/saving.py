@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 
 from muster.node import word
+from muster.node.fencing import check_lease
 from muster.node.progress import FILE_VARIABLE
 
 _blocks = threading.local()  # those of this thread, one in the other
@@ -29,15 +30,18 @@ def saving() -> Iterator[None]:
     except OSError:
         mark = -1
     if mark < 0:
+        check_lease()
         yield
         return
     _blocks.count = getattr(_blocks, "count", 0) + 1
     try:
         fcntl.flock(mark, fcntl.LOCK_SH)
+        check_lease()
         yield
     finally:
         _blocks.count -= 1
         fcntl.flock(mark, fcntl.LOCK_UN)  # said, not only closed: a child that was forked meanwhile has it open too
         os.close(mark)
+    check_lease()
     if not _blocks.count:
         word.saved()

@@ -7,7 +7,7 @@ import signal
 import sys
 from datetime import timedelta
 
-from muster.node import system
+from muster.node import system, torch_version
 
 
 def serve(listen_fd: int, host: str, port: int) -> None:
@@ -29,6 +29,9 @@ def serve(listen_fd: int, host: str, port: int) -> None:
 
 if __name__ == "__main__":
     system.die_with_parent(int(sys.argv[4]))
+    if refusal := torch_version.refusal():
+        os.write(2, f"muster-node: a rank asked for the round's store: {refusal}\n".encode())
+        sys.exit(1)
     try:
         serve(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     except ImportError as error:

@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from muster import files, run_token
+from muster.node import torch_version
 from muster.node.standalone import CannotStart, Standalone
 from muster.node.torchrun_guard import MARK
 from muster.node.torchrun_member import TorchrunMember
@@ -47,6 +48,8 @@ _OWN_KEYS = {"name", "infra_rank", "domain", "join_timeout_s", "standalone", "ti
 
 class MusterRendezvous(RendezvousHandler):
     def __init__(self, params: RendezvousParameters) -> None:
+        if refusal := torch_version.refusal():
+            raise ImportError(refusal)
         self._params = params
         self._identity, self._join_timeout_s = _read(params)
         self._member = TorchrunMember(self._identity)

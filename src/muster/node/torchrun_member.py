@@ -16,6 +16,7 @@ from typing import Any
 from muster.core.member.orders import AwaitSaves, Beat, CheckOwnHealth, Exit, Notify, Order, StartRanks, StopRanks
 from muster.core.member.state import MemberState
 from muster.node import system
+from muster.node.fencing import FILE_VARIABLE, LeaseFile
 from muster.node.guard import Posting, Word, line, word
 from muster.node.torchrun_guard import MARK
 from muster.types.frames import FailedFrame
@@ -39,6 +40,7 @@ class TorchrunMember:
         self._stopping: asyncio.Event | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._guard_socket: socket.socket | None = None
+        self._lease_file = LeaseFile()
         self._ranks_over = False  # torch has none any more, and will start no other
         self.must_leave = threading.Event()
         self.place: Place | None = None
@@ -62,6 +64,7 @@ class TorchrunMember:
         return self._membership.connection.why_down if self._membership else "not started"
 
     def start(self) -> None:
+        os.environ[FILE_VARIABLE] = self._lease_file.path  # torch's ranks have it from the environment
         self._start_guard()
         self._thread.start()
 
@@ -167,6 +170,7 @@ class TorchrunMember:
                 self.must_leave.set()
             case Beat():
                 assert self._membership is not None
+                self._lease_file.publish(order.fence, order.until - order.lease_s)
                 self._tell_guard(word(order, self._membership.addresses()))
             case CheckOwnHealth():
                 self._tell(lambda state, now: state.checked(None, now))

@@ -25,7 +25,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
 from muster import files
-from muster.node import first_bench, system, whereabouts
+from muster.node import first_bench, store_check, system, torch_import, torch_version, whereabouts
 from muster.node.beginning import Beginning
 from muster.node.program import Program, interpreter_flags
 
@@ -216,9 +216,17 @@ class _Parent:
             whereabouts.tell(order["env"])
             first_bench.measure()
             if not self._program.warm:
+                from muster.node import imports
+
+                if imports.needs_torch(self._program.mode, self._program.target):
+                    _refuse_old_torch()
                 _execute(self._program.command)
             for number, text in enumerate(self._printed, 1):
                 os.write(number, text)
+            if "torch" in sys.modules:
+                _refuse_old_torch()
+            else:
+                torch_import.watch()
             if order.get("notes"):
                 from muster.node import learning
 
@@ -371,6 +379,13 @@ def _execute(command: list[str]) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
+def _refuse_old_torch() -> None:
+    """End a rank whose torch cannot use the round's store, with one line as its last words."""
+    if refusal := torch_version.refusal():
+        os.write(2, f"ImportError: {refusal}\n".encode(errors="replace"))
+        os._exit(1)
+
+
 def _take_streams(out: str, err: str) -> None:
     for path, number in ((out, 1), (err, 2)):
         with files.appending(path) as opened:
@@ -397,6 +412,7 @@ def run(program: Program) -> None:
     _renew(sys.modules)
     if not faulthandler.is_enabled():
         faulthandler.enable()
+    store_check.install()
     error = _run_main(program)
     if error is not None:
         _report(error)

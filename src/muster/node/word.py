@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 from muster import files
+from muster.node.fencing import check_lease
 from muster.node.progress import FILE_SIZE, FILE_VARIABLE, content
 
 _CALLS, _SAVED, _WORD, _CALL, _UNTIL = range(2, 7)  # numbers of 8 bytes each; the rank writes the first two
@@ -30,6 +31,7 @@ _script_asks = False
 def should_save() -> bool:
     """Whether to save now: this rank will soon be asked to end. Cheap enough for every step; call it on every rank."""
     global _script_asks
+    check_lease()
     memory = _mine()
     if memory is None:
         return False
@@ -71,6 +73,7 @@ def _answer(memory: memoryview, mine: int) -> bool:
 def _wait(memory: memoryview, word: int) -> None:
     while memory[_WORD] == word and time.monotonic_ns() < memory[_UNTIL]:
         time.sleep(_LOOK_S)
+    check_lease()
 
 
 def _mine() -> memoryview | None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from muster import files
+from muster.node.fencing import check_lease
 from muster.state import layout
 from muster.state.layout import Manifest, Piece
 
@@ -98,6 +99,7 @@ def write(folder: Path, manifest: Manifest, memory: memoryview) -> Path:
                     out.write(memory[begin : min(begin + _CHUNK, piece.offset + piece.length)])
             out.flush()
             os.fsync(out.fileno())
+        check_lease()  # in a rank: what it writes counts from the next line on
         if manifest.rank == 0:
             replace_text(where / INDEX, _index(manifest))
         partial.replace(path)
@@ -362,6 +364,7 @@ def drop_old(folder: Path, mine: str = "", keep: int = KEEP) -> None:
     `mine` is the attempt that writes now: its newest whole step stays in any case. Of the unfinished steps of each
     side, this attempt and earlier ones, the newest stay until whole steps have passed them. OSError: some are left.
     """
+    check_lease()
     complete: list[tuple[int, str, Path]] = []
     unfinished: dict[bool, list[tuple[int, str, Path]]] = {True: [], False: []}
     empty = []

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from muster.node.fencing import check_lease
 from muster.state import layout, talk
 from muster.state.layout import Manifest, Piece
 from muster.state.pace import Pace
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 600.0  # to fetch a state over a slow network takes long
 MOST_TEXT = 500
+LOOK_S = 0.1
 
 
 class AgentGone(ConnectionError):
@@ -115,6 +117,7 @@ class Line:
         with self._lock:
             try:
                 self._socket.send(json.dumps(message).encode())
+                self._await_reply()
                 data, fds, _, _ = socket.recv_fds(self._socket, MOST_MESSAGE, MOST_PARTS)
             except OSError as error:
                 raise AgentGone(f"the worker's agent does not answer: {error}") from None
@@ -139,6 +142,16 @@ class Line:
             raise AgentGone("the worker's agent has closed the connection")
         reply: dict[str, Any] = json.loads(data)
         return reply
+
+    def _await_reply(self) -> None:
+        """Wait for the reply, but not longer than the worker's lease: an agent that is stopped replies to nobody."""
+        poll, until = select.poll(), time.monotonic() + ANSWER_S
+        poll.register(self._socket, select.POLLIN)
+        while not poll.poll(LOOK_S * 1000):
+            check_lease()
+            if time.monotonic() > until:
+                raise TimeoutError("timed out")
+        check_lease()
 
     def damaged(self, error: Damaged) -> bool:
         """Tell that a piece cannot be used; whether it could be had from another place."""

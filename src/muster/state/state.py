@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from muster.errors import InvalidRequest, StateUnusable
 from muster.node import word
+from muster.node.fencing import check_lease
 from muster.node.progress import progress
 from muster.state import alone, copying, disk, keeper, layout, leaves, randomness, shards
 from muster.state.copying import Copier, Keeping
@@ -114,6 +115,7 @@ class State:
 
     def restore(self) -> int:
         """Give everything its newest state that all ranks can have; returns how many steps were done by then."""
+        check_lease()
         offer = self._line.offer(self._durable, self._durable_every) if self._line is not None else None
         if offer is not None and offer.step is not None and offer.ranks:
             return self._from_memory(offer)
@@ -238,6 +240,7 @@ class State:
                 self._copier_().wait_for_preview(min(self._pace.left_s, MOST_WAIT_S))
         if planned:
             self.wait()
+        check_lease()
         self._committed = step, time.monotonic()
 
     def _copy(self, step: int) -> bool:
@@ -284,6 +287,7 @@ class State:
 
     def wait(self) -> None:
         """Until what was committed is sealed, and others have it. Nobody has to: it is for ends of scripts."""
+        check_lease()
         if self._copier is not None:
             self._copier.finish()
         if isinstance(self._kept_by, keeper.AgentKeeping):

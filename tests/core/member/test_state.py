@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.core.member.orders import Drop, Order, Renew, StartRanks, StopRanks
+from muster.core.member.orders import Drop, Exit, Order, Renew, StartRanks, StopRanks
 from muster.core.member.state import MemberState
 from muster.types.frames import RecallFrame, ReleaseFrame, RenewedFrame, RunRecord, WelcomeFrame
 from muster.types.world import RunId, Settings
@@ -112,3 +112,70 @@ def test_a_coordinator_that_is_found_dead_after_a_standstill_was_dead_before_it_
     member.tick(2.0)
     member.found_dead(2.05)
     assert member.at.lease.over_at(LEASE_S) > 0.2 + LEASE_S
+
+
+def lost(member: MemberState, now: float) -> list[Order]:
+    """The coordinator closes the connection and never answers again."""
+    return member.down("refused", now)
+
+
+def ends_at(member: MemberState) -> tuple[float, Exit]:
+    """When the member gives up, on its own timers alone."""
+    now = member.wake_at
+    while member.ended is None:
+        assert now < 10_000.0, "it never gives up"
+        member.tick(now)
+        now = max(member.wake_at, now + 0.01)
+    return now, member.ended
+
+
+def test_a_worker_without_a_rank_gives_up_the_coordinator_after_a_lease_and_a_minute() -> None:
+    member = a_member()
+    welcomed(member, 0.1)
+    lost(member, 10.0)
+    gave_up_at, end = ends_at(member)
+    assert 0 <= gave_up_at - (10.0 + LEASE_S + 60.0) < 1.0
+    assert (end.code, end.why) == (75, "the coordinator was lost (refused); gave up after 62 s, for no rank runs here")
+
+
+def test_a_worker_with_a_rank_searches_for_an_hour() -> None:
+    member = a_member()
+    welcomed(member, 0.1)
+    member.heard(a_release(), 0.2)
+    lost(member, 10.0)
+    gave_up_at, end = ends_at(member)
+    assert gave_up_at >= 10.0 + SETTINGS.orphan_s
+    assert end.why == "the coordinator was lost (refused); gave up after 3600 s"
+
+
+def test_so_does_one_whose_ranks_silence_has_ended() -> None:
+    """The round may go on from what it keeps in memory."""
+    member = a_member()
+    welcomed(member, 0.1)
+    member.heard(a_release(), 0.2)
+    orders = member.tick(0.2 + LEASE_S)
+    assert StopRanks in kinds(orders)
+    member.held.cleared(0, 3.0)
+    lost(member, 10.0)
+    assert ends_at(member)[0] >= 10.0 + SETTINGS.orphan_s
+
+
+def test_a_successor_that_is_found_in_time_keeps_the_spare() -> None:
+    member = a_member()
+    welcomed(member, 0.1)
+    lost(member, 10.0)
+    member.tick(60.0)
+    member.hello(61.0)
+    member.heard(WelcomeFrame(), 61.1)
+    member.tick(61.2)
+    assert member.ended is None
+    lost(member, 70.0)
+    assert ends_at(member)[0] >= 70.0 + LEASE_S + 60.0, "the search begins again with each loss"
+
+
+def test_a_spare_does_not_search_longer_than_ranks_would_go_on() -> None:
+    settings = Settings(lease_s=LEASE_S, orphan_s=1.0)
+    member = MemberState(an_id("a"), RunId("run"), settings, 0.0)
+    welcomed(member, 0.1)
+    lost(member, 10.0)
+    assert 11.0 <= ends_at(member)[0] < 12.0

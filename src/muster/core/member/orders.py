@@ -43,11 +43,15 @@ class ReachPeers:
 
 @record()
 class Beat:
-    """Tell the guard that we live, and until when ranks may run."""
+    """Tell the guard that we live, and until when ranks may run.
+
+    `fence` is the moment from which the coordinator may give the places of these ranks to others.
+    """
 
     until: float
     lease_s: float
     round: int | None
+    fence: float
 
 
 @record()

@@ -92,4 +92,4 @@ class Standing:
     def beat(self, number: int | None, *, runs: bool) -> None:
         """Tell the guard that we live, and until when ranks may run."""
         until = self.lease.over_at(self.settings.lease_s) if runs else math.inf
-        self.do(Beat(until, self.settings.lease_s, number))
+        self.do(Beat(until, self.settings.lease_s, number, until + self.settings.kill_margin_s))

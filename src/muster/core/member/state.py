@@ -105,12 +105,26 @@ class MemberState:
 
     @property
     def _patience_ends(self) -> float:
-        """Before the first welcome wait `join_timeout_s`, after it `orphan_s`."""
+        """Before the first welcome wait `join_timeout_s`, after it `orphan_s`, or less without a rank."""
         if self._down_since is None:
             return math.inf
         if self.at.joined:
-            return self._down_since + self.at.settings.orphan_s
+            return self._down_since + self._search_s
         return self._born_at + (self._join_timeout_s if self._warned else min(WARN_AFTER_S, self._join_timeout_s))
+
+    @property
+    def _search_s(self) -> float:
+        """How long a lost coordinator is searched for. A worker without a rank has nothing that would be lost."""
+        settings = self.at.settings
+        if self._has_rank:
+            return settings.orphan_s
+        return min(settings.orphan_s, settings.lease_s + settings.spare_orphan_s)
+
+    @property
+    def _has_rank(self) -> bool:
+        """Also when silence has ended its ranks: the round may go on, from state that this worker keeps."""
+        record = self.at.record
+        return self.held.runs or (record is not None and record.place_of(self.at.member_id) is not None)
 
     def tick(self, now: float) -> list[Order]:
         self.at.reach(now)
@@ -150,11 +164,12 @@ class MemberState:
 
     def _lose_patience(self) -> None:
         at = self.at
-        limit = at.settings.orphan_s if at.joined else self._join_timeout_s
+        limit = self._search_s if at.joined else self._join_timeout_s
         began = self._down_since if at.joined and self._down_since is not None else self._born_at
         if at.now >= began + limit:
             what = "the coordinator was lost" if at.joined else "no coordinator"
-            self._end(EXIT_COORDINATOR_LOST, f"{what} ({self._why_down}); gave up after {limit:g} s")
+            spare = ", for no rank runs here" if at.joined and not self._has_rank else ""
+            self._end(EXIT_COORDINATOR_LOST, f"{what} ({self._why_down}); gave up after {limit:g} s{spare}")
         elif not self._warned:
             self._warned = True
             at.do(Say(f"cannot reach the coordinator ({self._why_down}); trying for {limit:g} s"))

@@ -144,6 +144,7 @@ def settings_of(spec: Spec) -> world.Settings:
         lease_s=spec.lease_seconds,
         farewell_s=FAREWELL.total_seconds(),
         orphan_s=ORPHAN.total_seconds(),
+        spare_orphan_s=ORPHAN.total_seconds(),
         gate_timeout_s=spec.mesh.timeout_seconds if spec.mesh.required else None,
         segment=spec.segment,
         bench_s=BENCH_S if spec.bench else None,

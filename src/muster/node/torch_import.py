@@ -1,0 +1,44 @@
+"""Checks in a rank that imports torch itself: its version first, then how the round's store is reached."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from muster.node import store_check, torch_version
+
+_RENDEZVOUS = "torch.distributed.rendezvous"
+
+
+class _Finder:
+    """Finds nothing before torch is imported, and leaves `sys.meta_path` once that is done."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        if name == "torch" and (refusal := torch_version.refusal()):
+            raise ImportError(refusal)
+        if name != _RENDEZVOUS:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _check_after(spec)
+        return spec
+
+
+def _check_after(spec: ModuleSpec) -> None:
+    loader: Any = spec.loader
+    load = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        load(module)
+        store_check.install()
+
+    loader.exec_module = exec_module
+
+
+def watch() -> None:
+    """Check torch when this rank imports it."""
+    sys.meta_path.insert(0, _Finder())
