@@ -34,6 +34,7 @@ from muster.sdk.drive import AsyncDriver, Link
 from muster.sdk.effects import HttpRequest, Response
 from muster.sdk.find import Search
 from muster.sharing import hooks as pipeline_hooks
+from muster.sharing import pool_log
 from muster.sharing.hook_runner import AWAY, HookRunner
 from muster.sharing.hooks import PipelineHooks
 from muster.types.codec import Problem, from_wire, to_wire
@@ -209,7 +210,7 @@ class RemoteScheduler:
     ) -> list[Gpu]:
         """Wait for GPUs; which ones, sorted."""
         form = GpuRequest(cluster, _shown(priority), step_target_estimate, None, rollout_id)
-        return await self._granted(pipeline, form, timeout)
+        return await self._grant(pipeline, form, timeout)
 
     async def notify_release_then_request_gpus(
         self,
@@ -222,7 +223,14 @@ class RemoteScheduler:
     ) -> list[Gpu]:
         """Release one cluster and ask for another in one step."""
         form = GpuRequest(request, _shown(priority), step_target_estimate, release)
-        return await self._granted(pipeline, form, timeout)
+        return await self._grant(pipeline, form, timeout)
+
+    async def _grant(self, pipeline: str, form: GpuRequest, timeout: float | None) -> list[Gpu]:
+        """Return the granted GPUs; log the grant, and a long wait."""
+        async with pool_log.logged_wait(self.snapshot, pipeline, form.cluster):
+            gpus = await self._granted(pipeline, form, timeout)
+        pool_log.log_grant(pipeline, form.cluster, gpus)
+        return gpus
 
     async def _granted(self, pipeline: str, form: GpuRequest, timeout: float | None) -> list[Gpu]:
         key = uuid.uuid4().hex

@@ -70,7 +70,7 @@ class PoolService:
         **options: Any,
     ) -> None:
         """`workers`: the names of a training's workers, by GPU."""
-        self.scheduler = Scheduler(pool, journal, vacated_poll_s=vacated_poll_s, on_event=self._hear, **options)
+        self.scheduler = Scheduler(pool, journal, vacated_poll_s=vacated_poll_s, on_event=self._hear, logs_grants=False, **options)
         self.tenants = Tenants(self.scheduler, pipeline_ttl_s, rounds)
         self.name = name
         self.pool = pool

@@ -28,6 +28,7 @@ from muster.errors import InvalidRequest, MusterError, RequestRefused, Scheduler
 from muster.sdk.drive import Link
 from muster.sdk.find import Search
 from muster.sharing import crew as crews
+from muster.sharing import pool_log
 from muster.sharing.api import SchedulerApi
 from muster.sharing.crew import Crew
 from muster.sharing.crew_hooks import CrewHooks, CrewWire
@@ -36,7 +37,7 @@ from muster.sharing.gate import Gate, Turn
 from muster.sharing.hook_runner import HookRunner
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.remote import RemoteScheduler
-from muster.sharing.spokesman import GIVE_BACK_S, LOOK_S, SAY_S, Spokesman
+from muster.sharing.spokesman import GIVE_BACK_S, LOOK_S, Spokesman
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Priority
 
 T = TypeVar("T")
@@ -323,8 +324,8 @@ class SharedPool:
                 if now - looked < LOOK_S or self.gate.awake:
                     continue
                 looked, why = now, await self._spokesman.look()
-                if now - said > SAY_S:
-                    log.info("%s waits for a GPU to generate on: %s", self.pipeline, why)
+                if now - said > pool_log.SAY_S:
+                    pool_log.log.warning("%s: waits for a GPU to generate on: %s", self.pipeline, why)
                     said = now
             except (SchedulerStopped, Unavailable) as error:  # the control plane may come back
                 log.warning("%s cannot be looked after: %s", self.pipeline, error.message)

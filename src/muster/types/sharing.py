@@ -187,7 +187,7 @@ class Request:
     priority: Priority
     since: float
     estimate: int | None = None
-    opened: bool = False  # it opened the rollout that it asks for
+    opened: bool = False  # it opened the rollout that it asks for, which closes if the request is withdrawn
     absent: bool = False  # its caller has not asked again since a restart: its place is kept, and it gets nothing
 
 
