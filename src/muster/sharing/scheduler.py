@@ -200,9 +200,16 @@ class Scheduler:
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         """For those who see that a pipeline is dead or silent."""
+        await self._quarantine(PipelineId(pipeline), why, again=False)
+
+    async def renew_quarantine(self, pipeline: str, why: str) -> None:
+        """Quarantine a pipeline, or replace the reason for which it is quarantined."""
+        await self._quarantine(PipelineId(pipeline), why, again=True)
+
+    async def _quarantine(self, name: PipelineId, why: str, *, again: bool) -> None:
         self._state.begin()
-        demand.known(self._state.shares, PipelineId(pipeline))
-        self._state.quarantine(PipelineId(pipeline), why)
+        demand.known(self._state.shares, name)
+        self._state.quarantine(name, why, again=again)
         await self._state.written()
 
     async def lose_node(self, node: int, why: str = "node-lost") -> None:

@@ -28,7 +28,7 @@ from muster.errors import InvalidRequest, MusterError, RequestRefused, Scheduler
 from muster.sdk.drive import Link
 from muster.sdk.find import Search
 from muster.sharing import crew as crews
-from muster.sharing import pool_log
+from muster.sharing import families, pool_log
 from muster.sharing.api import SchedulerApi
 from muster.sharing.crew import Crew
 from muster.sharing.crew_hooks import CrewHooks, CrewWire
@@ -161,6 +161,7 @@ class SharedPool:
                 hint="initialise it before the first stage",
             )
         self._start(_beating(crew))
+        self._name_ranks(crew)
         if crew.leads:
             self._spokesman = self._spoken_for(crew)
         else:
@@ -171,6 +172,19 @@ class SharedPool:
             self._end_tasks()
             raise
         self._crew = crew
+
+    def _name_ranks(self, crew: Crew) -> None:
+        """Let the control plane know all ranks' processes, if they are on one machine."""
+        if crew.alone or not isinstance(self._scheduler, RemoteScheduler):
+            return
+        scheduler = self._scheduler
+        families.mark_this_process(crew.led("mark", lambda: scheduler.process))
+        own = {"space": families.space(), "pid": os.getpid()}
+        crew.post(f"process/{crew.rank}", own)
+        if crew.leads:
+            others = [crew.read(f"process/{rank}", of=rank, within_s=crew.meeting_s) for rank in range(1, crew.size)]
+            are_here = all(other["space"] == own["space"] for other in others)
+            scheduler.name_ranks([os.getpid(), *(other["pid"] for other in others)] if are_here else [])
 
     def _spoken_for(self, crew: Crew) -> Spokesman:
         hooks: PipelineHooks = self.gate if crew.alone else CrewHooks(crew, self.gate, self._bundles())
