@@ -389,8 +389,10 @@ async def _through_a_restart(plane: Plane) -> None:
         assert after.leases == left.leases
         assert after.open_rollouts == {"p1": 16, "p2": 8}
         assert [(one.pipeline, one.cluster) for one in after.pending] == [("p2", INFER)]
+        while {one["state"] for one in (await handle.view())["pipelines"]} != {"attached"}:
+            pass  # both attach again by themselves
         await handle.notify_release_gpus("p1", TRAIN)
-        # Both are attached again by themselves, both rollouts are open: they share what was released.
+        # Both rollouts are open: they share what was released.
         got = await waiting
         assert len(got) == 1
         await _until(lambda: len(engine.calls) > calls)
