@@ -109,6 +109,25 @@ async def a_client_speaks_for_a_rollout_loop(stage: Stage) -> None:
     assert not (await stage.scheduler.snapshot()).open_rollouts
 
 
+async def a_demand_outlives_the_wait_that_its_caller_gave_up(stage: Stage) -> None:
+    await joined(stage, "p1", *ALL)
+    await joined(stage, "p2", 0, 1)
+    assert await training(stage, "p1") == ALL
+    client = PipelineClient(stage.scheduler, "p2")
+    with pytest.raises(GrantTimeout):
+        await client.signal_rollout_demand(1, 8, timeout=0.2)
+    found = await stage.scheduler.snapshot()
+    assert found.open_rollouts == {"p2": 8} and not found.pending
+    await client.begin_progress_batch(8)
+    await client.bump_completed(4)
+    await stage.scheduler.notify_release_gpus("p1", TRAIN)
+    async with asyncio.timeout(BOUND_S):
+        while not (await stage.scheduler.snapshot()).leases:
+            await asyncio.sleep(0.01)
+    await client.end_progress_batch()
+    assert not (await stage.scheduler.snapshot()).open_rollouts
+
+
 async def hooks_are_required_and_have_to_work(stage: Stage) -> None:
     for hooks in (None, object()):
         with pytest.raises(InvalidRequest, match="hooks"):
@@ -305,6 +324,7 @@ async def events_come_in_order_and_a_snapshot_does_not_change(stage: Stage) -> N
 STORIES: tuple[Story, ...] = (
     a_pipeline_generates_trains_and_gives_everything_back,
     a_client_speaks_for_a_rollout_loop,
+    a_demand_outlives_the_wait_that_its_caller_gave_up,
     hooks_are_required_and_have_to_work,
     maps_that_cannot_be_are_refused_and_nothing_is_stored,
     registering_again_keeps_what_is_held_and_other_values_are_refused,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from muster.errors import GrantTimeout, InvalidRequest, RequestRefused
+from muster.errors import GrantTimeout, InvalidRequest, RequestRefused, SchedulerStopped
 from muster.sharing import ClusterSpec, PipelineClient, Priority, ProgressReport
 from muster.sharing.hooks import problems
 from muster.sim import virtual
@@ -47,7 +49,7 @@ def test_progress_is_reported_at_each_step_of_two_percent() -> None:
         listener = Listener()
         client = PipelineClient(listener, "p1")
         assert await client.signal_rollout_demand("r1", 200) == [0]
-        assert listener.said.pop() == ("p1", "actor_infer", Priority.GENERATION, 200, 60, "r1")
+        assert listener.said.pop() == ("p1", "actor_infer", Priority.GENERATION, 200, None, "r1")
         await client.begin_progress_batch(200)
         for _ in range(200):
             await client.bump_completed()
@@ -119,20 +121,99 @@ def test_a_client_without_a_scheduler_is_an_error_at_once() -> None:
         PipelineClient(None, "p1")  # type: ignore[arg-type]
 
 
-def test_demand_that_is_not_met_raises() -> None:
+NOWHERE_ELSE = {"actor_train": ClusterSpec([0, 1, 2, 3]), "actor_infer": ClusterSpec([0])}
+
+
+def test_demand_waits_for_as_long_as_it_takes_and_says_every_30_seconds_for_whom(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "muster.pool")
+
     async def story() -> None:
         async with a_scheduler() as sched:
-            await joined(sched, "p1", {"actor_train": ClusterSpec([0, 1, 2, 3]), "actor_infer": ClusterSpec([0])})
+            await joined(sched, "p1", NOWHERE_ELSE)
             await joined(sched, "p2", {"actor_infer": ClusterSpec([0, 1, 2, 3])})
             await training(sched, "p1")
             client = PipelineClient(sched, "p2")
-            with pytest.raises(GrantTimeout):
-                await client.signal_rollout_demand(3, 8)
+            asking = asyncio.create_task(client.signal_rollout_demand(3, 8))
+            await asyncio.sleep(3590)
+            assert not asking.done()
             await sched.notify_release_gpus("p1", "actor_train")
-            assert await client.signal_rollout_demand(4, 8) == [0, 1, 2, 3]
-            assert sched.shares.rollouts[next(iter(sched.shares.rollouts))].rollout_id == "4"
+            assert await asking == [0, 1, 2, 3]
+            await client.begin_progress_batch(8)
 
     virtual.run(story())
+    waits = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(waits) == 3600 / 30 - 1
+    assert waits[0].startswith("p2: waited 30 s for actor_infer: ")
+    assert all("p1/actor_train holds GPU 0, 1, 2, 3" in one for one in waits)
+
+
+def test_a_timeout_of_the_callers_choice_leaves_the_rollout_open() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1", NOWHERE_ELSE)
+            await joined(sched, "p2", {"actor_infer": ClusterSpec([0, 1, 2, 3])})
+            await training(sched, "p1")
+            client = PipelineClient(sched, "p2")
+            with pytest.raises(GrantTimeout, match="p1"):
+                await client.signal_rollout_demand(3, 8, timeout=5)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await client.signal_rollout_demand(4, 8)
+            assert sched.snapshot().open_rollouts == {"p2": 8} and not sched.snapshot().pending
+            await client.begin_progress_batch(8)
+            await client.bump_completed(2)
+            await sched.notify_release_gpus("p1", "actor_train")
+            await asyncio.sleep(1)
+            assert len(sched.snapshot().leases) == 4, "what was declared is met without another request"
+            await client.end_progress_batch()
+            assert not sched.snapshot().open_rollouts
+
+    virtual.run(story())
+
+
+def test_a_request_without_a_rollouts_name_still_closes_what_only_it_had_opened() -> None:
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1", NOWHERE_ELSE)
+            await joined(sched, "p2", {"actor_infer": ClusterSpec([0, 1, 2, 3])})
+            await training(sched, "p1")
+            with pytest.raises(GrantTimeout):
+                await sched.request_gpus("p2", "actor_infer", Priority.GENERATION, 8, timeout=5)
+            assert not sched.snapshot().open_rollouts
+
+    virtual.run(story())
+
+
+def test_the_log_of_a_rollout_has_a_line_per_rollout_and_grant_and_warns_of_lost_and_refused_progress(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "muster.pool")
+
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1")
+            client = PipelineClient(sched, "p1")
+            await client.signal_rollout_demand("r7", 8)
+            await client.begin_progress_batch(8)
+            await client.bump_completed(8)
+            await client.end_progress_batch()
+            await training(sched, "p1")
+            with pytest.raises(RequestRefused):
+                await client.begin_progress_batch(8)
+            await sched.stop()
+            with pytest.raises(SchedulerStopped):
+                await client.begin_progress_batch(8)
+
+    virtual.run(story())
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        ("INFO", "p1: rollout r7 begins: 8 trajectories to generate"),
+        ("INFO", "p1: granted GPU 0, 1, 2, 3 for actor_infer"),
+        ("INFO", "p1: granted GPU 0, 1 for actor_train"),
+        ("WARNING", "p1: progress 0 of 8 was refused: its rollout is not open"),
+        ("WARNING", "p1: progress 0 of 8 was lost: the scheduler does not run: call start"),
+    ]
 
 
 def test_a_batch_without_an_open_rollout_is_an_error_that_names_the_call() -> None:

@@ -326,17 +326,19 @@ def fleet_of_sharers(tmp_path: Path) -> Iterator[Fleet]:
     made.close()
 
 
-def test_a_killed_client_is_quarantined_and_the_other_goes_on(tmp_path: Path, fleet_of_sharers: Fleet) -> None:
+def test_a_client_that_stands_still_is_quarantined_and_the_other_goes_on(
+    tmp_path: Path, fleet_of_sharers: Fleet
+) -> None:
     async def test(room: Room) -> None:
         fleet, token = fleet_of_sharers, {"MUSTER_TOKEN": room.token}
         doomed = fleet.start(sys.executable, SHARER, room.url, "doomed", "0,1", "0,1", "1000", **token)
         other = fleet.start(sys.executable, SHARER, room.url, "other", "2,3", "0,1,2,3", "1000", **token)
         for process in (doomed, other):
             await asyncio.to_thread(process.expect, r"rollout 1 trained")
-        doomed.kill(signal.SIGKILL)
+        doomed.kill(signal.SIGSTOP)
         await room.until(lambda: room.pool.scheduler.snapshot().quarantined)
         [(name, why)] = room.pool.scheduler.snapshot().quarantined.items()
-        assert (name, why) == ("doomed", "nothing was heard for 1 s")
+        assert (name, why) == ("doomed", "nothing was heard for 1 s; its process still runs")
         done = other.text.count("trained")
         await room.until(lambda: other.text.count("trained") > done + 1)
         assert "doomed" in room.pool.scheduler.snapshot().quarantined
@@ -387,8 +389,10 @@ async def _through_a_restart(plane: Plane) -> None:
         assert after.leases == left.leases
         assert after.open_rollouts == {"p1": 16, "p2": 8}
         assert [(one.pipeline, one.cluster) for one in after.pending] == [("p2", INFER)]
+        while {one["state"] for one in (await handle.view())["pipelines"]} != {"attached"}:
+            pass  # both attach again by themselves
         await handle.notify_release_gpus("p1", TRAIN)
-        # Both are attached again by themselves, both rollouts are open: they share what was released.
+        # Both rollouts are open: they share what was released.
         got = await waiting
         assert len(got) == 1
         await _until(lambda: len(engine.calls) > calls)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from muster.errors import GrantTimeout, InvalidRequest, PipelineKilled, RequestRefused, SharingError, Unavailable
-from muster.sharing import ClusterSpec, Priority, spokesman
+from muster.sharing import ClusterSpec, Priority, pool_log
 from muster.sharing.crew import Crew
 from muster.sharing.crew_hooks import owners
 from muster.sharing.devices import Devices
@@ -85,8 +85,8 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_a_wait_says_what_it_waits_for_and_goes_on_unless_it_has_a_limit(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spokesman, "FIRST_SAY_S", 0.01)
-    caplog.set_level(logging.INFO, "muster.sharing")
+    monkeypatch.setattr(pool_log, "SAY_S", 0.01)
+    caplog.set_level(logging.WARNING, "muster.pool")
     with in_process() as house:
         p1, p2 = house.pipeline("p1"), house.pipeline("p2")
         with p1.training():
@@ -95,8 +95,8 @@ def test_a_wait_says_what_it_waits_for_and_goes_on_unless_it_has_a_limit(
             with pytest.raises(GrantTimeout), p2.generation(0, 1, timeout=0.05):
                 pass
             waiting = in_thread(lambda: _trains(p2))
-            eventually(lambda: "p2 waits for actor_train" in caplog.text, "it says so", BOUND_S)
-            assert "p1" in caplog.text.split("p2 waits for actor_train")[1]
+            eventually(lambda: "s for actor_train" in caplog.text, "the wait is logged", BOUND_S)
+            assert "p1/actor_train" in caplog.text.split("s for actor_train")[1]
         assert waiting() == (0,)
 
 

@@ -184,11 +184,13 @@ class ControlPlane:
             log.warning("MUSTER_POOL_GPUS is understood for the last time: %s", more)
         if not devices:
             return
+        from muster.sharing import families
         from muster.sharing.journal import boot_id
         from muster.sharing.service import PoolService
         from muster.sharing.store_journal import StoreJournal
         from muster.types.sharing import Pool
 
+        os.environ.pop(families.MARK, None)  # a pipeline may have started this control plane, which outlives it
         pool = Pool(len(devices), told.gpus_per_node(env, len(devices)))
         old = self._home / "pools" / DEFAULT_POOL / "journal"
         journal = StoreJournal(self._store, DEFAULT_POOL, boot=boot_id() if self._site.lossy else "", file_of_0_1=old)

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from muster.errors import InvalidRequest, RequestRefused
+from muster.errors import InvalidRequest, MusterError, RequestRefused
 from muster.sharing.api import RolloutApi
+from muster.sharing.pool_log import log
 from muster.types.codec import Problem
 from muster.types.sharing import GENERATION_CLUSTER, Gpu, Priority, ProgressReport
 
@@ -81,11 +83,16 @@ class PipelineClient:
         self._batches: dict[str | None, _Batch] = {}
 
     async def signal_rollout_demand(
-        self, rollout_id: str | int, step_target: int, timeout: float | None = 60
+        self, rollout_id: str | int, step_target: int, timeout: float | None = None
     ) -> list[Gpu]:
-        """Say how much this rollout needs; returns when a bundle is awake, so before the first sample is sent."""
+        """Declare how much this rollout needs; return when a bundle is awake, so before the first sample is sent.
+
+        Without a `timeout` it waits for as long as it takes. With one it raises GrantTimeout, and the rollout stays
+        open: GPUs may still be granted, and `begin_progress_batch` is accepted.
+        """
         self._rollout_id = str(rollout_id)
         self._batches.clear()
+        log.info("%s: rollout %s begins: %s trajectories to generate", self.pipeline, self._rollout_id, step_target)
         return await self._scheduler.request_gpus(
             self.pipeline,
             GENERATION_CLUSTER,
@@ -99,6 +106,8 @@ class PipelineClient:
         """The rollout must be open: `signal_rollout_demand`, or a request for generation, comes first."""
         if isinstance(target, bool) or not isinstance(target, int) or target < 0:
             raise InvalidRequest(f"a batch's target is a whole number, not {target!r}")
+        if self._rollout_id is None and not self._batches:  # else `signal_rollout_demand` has logged it
+            log.info("%s: a rollout begins: %s trajectories to generate", self.pipeline, target)
         batch = self._batches[stream] = _Batch(target)
         if why := await self._report(stream, batch):
             self._batches.pop(stream, None)
@@ -121,7 +130,8 @@ class PipelineClient:
         await self._report(stream, self._batch("end_progress_batch", stream))
         self._batches.pop(stream, None)
         if not self._batches:
-            await self._scheduler.clear_progress(self.pipeline)
+            with self._logged_loss("the end of its rollout"):
+                await self._scheduler.clear_progress(self.pipeline)
 
     def _batch(self, call: str, stream: str | None) -> _Batch:
         if stream not in self._batches:
@@ -135,4 +145,18 @@ class PipelineClient:
     async def _report(self, stream: str | None, batch: _Batch) -> str:
         """Why it was not counted, if it was not."""
         report = ProgressReport(self.pipeline, batch.completed, batch.target, stream, self._rollout_id)
-        return await self._scheduler.report_progress(report) or ""
+        progress = f"progress {batch.completed} of {batch.target}"
+        with self._logged_loss(progress):
+            refusal = await self._scheduler.report_progress(report) or ""
+        if refusal:
+            log.warning("%s: %s was refused: %s", self.pipeline, progress, refusal)
+        return refusal
+
+    @contextlib.contextmanager
+    def _logged_loss(self, report: str) -> Iterator[None]:
+        """Log that a report did not arrive; its error goes on to the caller."""
+        try:
+            yield
+        except MusterError as error:
+            log.warning("%s: %s was lost: %s", self.pipeline, report, error.message)
+            raise

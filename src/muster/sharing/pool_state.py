@@ -165,9 +165,10 @@ class PoolState:
         if self._journal is not None:
             await self._journal.written()
 
-    def quarantine(self, name: PipelineId, why: str) -> None:
+    def quarantine(self, name: PipelineId, why: str, *, again: bool = False) -> None:
         why = readable(why) or "no reason was given"
-        if self.shares.pipelines[name].quarantined:
+        there = self.shares.pipelines[name]
+        if there.quarantined and (there.killed or not again or there.quarantined == why):
             return
         self.commit(leases.quarantined(self.shares, name, why))
         self.drop_hooks(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"muster.sharing.ray needs Ray: {how_to_install('ray')}") from error
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from muster.sharing import ray_actor, ray_notes
+from muster.sharing import pool_log, ray_actor, ray_notes
 from muster.sharing.ray_actor import Reply, SchedulerActor
 from muster.sharing.ray_notes import NodeSlot, RaySettings
 from muster.types.sharing import (
@@ -142,8 +142,7 @@ class SchedulerHandle:
         rollout_id: str | None = None,
     ) -> list[Gpu]:
         more = {"step_target_estimate": step_target_estimate, "timeout": timeout, "rollout_id": rollout_id}
-        gpus: list[Gpu] = await self._call("request_gpus", pipeline, cluster, priority, **more)
-        return gpus
+        return await self._grant(pipeline, cluster, self._call("request_gpus", pipeline, cluster, priority, **more))
 
     async def notify_release_then_request_gpus(
         self,
@@ -155,9 +154,14 @@ class SchedulerHandle:
         timeout: float | None = None,
     ) -> list[Gpu]:
         more = {"step_target_estimate": step_target_estimate, "timeout": timeout}
-        gpus: list[Gpu] = await self._call(
-            "notify_release_then_request_gpus", pipeline, release, request, priority, **more
-        )
+        call = self._call("notify_release_then_request_gpus", pipeline, release, request, priority, **more)
+        return await self._grant(pipeline, request, call)
+
+    async def _grant(self, pipeline: str, cluster: str, call: Awaitable[list[Gpu]]) -> list[Gpu]:
+        """Return the granted GPUs; log the grant, and a long wait."""
+        async with pool_log.logged_wait(self.snapshot, pipeline, cluster):
+            gpus = await call
+        pool_log.log_grant(pipeline, cluster, gpus)
         return gpus
 
     async def notify_release_gpus(self, pipeline: str, cluster: str) -> Released:

@@ -372,7 +372,7 @@ async def _scheduler(settings: RaySettings) -> Scheduler:
     limits = {name: getattr(settings, name) for name in ("hook_timeout_s", "min_turn_s", "reattach_timeout_s")}
     given = {name: value for name, value in limits.items() if value is not None}
     assert settings.pool is not None
-    scheduler = Scheduler(settings.pool, settings.journal, **given)
+    scheduler = Scheduler(settings.pool, settings.journal, logs_grants=False, **given)
     loop = asyncio.get_running_loop()
     until = loop.time() + LOCKED_S
     while True:

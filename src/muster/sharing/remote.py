@@ -14,7 +14,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -33,6 +33,7 @@ from muster.sdk import flows
 from muster.sdk.drive import AsyncDriver, Link
 from muster.sdk.effects import HttpRequest, Response
 from muster.sdk.find import Search
+from muster.sharing import families, pool_log
 from muster.sharing import hooks as pipeline_hooks
 from muster.sharing.hook_runner import AWAY, HookRunner
 from muster.sharing.hooks import PipelineHooks
@@ -56,6 +57,7 @@ from muster.types.pools import (
 )
 from muster.types.sharing import (
     GENERATION_CLUSTER,
+    MOST_PROCESSES,
     ClusterSpec,
     Gpu,
     Priority,
@@ -68,6 +70,7 @@ from muster.types.sharing import (
 
 SESSION = "Pipeline-Session"  # the header that says which registration speaks
 PROCESS, TRAINING, ROUND = "Pipeline-Process", "Pipeline-Training", "Pipeline-Round"  # and who that is
+PIDS = "Pipeline-Pids"  # and which processes have to be gone before its GPUs are free
 LONG_POLL_S = 20.0
 SILENCE_S = 10.0  # how much later than promised an answer may come before the connection counts as lost
 PATIENCE_S = 60.0  # how long a server that was there before may be away
@@ -87,6 +90,7 @@ class RemoteScheduler:
     def __init__(self, link: Link, pool: str, tenant: Tenant | None = None) -> None:
         self._link = link
         self._tenant = tenant or tenant_of(os.environ)
+        self._pids: tuple[int, ...] = (os.getpid(),)
         self._driver = AsyncDriver(link)
         self._root = f"/v1/pools/{quote(pool, safe='')}"
         self._forms: dict[str, Registration] = {}
@@ -130,6 +134,8 @@ class RemoteScheduler:
             raise InvalidRequest(f"hooks of {pipeline!r}: {problems[0].message}", problems=problems)
         form = _form(clusters, weight, vacated=getattr(hooks, "vacated", None) is not None)
         session = uuid.uuid4().hex
+        if self.process:
+            families.mark_this_process(self.process)
         answer = await self._put(pipeline, form, 0.0, session)
         self._forms[pipeline], self._sessions[pipeline] = form, session
         await self._attend(pipeline, hooks)
@@ -142,6 +148,18 @@ class RemoteScheduler:
             await self._hook_runners.pop(pipeline).stop()
             del self._forms[pipeline], self._sessions[pipeline]
             raise
+
+    @property
+    def process(self) -> str:
+        """The name of this process, which marks what it starts."""
+        return self._tenant.process or ""
+
+    def name_ranks(self, pids: Sequence[int]) -> None:
+        """Register with these processes, this one first; with none of them nobody can prove that they are gone."""
+        self._pids = tuple(pids)
+
+    def _shown_pids(self) -> dict[str, str]:
+        return {PIDS: ",".join(map(str, self._pids))} if 0 < len(self._pids) <= MOST_PROCESSES else {}
 
     async def _attend(self, pipeline: str, hooks: PipelineHooks) -> None:
         if pipeline in self._hook_runners:
@@ -190,7 +208,7 @@ class RemoteScheduler:
                 self._path(pipeline),
                 {"wait": f"{wait_s:g}"},
                 json=to_wire(form),
-                headers={SESSION: session, **_shown_tenant(self._tenant)},
+                headers={SESSION: session, **_shown_tenant(self._tenant), **self._shown_pids()},
                 timeout_s=wait_s + SILENCE_S,
             )
         )
@@ -209,7 +227,7 @@ class RemoteScheduler:
     ) -> list[Gpu]:
         """Wait for GPUs; which ones, sorted."""
         form = GpuRequest(cluster, _shown(priority), step_target_estimate, None, rollout_id)
-        return await self._granted(pipeline, form, timeout)
+        return await self._grant(pipeline, form, timeout)
 
     async def notify_release_then_request_gpus(
         self,
@@ -222,7 +240,14 @@ class RemoteScheduler:
     ) -> list[Gpu]:
         """Release one cluster and ask for another in one step."""
         form = GpuRequest(request, _shown(priority), step_target_estimate, release)
-        return await self._granted(pipeline, form, timeout)
+        return await self._grant(pipeline, form, timeout)
+
+    async def _grant(self, pipeline: str, form: GpuRequest, timeout: float | None) -> list[Gpu]:
+        """Return the granted GPUs; log the grant, and a long wait."""
+        async with pool_log.logged_wait(self.snapshot, pipeline, form.cluster):
+            gpus = await self._granted(pipeline, form, timeout)
+        pool_log.log_grant(pipeline, form.cluster, gpus)
+        return gpus
 
     async def _granted(self, pipeline: str, form: GpuRequest, timeout: float | None) -> list[Gpu]:
         key = uuid.uuid4().hex

@@ -16,7 +16,7 @@ from muster.errors import (
     InvalidRequest,
     RequestRefused,
 )
-from muster.sharing import execution
+from muster.sharing import execution, pool_log
 from muster.sharing import hooks as pipeline_hooks
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.journal import FileJournal, Journal
@@ -67,7 +67,9 @@ class Scheduler:
         planner: Planner | None = None,
         on_event: OnEvent | None = None,
         metered: Callable[[], float] | None = None,
+        logs_grants: bool = True,
     ) -> None:
+        """`logs_grants`: the callers live in this process, so their grants and waits are logged here."""
         empty = Shares(pool, min_turn_s=min_turn_s, reserve_after_s=reserve_after_s)
         kept = FileJournal(journal) if isinstance(journal, Path | str) else journal
         limits = execution.HookLimits(hook_timeout_s, vacated_poll_s)
@@ -77,6 +79,7 @@ class Scheduler:
         self._proofs = Proofs(self._state)
         self.trainings = Trainings(self._state)
         self._kills = Kills(self._state)
+        self._logs_grants = logs_grants
 
     # Life
 
@@ -197,9 +200,16 @@ class Scheduler:
 
     async def quarantine_pipeline(self, pipeline: str, why: str) -> None:
         """For those who see that a pipeline is dead or silent."""
+        await self._quarantine(PipelineId(pipeline), why, again=False)
+
+    async def renew_quarantine(self, pipeline: str, why: str) -> None:
+        """Quarantine a pipeline, or replace the reason for which it is quarantined."""
+        await self._quarantine(PipelineId(pipeline), why, again=True)
+
+    async def _quarantine(self, name: PipelineId, why: str, *, again: bool) -> None:
         self._state.begin()
-        demand.known(self._state.shares, PipelineId(pipeline))
-        self._state.quarantine(PipelineId(pipeline), why)
+        demand.known(self._state.shares, name)
+        self._state.quarantine(name, why, again=again)
         await self._state.written()
 
     async def lose_node(self, node: int, why: str = "node-lost") -> None:
@@ -233,7 +243,7 @@ class Scheduler:
         now = self._state.begin()
         _check_timeout(timeout)
         wish = demand.Wish(PipelineId(pipeline), cluster, _priority(priority), step_target_estimate, named(rollout_id))
-        return await self._requests.granted(self._requests.ask(self._state.shares, wish, now), wish, timeout)
+        return await self._grant(self._requests.ask(self._state.shares, wish, now), wish, timeout)
 
     async def notify_release_then_request_gpus(
         self,
@@ -255,7 +265,18 @@ class Scheduler:
         self._state.note("released", name, text, cluster=release, gpus=freed)
         gone = self._state.waiters.for_departure(name, going)
         self._state.kick(name)
-        return await self._requests.granted(asked, wish, timeout, gone)
+        return await self._grant(asked, wish, timeout, gone)
+
+    async def _grant(
+        self, asked: demand.Asked, wish: demand.Wish, timeout: float | None, gone: asyncio.Future[None] | None = None
+    ) -> list[Gpu]:
+        """Return the granted GPUs; log the grant, and a long wait, where the caller lives in this process."""
+        if not self._logs_grants:
+            return await self._requests.granted(asked, wish, timeout, gone)
+        async with pool_log.logged_wait(self.snapshot, wish.pipeline, wish.cluster):
+            gpus = await self._requests.granted(asked, wish, timeout, gone)
+        pool_log.log_grant(wish.pipeline, wish.cluster, gpus)
+        return gpus
 
     # Releases
 

@@ -70,8 +70,10 @@ class PoolService:
         **options: Any,
     ) -> None:
         """`workers`: the names of a training's workers, by GPU."""
-        self.scheduler = Scheduler(pool, journal, vacated_poll_s=vacated_poll_s, on_event=self._hear, **options)
-        self.tenants = Tenants(self.scheduler, pipeline_ttl_s, rounds)
+        self.scheduler = Scheduler(
+            pool, journal, vacated_poll_s=vacated_poll_s, on_event=self._hear, logs_grants=False, **options
+        )
+        self.tenants = Tenants(self.scheduler, pipeline_ttl_s, rounds, devices)
         self.name = name
         self.pool = pool
         self.devices = tuple(devices)
@@ -143,6 +145,7 @@ class PoolService:
             silent_seconds=silent,
             training=one.tenant.training,
             round=one.tenant.round,
+            process=one.tenant.processes[0].pid if one.tenant.processes else None,
         )
 
     def events(self, after: int = 0) -> list[PoolEvent]:

@@ -6,20 +6,18 @@ its hooks shrink everything, and it asks again. One that was killed does not.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from muster.errors import MusterError, NotFound, PipelineKilled, PipelineQuarantined, RequestRefused
+from muster.sharing import pool_log
 from muster.sharing.api import SchedulerApi
 from muster.sharing.hooks import PipelineClient, PipelineHooks
-from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Priority, Snapshot
+from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Priority
 
 T = TypeVar("T")
 
-SAY_S = 30.0  # how often a wait says what it waits for
-FIRST_SAY_S = 2.0
 LOOK_S = 5.0  # how often a generation looks at the pool
 GIVE_BACK_S = 30.0  # how long somebody on the way out waits for its engine to be down
 
@@ -73,8 +71,7 @@ class Spokesman:
         return await self._again(lambda: self._open(timeout))
 
     async def _open(self, timeout: float | None) -> list[Gpu]:
-        asking = self._client.signal_rollout_demand(self._rollout, self._left, timeout)
-        gpus = await self._telling(asking, GENERATION_CLUSTER)
+        gpus = await self._client.signal_rollout_demand(self._rollout, self._left, timeout)
         await self._client.begin_progress_batch(self._left)
         return gpus
 
@@ -101,25 +98,12 @@ class Spokesman:
             return "it was quarantined, and has come back"
         if self.pipeline not in snapshot.open_rollouts:
             raise RequestRefused(f"the rollout of {self.pipeline} was closed by somebody else")
-        return self.holders(snapshot)
-
-    def holders(self, snapshot: Snapshot) -> str:
-        wanted = self.clusters[GENERATION_CLUSTER].gpus
-        held = [
-            f"GPU {gpu} is with {one.pipeline}/{one.cluster}"
-            for gpu, one in snapshot.leases.items()
-            if gpu in wanted and one.pipeline != self.pipeline
-        ]
-        return "; ".join(held) or "its GPUs are being made ready"
+        return pool_log.holders(snapshot, self.pipeline)
 
     # Fixed stages
 
     async def request(self, cluster: str, priority: Priority, timeout: float | None) -> list[Gpu]:
-        return await self._again(
-            lambda: self._telling(
-                self.scheduler.request_gpus(self.pipeline, cluster, priority, timeout=timeout), cluster
-            )
-        )
+        return await self._again(lambda: self.scheduler.request_gpus(self.pipeline, cluster, priority, timeout=timeout))
 
     async def release(self, cluster: str) -> None:
         try:
@@ -128,29 +112,6 @@ class Spokesman:
             log.warning("%s was not released: %s", cluster, error.message)
 
     # Parts
-
-    async def _telling(self, asking: Awaitable[list[Gpu]], cluster: str) -> list[Gpu]:
-        """Wait, and say now and then for what."""
-        task, pause = asyncio.ensure_future(asking), FIRST_SAY_S
-        try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=pause)
-                if done:
-                    return task.result()
-                log.info("%s waits for %s: %s", self.pipeline, cluster, await self._reason(cluster))
-                pause = SAY_S
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-
-    async def _reason(self, cluster: str) -> str:
-        try:
-            pending = (await self.scheduler.snapshot()).pending
-        except MusterError as error:
-            return error.message
-        found = [one.reason for one in pending if (one.pipeline, one.cluster) == (self.pipeline, cluster)]
-        return (found[0] if found else "") or "nothing is known of its request"
 
     async def _again(self, work: Callable[[], Awaitable[T]], *, first: bool = True) -> T:
         """What was quarantined, for silence or a hook that failed, begins anew: it has to shrink everything first."""

@@ -28,6 +28,7 @@ from muster.errors import InvalidRequest, MusterError, RequestRefused, Scheduler
 from muster.sdk.drive import Link
 from muster.sdk.find import Search
 from muster.sharing import crew as crews
+from muster.sharing import families, pool_log
 from muster.sharing.api import SchedulerApi
 from muster.sharing.crew import Crew
 from muster.sharing.crew_hooks import CrewHooks, CrewWire
@@ -36,7 +37,7 @@ from muster.sharing.gate import Gate, Turn
 from muster.sharing.hook_runner import HookRunner
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.remote import RemoteScheduler
-from muster.sharing.spokesman import GIVE_BACK_S, LOOK_S, SAY_S, Spokesman
+from muster.sharing.spokesman import GIVE_BACK_S, LOOK_S, Spokesman
 from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, Priority
 
 T = TypeVar("T")
@@ -160,6 +161,7 @@ class SharedPool:
                 hint="initialise it before the first stage",
             )
         self._start(_beating(crew))
+        self._name_ranks(crew)
         if crew.leads:
             self._spokesman = self._spoken_for(crew)
         else:
@@ -170,6 +172,19 @@ class SharedPool:
             self._end_tasks()
             raise
         self._crew = crew
+
+    def _name_ranks(self, crew: Crew) -> None:
+        """Let the control plane know all ranks' processes, if they are on one machine."""
+        if crew.alone or not isinstance(self._scheduler, RemoteScheduler):
+            return
+        scheduler = self._scheduler
+        families.mark_this_process(crew.led("mark", lambda: scheduler.process))
+        own = {"space": families.space(), "pid": os.getpid()}
+        crew.post(f"process/{crew.rank}", own)
+        if crew.leads:
+            others = [crew.read(f"process/{rank}", of=rank, within_s=crew.meeting_s) for rank in range(1, crew.size)]
+            are_here = all(other["space"] == own["space"] for other in others)
+            scheduler.name_ranks([os.getpid(), *(other["pid"] for other in others)] if are_here else [])
 
     def _spoken_for(self, crew: Crew) -> Spokesman:
         hooks: PipelineHooks = self.gate if crew.alone else CrewHooks(crew, self.gate, self._bundles())
@@ -323,8 +338,8 @@ class SharedPool:
                 if now - looked < LOOK_S or self.gate.awake:
                     continue
                 looked, why = now, await self._spokesman.look()
-                if now - said > SAY_S:
-                    log.info("%s waits for a GPU to generate on: %s", self.pipeline, why)
+                if now - said > pool_log.SAY_S:
+                    pool_log.log.warning("%s: waits for a GPU to generate on: %s", self.pipeline, why)
                     said = now
             except (SchedulerStopped, Unavailable) as error:  # the control plane may come back
                 log.warning("%s cannot be looked after: %s", self.pipeline, error.message)

@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,14 +29,26 @@ from muster.errors import (
     RequestRefused,
     SchedulerStopped,
 )
+from muster.sharing import families
 from muster.sharing.actions import Actions, hooks_for
 from muster.sharing.pending_calls import PendingCalls
 from muster.sharing.scheduler import Scheduler
 from muster.types.pools import Registration
-from muster.types.sharing import GENERATION_CLUSTER, ClusterSpec, Gpu, PipelineId, Shares, Tenant
+from muster.types.sharing import (
+    GENERATION_CLUSTER,
+    ClusterSpec,
+    Gpu,
+    Pipeline,
+    PipelineId,
+    PipelineProcess,
+    Shares,
+    Tenant,
+)
 
 log = logging.getLogger("muster.sharing")
 
+LOOK_S = 1.0  # how often what a living pipeline has started is looked at, and what a dead one has left
+LOOK_SHARE = 20  # where a look takes long, because very many processes run, looks are rarer
 AT_ONCE_S = 0.05  # how long a call that does not wait may still take to end
 
 
@@ -106,13 +119,28 @@ class Remote:
             self.arrival.heard = max(self.arrival.heard, until)
 
 
+@dataclass(eq=False)
+class Watch:
+    """A pipeline's processes on this machine, and the end of the one that speaks for it."""
+
+    processes: tuple[PipelineProcess, ...]
+    children: tuple[PipelineProcess, ...]
+    pidfd: int | None = None
+    is_over: bool = False
+
+
 class Tenants:
     """The processes behind a pool's pipelines."""
 
-    def __init__(self, scheduler: Scheduler, ttl_s: float, rounds: Rounds | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, ttl_s: float, rounds: Rounds | None = None, devices: Sequence[str] = ()
+    ) -> None:
         self._scheduler = scheduler
         self._ttl_s = ttl_s
         self._rounds = rounds
+        self._devices = devices
+        self._watches: dict[str, Watch] = {}
+        self._process_ended = asyncio.Event()
         self._remotes: dict[str, Remote] = {}
         self._running = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -125,7 +153,9 @@ class Tenants:
         self._rounds_changed.set()  # what ended while nobody looked
         for name in [one.pipeline_id for one in self._scheduler.shares.pipelines.values() if one.killed]:
             self._remote(name)  # if it lives, it will be heard
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._follow_rounds())]
+        self._process_ended.set()
+        loops = (self._watch(), self._follow_rounds(), self._follow_processes())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
         self._running = False
@@ -133,6 +163,9 @@ class Tenants:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for watch in self._watches.values():
+            _end_watch(watch)
+        self._watches.clear()
         for remote in self._remotes.values():
             _end_turn(remote, SchedulerStopped("the scheduler has stopped"))
 
@@ -150,6 +183,7 @@ class Tenants:
         self._must_run()
         deadline = _now() + self.hold(wait_s)
         await self._end_if_over(pipeline)
+        await self._end_if_gone(pipeline)
         tenant = self._credible(pipeline, _named(tenant, session), form)
         _must_not_be_killed(self._scheduler.shares, PipelineId(pipeline), tenant)
         if form.only_attach:
@@ -179,13 +213,15 @@ class Tenants:
         there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         if form.only_attach and there is not None and there.tenant.process == tenant.process:
             return there.tenant
+        if there is not None and not tenant.processes and there.tenant.process == tenant.process:
+            tenant = replace(tenant, processes=there.tenant.processes, children=there.tenant.children)
         if tenant.training is None or tenant.round is None:
             return replace(tenant, training=None, round=None)
         if self._rounds is None or not self._rounds.knows(tenant.training):
             return replace(tenant, training=None, round=None)
         if why := self._rounds.over(tenant.training, tenant.round):
             raise RequestRefused(f"{pipeline} cannot be registered by a rank of a round that has ended: {why}")
-        return tenant
+        return replace(tenant, processes=(), children=())  # its round proves the end of all its ranks
 
     def _check_attach(self, pipeline: str, session: str | None, tenant: Tenant) -> None:
         there = demand.known(self._scheduler.shares, PipelineId(pipeline))
@@ -321,6 +357,90 @@ class Tenants:
             return ""
         return self._rounds.over(tenant.training, tenant.round)
 
+    # Processes
+
+    async def _follow_processes(self) -> None:
+        """End pipelines whose processes are gone. While they live, remember what they start."""
+        rest_s, clock = LOOK_S, asyncio.get_running_loop().time
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._process_ended.wait()
+            began = clock()
+            self._process_ended.clear()
+            for pipeline in list(self._watches.keys() | self._scheduler.shares.pipelines):
+                with contextlib.suppress(SchedulerStopped, NotFound):
+                    try:
+                        await self._end_if_gone(pipeline)
+                    except JournalUnusable as error:  # the next look finds it gone, too
+                        log.error("what %s held cannot be ended: %s", pipeline, error.message)
+            await self._look_at_children()
+            rest_s = max(LOOK_S, LOOK_SHARE * (clock() - began))
+
+    async def _end_if_gone(self, pipeline: str) -> None:
+        """End a pipeline if its process is gone and nothing of it can use its GPUs; say what still can."""
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        watch = self._watched(pipeline, there)
+        if there is None or watch is None or not watch.is_over:
+            return
+        family = self._family(pipeline, there)
+        pipelines, runs = self._scheduler.shares.pipelines, frozenset(self._scheduler.shares.crews)
+        others = tuple(self._family(name, other) for name, other in pipelines.items() if other is not there)
+        neighbours = families.Neighbours(others, runs)
+        try:
+            left = await asyncio.to_thread(families.survivors, family, self._devices_of(there), neighbours)
+        except (families.Unknowable, OSError) as error:
+            left = f"whether its family is gone cannot be seen: {error}"
+        after = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if after is None or after.tenant.processes != watch.processes:
+            return  # another process has taken its place meanwhile
+        ended = f"its process {watch.processes[0].pid} has ended"
+        if left:
+            advice = f"end it, or run muster share kill {pipeline} --force"
+            await self._scheduler.renew_quarantine(pipeline, f"{ended}, but {left}: {advice}")
+        else:
+            await self.unregister(pipeline, f"{ended}, and nothing of it is left on its GPUs")
+
+    def _watched(self, pipeline: str, there: Pipeline | None) -> Watch | None:
+        """Return the watch over the process that speaks for a pipeline; None if it cannot be watched."""
+        watch = self._watches.get(pipeline)
+        wanted = () if there is None else there.tenant.processes
+        if watch is not None and watch.processes == wanted:
+            return watch
+        if watch is not None:
+            _end_watch(self._watches.pop(pipeline))
+        if there is None or not wanted:
+            return None
+        try:
+            pidfd = families.open_pidfd(wanted[0])
+        except (families.Unknowable, OSError):
+            return None  # silence is all that there is
+        watch = self._watches[pipeline] = Watch(wanted, there.tenant.children, pidfd, is_over=pidfd is None)
+        if pidfd is not None:
+            asyncio.get_running_loop().add_reader(pidfd, self._note_end, watch)
+        return watch
+
+    def _note_end(self, watch: Watch) -> None:
+        _end_watch(watch)
+        watch.is_over = True
+        self._process_ended.set()
+
+    async def _look_at_children(self) -> None:
+        living = {name: watch for name, watch in self._watches.items() if not watch.is_over}
+        if living:
+            known = {name: (*watch.processes, *watch.children) for name, watch in living.items()}
+            for name, processes in (await asyncio.to_thread(families.descendants, known)).items():
+                living[name].children = processes
+
+    def _family(self, name: str, there: Pipeline) -> families.Family:
+        watch = self._watches.get(name)
+        children = there.tenant.children if watch is None else watch.children
+        return families.Family(there.tenant.process or "", there.tenant.processes, children)
+
+    def _devices_of(self, there: Pipeline) -> list[str]:
+        gpus = sorted({gpu for spec in there.clusters.values() for gpu in spec.gpus})
+        return [self._devices[gpu] for gpu in gpus if gpu < len(self._devices)]
+
     # Silence
 
     def heard(self, pipeline: str, session: str | None = None, *, fetching: bool = False) -> None:
@@ -369,14 +489,17 @@ class Tenants:
         if arrival is not None and not arrival.task.done() and self._is_silent(arrival.heard):
             arrival.task.cancel()  # it holds nothing, and keeps others from coming
         there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
-        if there is not None and there.killed and self._is_silent(remote.heard):
+        watch = self._watched(pipeline, there)
+        survived = watch is not None and watch.is_over  # by something that is known to run
+        if there is not None and there.killed and self._is_silent(remote.heard) and not survived:
             with contextlib.suppress(SchedulerStopped):
                 await self.unregister(pipeline, f"it was killed, and nothing was heard of it for {self._ttl_s:g} s")
             return
         if there is None or there.quarantined or not remote.attached or not self._is_silent(remote.heard):
             return
         with contextlib.suppress(SchedulerStopped, NotFound):
-            await self._scheduler.quarantine_pipeline(pipeline, f"nothing was heard for {self._ttl_s:g} s")
+            state = "its process still runs" if watch else "whether its process has ended cannot be seen from here"
+            await self._scheduler.quarantine_pipeline(pipeline, f"nothing was heard for {self._ttl_s:g} s; {state}")
             remote.attached = False
 
     def _is_silent(self, heard: float) -> bool:
@@ -429,6 +552,13 @@ def _named(tenant: Tenant | None, session: str | None) -> Tenant:
         return Tenant()
     tenant = tenant or Tenant()
     return tenant if tenant.process is not None else replace(tenant, process=session)
+
+
+def _end_watch(watch: Watch) -> None:
+    if watch.pidfd is not None:
+        asyncio.get_running_loop().remove_reader(watch.pidfd)
+        os.close(watch.pidfd)
+        watch.pidfd = None
 
 
 def _end_turn(remote: Remote, error: MusterError | None = None) -> None:

@@ -89,7 +89,7 @@ def _scheduler(scenario: Scenario, policy: Policy, recorder: Recorder, more: int
     pool = Pool(gpus=scenario.gpus + more, gpus_per_node=scenario.gpus_per_node)
     if policy is Policy.GAP_RATIO:
         return GapRatioScheduler(pool, heard)
-    return Scheduler(pool, on_event=heard)
+    return Scheduler(pool, on_event=heard, logs_grants=False)
 
 
 async def _together(pipelines: Iterable[SimulatedPipeline], scheduler: PipelineApi) -> None:

@@ -149,6 +149,7 @@ class PipelineView:
     silent_seconds: float | None = None  # since when nothing was heard, of one in another process
     training: str | None = None  # the uid of the training that it belongs to,
     round: int | None = None  # and with which round it ends
+    process: int | None = None  # the pid whose end frees its GPUs; None where that end cannot be proved
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,20 @@ class Request:
     priority: Priority
     since: float
     estimate: int | None = None
-    opened: bool = False  # it opened the rollout that it asks for
+    opened: bool = False  # it opened the rollout that it asks for, which closes if the request is withdrawn
     absent: bool = False  # its caller has not asked again since a restart: its place is kept, and it gets nothing
+
+
+MOST_PROCESSES = 256  # of a pipeline whose end can be proved
+
+
+@dataclass(frozen=True)
+class PipelineProcess:
+    """A process on the control plane's machine. A later process with its pid has another start."""
+
+    pid: int
+    started: int  # clock ticks after the boot
+    space: str = ""  # the boot and the pid namespace in which that pid means something
 
 
 @dataclass(frozen=True)
@@ -198,6 +210,8 @@ class Tenant:
     process: str | None = None  # a name that each process chooses anew
     training: str | None = None  # the uid of the training of which it is a rank,
     round: int | None = None  # and in which round
+    processes: tuple[PipelineProcess, ...] = ()  # proved: the one that speaks first, then other ranks; () if unproved
+    children: tuple[PipelineProcess, ...] = ()  # what they had started before the registration
 
     def is_another_than(self, before: Tenant) -> bool:
         """Whether these are known to be two processes."""

@@ -180,7 +180,8 @@ def _generation(shares: Shares, wish: Wish, now: float) -> Asked:
         raise RequestRefused(f"{wish.pipeline} has nothing left to generate", hint="give step_target_estimate")
     if gpus:
         return Asked(shares, None, gpus)
-    return _enqueued(shares, wish, now, opened=before is None)
+    # A rollout with a name is a declared demand: it outlives the wait of the request that opened it.
+    return _enqueued(shares, wish, now, opened=before is None and wish.rollout_id is None)
 
 
 def _new_step(shares: Shares, wish: Wish, before: Rollout | None, now: float) -> Shares:
@@ -203,7 +204,7 @@ def _enqueued(shares: Shares, wish: Wish, now: float, *, opened: bool = False) -
 
 
 def withdrawn(shares: Shares, seq: int) -> Shares:
-    """Nobody waits any longer. The rollout goes too if only this request ever spoke of it."""
+    """Withdraw a request. The rollout that it opened closes too, unless it has a name, GPUs or a report."""
     request = next((one for one in shares.requests if one.seq == seq), None)
     if request is None:
         return shares

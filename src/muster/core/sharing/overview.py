@@ -190,7 +190,7 @@ def _whereabouts(shares: Shares, crew: Crew, gpu: Gpu, now: float) -> str:
 def _return(shares: Shares, lease: Lease) -> str:
     pipeline = shares.pipelines[lease.bundle.pipeline]
     if pipeline.quarantined:
-        return "which is quarantined: it comes back when somebody has seen to that"
+        return f"which is quarantined: {_short(pipeline.quarantined)}"
     if lease.state is LeaseState.DRAINING:
         return "which is leaving it"
     seconds = _left_s(shares, lease)

@@ -5,6 +5,7 @@ Pools belong to no namespace: every viewer may look, every editor may take part.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from muster.ports import Filter
 from muster.server.answers import as_json
 from muster.server.calls import MOST, Call
 from muster.server.describe import Answer, Body, Header, Operation
+from muster.sharing import families
 from muster.sharing.service import PoolService
 from muster.sharing.tenants import Granted, StillWaiting
 from muster.types.codec import Problem, limited, to_wire
@@ -31,7 +33,7 @@ from muster.types.pools import (
     ReleaseOrder,
     Why,
 )
-from muster.types.sharing import Tenant
+from muster.types.sharing import MOST_PROCESSES, PipelineProcess, Tenant
 from muster.types.training import API_VERSION
 
 POOLS = "/v1/pools"
@@ -40,6 +42,8 @@ PIPELINE = POOL + "/pipelines/{pipeline}"
 KEY = "Idempotency-Key"
 SESSION = "Pipeline-Session"
 PROCESS, TRAINING, ROUND = "Pipeline-Process", "Pipeline-Training", "Pipeline-Round"
+PIDS = "Pipeline-Pids"
+_PIDS = f"[0-9]{{1,9}}(,[0-9]{{1,9}}){{0,{MOST_PROCESSES - 1}}}"
 _NAME = re.compile(NAME)
 
 
@@ -93,7 +97,7 @@ async def get_reports(call: Call) -> Response:
 async def put_pipeline(call: Call) -> Response:
     pool, pipeline = _pipeline(call, anew=True)
     wait, session = call.query(WaitQuery).wait, _named(call, SESSION)
-    found = await pool.tenants.register(pipeline, await call.record(Registration), wait, session, _tenant(call))
+    found = await pool.tenants.register(pipeline, await call.record(Registration), wait, session, await _tenant(call))
     if found is not None:
         return as_json({"state": "pending", "reason": found.reason}, 202)
     return as_json({"state": "registered"})
@@ -202,8 +206,8 @@ def _pipeline(call: Call, *, anew: bool = False) -> tuple[PoolService, str]:
     return pool, pipeline
 
 
-def _tenant(call: Call) -> Tenant:
-    """Who registers, as it says itself."""
+async def _tenant(call: Call) -> Tenant:
+    """Return who registers: names as the caller gives them, processes as far as the kernel confirms them."""
     process, training, number = (_named(call, header) for header in (PROCESS, TRAINING, ROUND))
     if number is not None and not (number.isascii() and number.isdecimal() and int(number) <= MOST):
         raise refused([Problem(ROUND, "must be a number of a round")], "the request")
@@ -211,7 +215,21 @@ def _tenant(call: Call) -> Tenant:
         raise refused([Problem(TRAINING if training is None else ROUND, "is required beside the other")], "the request")
     if training is not None:
         _must_be_his(call, training)
-    return Tenant(process, training, None if number is None else int(number))
+    processes, children = await _processes(call)
+    return Tenant(process, training, None if number is None else int(number), processes, children)
+
+
+async def _processes(call: Call) -> tuple[tuple[PipelineProcess, ...], tuple[PipelineProcess, ...]]:
+    """Return the caller's processes and their children; nothing if the caller is not proved to be the first of them."""
+    given = call.header(PIDS)
+    if given is None:
+        return (), ()
+    if not re.fullmatch(_PIDS, given):
+        raise refused([Problem(PIDS, f"must be 1 to {MOST_PROCESSES} numbers of processes")], "the request")
+    connection = call.request.scope["muster.guest"].connection
+    if connection is None:
+        return (), ()
+    return await asyncio.to_thread(families.prove, connection, [int(pid) for pid in given.split(",")])
 
 
 def _must_be_his(call: Call, training: str) -> None:
@@ -249,6 +267,7 @@ _TENANT_HEADERS = (
     Header(PROCESS, "The process behind sessions; another one waits until it has ended.", NAME),
     Header(TRAINING, "The uid of the training of which the process is a rank: what it holds ends with it.", NAME),
     Header(ROUND, "And with that round of it.", NAME),
+    Header(PIDS, "The pids of its ranks, its own first: when they are proved to be gone, its GPUs are free.", _PIDS),
 )
 _KEY_HEADER = Header(KEY, "Asking again with it goes on with the same request.", NAME)
 _DONE = Answer("Done: which GPUs.", "PoolGpus")

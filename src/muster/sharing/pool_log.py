@@ -1,0 +1,81 @@
+"""Log lines of a pipeline's process about its pool: rollouts, grants, waits and lost progress.
+
+The logger is `muster.pool`. A scheduler behind a server writes none of these lines; the process that waits does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from muster.errors import MusterError
+from muster.types.sharing import Gpu, Snapshot
+
+SAY_S = 30.0  # how often a wait is logged
+
+log = logging.getLogger("muster.pool")
+
+GetSnapshot = Callable[[], Awaitable[Snapshot]]
+
+
+def log_grant(pipeline: str, cluster: str, gpus: Sequence[Gpu]) -> None:
+    """Log one grant."""
+    log.info("%s: granted GPU %s for %s", pipeline, _listed(gpus), cluster)
+
+
+@contextlib.asynccontextmanager
+async def logged_wait(get_snapshot: GetSnapshot, pipeline: str, cluster: str) -> AsyncIterator[None]:
+    """Log every 30 s what the body waits for and who holds it."""
+    loop = asyncio.get_running_loop()
+    reports: set[asyncio.Task[None]] = set()
+
+    def begin() -> None:
+        reports.add(asyncio.create_task(_report_waits(get_snapshot, pipeline, cluster, began), name="wait log"))
+
+    began = loop.time()
+    timer = loop.call_later(SAY_S, begin)  # most waits are over long before: they need no task
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for report in reports:
+            report.cancel()
+
+
+async def _report_waits(get_snapshot: GetSnapshot, pipeline: str, cluster: str, began: float) -> None:
+    while True:
+        try:
+            reason = wait_reason(await get_snapshot(), pipeline, cluster)
+        except MusterError as error:
+            reason = error.message
+        waited_s = asyncio.get_running_loop().time() - began
+        log.warning("%s: waited %.0f s for %s: %s", pipeline, waited_s, cluster, reason)
+        await asyncio.sleep(SAY_S)
+
+
+def wait_reason(snapshot: Snapshot, pipeline: str, cluster: str) -> str:
+    """Return why a request waits: the planner's reason names the holder, and if there is none yet, all holders do."""
+    if pipeline in snapshot.quarantined:
+        return f"{pipeline} is quarantined: {snapshot.quarantined[pipeline]}"
+    for request in snapshot.pending:
+        if (request.pipeline, request.cluster) == (pipeline, cluster):
+            return request.reason or holders(snapshot, pipeline)
+    return f"the pool has no such request; {holders(snapshot, pipeline)}"
+
+
+def holders(snapshot: Snapshot, pipeline: str) -> str:
+    """Return in words which GPUs others hold."""
+    gpus: dict[str, list[Gpu]] = {}
+    for gpu, lease in snapshot.leases.items():
+        if lease.pipeline != pipeline:
+            gpus.setdefault(f"{lease.pipeline}/{lease.cluster}", []).append(gpu)
+    for gpu, worker in snapshot.workers.items():
+        gpus.setdefault(f"training {worker.training}", []).append(gpu)
+    held = [f"GPU {_listed(sorted(some))} is held by {holder}" for holder, some in gpus.items()]
+    return "; ".join(held) or "no other pipeline or training holds a GPU"
+
+
+def _listed(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(map(str, gpus))
