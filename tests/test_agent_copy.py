@@ -103,6 +103,20 @@ def test_an_image_without_a_usable_python_says_so_in_one_line(copied: Path, tmp_
     assert done.stderr.count("\n") == 1 and "neither muster-node nor Python 3.11" in done.stderr
 
 
+def test_a_shell_beside_a_rank_finds_the_agent_that_runs_there(image: Path, copied: Path) -> None:
+    env = {"PATH": f"{image}:/bin:/usr/bin", agent_copy.VARIABLE: str(copied), "MUSTER_HOME": str(copied.parent)}
+    words = ["sh", "-c", agent_copy.BESIDE, "muster-node"]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*words, *more], env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    assert "--rank" in run("--shell", "--help").stdout
+    own = image / "muster-node"
+    own.write_text('#!/bin/sh\necho "own $*"\n')
+    own.chmod(0o755)
+    assert run("--shell", "a b").stdout == "own --shell a b\n"
+
+
 def test_every_user_may_read_the_copy_and_a_second_copy_replaces_it(copied: Path) -> None:
     shutil.rmtree(copied / "muster" / "mesh")
     (copied / "muster" / "left.py").write_text("")

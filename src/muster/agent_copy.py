@@ -27,13 +27,17 @@ echo "muster: this image has neither muster-node nor Python 3.11 or newer: name 
 exit 2
 """
 VARIABLE = "MUSTER_AGENT"
+# A second muster-node in the container of a worker, such as for `muster shell`.
+BESIDE = f'exec $(command -v muster-node || echo "sh ${VARIABLE}/muster-node") "$@"'
 
 
 def copy(folder: Path) -> None:
-    """Copy the package into the folder, readable for every user. An earlier copy is replaced."""
+    """Copy the package and the launcher into the folder, readable for every user. An earlier copy is replaced."""
     source, target = Path(__file__).parent, folder / "muster"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, ignore=_ignored, copy_function=shutil.copyfile)
+    (folder / "muster-node").write_text(f"#!/bin/sh\n{LAUNCHER}")
+    os.chmod(folder / "muster-node", 0o755)
     for path in (target, *target.rglob("*")):
         os.chmod(path, 0o755 if path.is_dir() else 0o644)  # whatever the umask says, and whoever runs the worker
 
