@@ -24,10 +24,10 @@ MusterError                     message, code, retryable, hint
     ├── BelowMinimumWorld       the world asked for did not come; ready, required_min, timeout
     │   ├── TrainingFailed      it ended instead                                          failed
     │   ├── TrainingCancelled   it was cancelled instead                                  cancelled
+    │   ├── ScaleSuperseded     another writer moved the target; requested, target        scale_superseded
+    │   ├── ResizeTakenBack     it cannot train with that many; requested, target         resize_taken_back
     │   └── WaitTimeout         also a TimeoutError                                       timeout
     ├── UDTerminalState         it has ended and takes no orders; phase, requested_target terminal_state
-    ├── ScaleSuperseded         another writer moved the target; requested, target        scale_superseded
-    ├── ResizeTakenBack         it cannot train with that many; requested, target         resize_taken_back
     ├── WorldSizeOutOfBounds    requested, min, max                                       world_size_out_of_bounds
     ├── RendezvousUnavailable   its workers cannot reach the coordinator                  rendezvous_unavailable
     └── QuotaExceeded           more than the namespace may have; current, requested, limit quota_exceeded
@@ -228,8 +228,8 @@ class UDTerminalState(DistributedError):
         return {"phase": self.phase, "requestedTarget": self.requested_target}
 
 
-class ScaleSuperseded(DistributedError):
-    """Another writer has moved the target since this handle's `scale`."""
+class ScaleSuperseded(BelowMinimumWorld):
+    """Another writer has moved the target since this handle's `scale`. A handle raises it once for each `scale`."""
 
     code, status = "scale_superseded", 409
 
@@ -239,7 +239,7 @@ class ScaleSuperseded(DistributedError):
         self.target = target
 
 
-class ResizeTakenBack(DistributedError):
+class ResizeTakenBack(BelowMinimumWorld):
     """The size that was asked for was tried and does not work: `target` workers train, as before."""
 
     code, status = "resize_taken_back", 409

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from muster import agent_copy
 from muster.cli import shell
 from muster.cli.shell import Wish
 from muster.errors import MusterError
@@ -27,7 +28,10 @@ RANKS = (
     RankStatus(1, "demo-1", "node-b", "running"),
     RankStatus(2, "demo-2", "node-b", "lost"),
 )
-IN_POD = "kubectl exec -it -n ml demo-1 -c worker -- muster-node --shell --rank=1 --run-id=uid-demo --name=demo"
+BESIDE = f"sh -c {shlex.quote(agent_copy.BESIDE)}"
+IN_POD = (
+    f"kubectl exec -it -n ml demo-1 -c worker -- {BESIDE} muster-node --shell --rank=1 --run-id=uid-demo --name=demo"
+)
 
 
 def running(**different: Any) -> Training:
@@ -124,7 +128,7 @@ def test_without_a_terminal_a_shell_is_refused(
         (Wish("demo", 1, ("env",), terminal=False), f"{IN_POD} -- env".replace("-it", "-i")),
         (
             Wish("demo", 1, context="lab", program="/bin/zsh"),
-            f"{IN_POD} --program=/bin/zsh".replace("exec", "--context lab exec"),
+            f"{IN_POD} --program=/bin/zsh".replace("kubectl exec", "kubectl --context lab exec"),
         ),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_what_nobody_knows_is_refused() -> None:
         basilica.options_of({**ASKED, "cpu": "many"}, ranks_each=1)
 
 
-@pytest.mark.parametrize("command", [["torchrun", "t.py"], ["python", "t.py", "$BASILICA_RANK"], ["/bin/mpirun", "x"]])
+@pytest.mark.parametrize("command", [["python", "t.py", "$BASILICA_RANK"], ["/bin/mpirun", "x"]])
 def test_a_launcher_below_muster_is_refused(command: list[str]) -> None:
     with pytest.raises(basilica.ValidationError, match="muster starts its ranks itself"):
         basilica.distributed(command=command, world_size=basilica.WorldSize(1, 1, 1))
@@ -80,6 +81,16 @@ def test_a_world_size_that_cannot_be_is_refused_at_once(sizes: tuple[int, int, i
     with pytest.raises(basilica.WorldSizeOutOfBounds) as caught:
         basilica.WorldSize(*sizes)
     assert (caught.value.min, caught.value.requested, caught.value.max) == sizes
+
+
+@pytest.mark.parametrize("name", ["ScaleSuperseded", "ResizeTakenBack"])
+def test_a_program_that_catches_below_minimum_world_catches_what_a_wait_raises_here(name: str) -> None:
+    kind = getattr(basilica, name)
+    assert kind is getattr(muster, name) and issubclass(kind, basilica.BelowMinimumWorld)
+
+
+def test_the_mesh_gate_is_there() -> None:
+    assert basilica.mesh_wait is muster.mesh_wait and basilica.mesh_status is muster.mesh_status
 
 
 # Records -----------------------------------------------------------------------------------------
@@ -146,6 +157,43 @@ def test_a_world_that_does_not_come_in_time_is_deleted(plane: Plane) -> None:
         )
     assert isinstance(caught.value, muster.WaitTimeout) and caught.value.required_min == 1
     assert plane.client.list() == []
+
+
+@pytest.mark.shared
+@pytest.mark.usefixtures("told_where")
+def test_torchrun_s_command_trains_with_the_ranks_it_names(plane: Plane, tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)\n"
+    )
+    words = ["torchrun", "--rdzv-endpoint=$BASILICA_RDZV_ENDPOINT", "--nproc_per_node", "2", "--tee", "3"]
+    with pytest.warns(UserWarning, match="torchrun --tee: no effect") as warned:
+        training = basilica.distributed(
+            command=[*words, str(script), "--lr", "1"], world_size=basilica.WorldSize(2, 2, 2), gpu_count=0
+        )
+    assert warned[0].filename == __file__
+    with training:
+        assert training.muster.result(timeout=60).ready == 0
+        assert sorted(training.logs().splitlines()) == [f"[{rank}] {rank} 4 --lr 1" for rank in range(4)]
+
+
+@pytest.mark.shared
+@pytest.mark.usefixtures("told_where")
+def test_a_target_that_another_writer_moved_is_raised_once_and_by_itself(plane: Plane) -> None:
+    command = ["sleep", "600"]
+    with basilica.distributed(
+        command=command, name="moved", world_size=basilica.WorldSize(1, 1, 3), gpu_count=0
+    ) as training:
+        training.scale(3)
+        plane.client.get("moved").scale(target=2)
+        with pytest.raises(basilica.BelowMinimumWorld) as caught:
+            training.wait_until_target_world()
+        error = caught.value
+        assert isinstance(error, basilica.ScaleSuperseded) and (error.requested, error.target) == (3, 2)
+        assert error.required_min == 2 and error.timeout == 600
+        assert error.__cause__ is None and error.__context__ is None
+        training.wait_until_target_world(timeout=60)
+        assert training.world.ready == 2
 
 
 def test_in_a_rank_the_function_is_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,17 @@ USERS = {"ours": render.USER, "theirs": 1000, "image": None}
 
 def a_pod(training: Training, user: int | None = render.USER) -> Json:
     name = f"{training.metadata.name}-0"
-    return render.pod(training, name, coordinator="muster:8471", mesh_endpoint="muster:8472", image="base", user=user)
+    pod = render.pod(
+        training,
+        name,
+        coordinator="muster:8471",
+        mesh_endpoint="muster:8472",
+        image="base",
+        agent_image="muster:1",
+        user=user,
+    )
+    assert pod["spec"]["initContainers"], "the agent is copied"
+    return pod
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -54,6 +54,33 @@ def test_the_environment_says_where_and_for_what(env: dict[str, str], endpoint: 
     assert (target.endpoint, target.path("k")) == (endpoint, path)
 
 
+@pytest.mark.parametrize("source", ["MUSTER_MESH_ENDPOINT", "MUSTER_RDZV_ENDPOINT", "BASILICA_RDZV_ENDPOINT"])
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://etcd:5/", "etcd:5"),
+        ("http://etcd:5", "etcd:5"),
+        ("HTTP://etcd", "etcd:2379"),
+        ("http://etcd/", "etcd:2379"),
+        ("etcd:5/", "etcd:5"),
+        ("etcd/", "etcd:2379"),
+        ("http://[::1]:5/", "[::1]:5"),
+        ("http://[::1]", "[::1]:2379"),
+        ("[::1]:5/", "[::1]:5"),
+        ("http://user:word@etcd:5/v2/keys?x=1#y", "etcd:5"),
+        (" http://10.0.0.1:80/ ", "10.0.0.1:80"),
+    ],
+)
+def test_of_a_url_host_and_port_count(source: str, url: str, endpoint: str) -> None:
+    target = read({**NODE, source: url})
+    assert target is not None and target.endpoint == endpoint
+
+
+def test_an_endpoint_that_asks_for_tls_says_that_there_is_none() -> None:
+    with pytest.raises(Unusable, match=r"asks for TLS.*give http://HOST:PORT"):
+        read({**NODE, "MUSTER_MESH_ENDPOINT": "https://e:1/"})
+
+
 @pytest.mark.parametrize("env", [{}, NODE, {"MUSTER_MESH_ENDPOINT": "e"}, {**MUSTER, "NODE_NAME": ""}])
 def test_without_a_node_or_an_endpoint_there_is_nothing_to_wait_for(env: dict[str, str]) -> None:
     assert read({**env, "MUSTER_MESH_POLL_S": "nonsense"}) is None
@@ -69,8 +96,9 @@ def test_without_a_node_or_an_endpoint_there_is_nothing_to_wait_for(env: dict[st
             "e:65536",
             "e:-1",
             ":2379",
-            "http://e:1",
-            "https://e",
+            "ftp://e:1",
+            "http://",
+            "http://:1",
             "e:1/v2",
             "u@e:1",
             "[::1",

@@ -240,7 +240,7 @@ def test_without_its_variables_it_returns_at_once_and_says_nothing(wait: Wait, e
 @pytest.mark.parametrize(
     ("env", "timeout"),
     [
-        ({"MUSTER_MESH_ENDPOINT": "http://etcd:2379"}, 5),
+        ({"MUSTER_MESH_ENDPOINT": "https://etcd:2379"}, 5),
         ({"MUSTER_MESH_POLL_S": "0"}, 5),
         ({"MUSTER_MESH_TIMEOUT_S": "soon"}, None),
         ({}, "soon"),
@@ -292,6 +292,14 @@ def test_it_needs_nothing_but_the_standard_library(place: Server, node: str) -> 
     assert done.returncode == 0, done.stderr
     ours = ["muster.mesh", "muster.mesh.asking", "muster.mesh.settings", "muster.mesh.wait"]
     assert done.stdout.splitlines() == ["None None ready", f"[] {ours}"]
+
+
+@pytest.mark.parametrize("form", ["http://{}", "http://{}/", "{}/"])
+def test_a_program_for_basilica_s_sdk_waits_where_a_url_says(place: Server, node: str, form: str) -> None:
+    write(place, "basilica/mesh-degraded", node)
+    code = "from muster.compat import basilica as b; print(b.mesh_status(), b.mesh_wait(30), b.mesh_status())"
+    done = run("-c", code, NODE_NAME=node, BASILICA_RDZV_ENDPOINT=form.format(place.address))
+    assert (done.returncode, done.stdout) == (0, "None None degraded\n"), done.stderr
 
 
 @pytest.mark.parametrize("ruin", ["sys.stderr = None", "sys.stderr.close()", "os.close(2)"])

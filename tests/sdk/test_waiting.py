@@ -92,6 +92,8 @@ def test_a_target_that_somebody_else_moved_is_superseded(
     with pytest.raises(ScaleSuperseded) as caught:
         caller.call(handle, "wait_until_target_world", GENEROUS_S)
     assert (caught.value.requested, caught.value.target) == (3, 4)
+    steps(plane, settled)
+    assert caller.call(handle, "wait_until_target_world", GENEROUS_S).ready == 4, "the news is raised once"
 
 
 @pytest.mark.parametrize("look", ["wait_until_target_world", "wait_until_min_world", "refresh"])

@@ -54,6 +54,7 @@ GROUPS = {
     "server": "server",
     "token": "token",
     "world": "world",
+    "mesh": "mesh",
     "bench": "bench",
     "share": "share",
     "kube": "kube",

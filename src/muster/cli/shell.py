@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from muster import agent_copy
 from muster.cli import session
 from muster.cli.safe_text import shown
 from muster.core.training.admission import backend_of
@@ -102,7 +103,7 @@ def in_pod(training: Training, seat: RankStatus, wish: Wish) -> list[str]:
     chosen = ["--context", wish.context] if wish.context else []
     streams = "-it" if wish.terminal else "-i"
     kubectl = ["kubectl", *chosen, "exec", streams, "-n", namespace, seat.worker, "-c", CONTAINER]
-    return [*kubectl, "--", "muster-node", "--shell", *_asked(training, wish)]
+    return [*kubectl, "--", "sh", "-c", agent_copy.BESIDE, "muster-node", "--shell", *_asked(training, wish)]
 
 
 def _asked(training: Training, wish: Wish) -> list[str]:

@@ -1,19 +1,18 @@
-"""What does a program see here that was written for the distributed trainings of Basilica's SDK?
+"""The names and defaults of the distributed trainings of Basilica's SDK, over `muster`.
 
-Its names and its defaults: `distributed` comes back when the minimum of workers trains, waits have time-outs, the end
-of a `with` block deletes. All of it is thin over `muster`. What is asked of machines that are for rent has no effect on
-one's own, and is warned of.
+`distributed` returns when the minimum of workers trains, waits have timeouts, and the end of a `with` block deletes.
+Arguments about machines for rent have no effect on one's own machines; a warning names them.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, NoReturn, cast, overload
 
+from muster.compat import launchers
 from muster.compat.handle import BenchResult, DistributedMetrics, DistributedTraining, RankStatus
 from muster.errors import (
     BelowMinimumWorld,
@@ -24,12 +23,15 @@ from muster.errors import (
     NotFound,
     QuotaExceeded,
     RendezvousUnavailable,
+    ResizeTakenBack,
+    ScaleSuperseded,
     TooManyRequests,
     UDTerminalState,
     Unauthenticated,
     Unavailable,
     WorldSizeOutOfBounds,
 )
+from muster.mesh.wait import mesh_status, mesh_wait
 from muster.sdk import functions
 from muster.sdk.client import Client, default_client
 from muster.sdk.submission import SubmitOptions
@@ -63,6 +65,8 @@ __all__ = [
     "RankStatus",
     "RateLimitError",
     "RendezvousUnavailable",
+    "ResizeTakenBack",
+    "ScaleSuperseded",
     "UDTerminalState",
     "ValidationError",
     "WorldSize",
@@ -70,6 +74,8 @@ __all__ = [
     "WorldStatus",
     "distributed",
     "distributed_async",
+    "mesh_status",
+    "mesh_wait",
 ]
 
 DEPLOY_S, TTL_S = 600, 86_400
@@ -87,7 +93,6 @@ NO_EFFECT = frozenset(
         "bench_timeout",
     ]
 )
-_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun"})
 
 
 @dataclass(frozen=True)
@@ -161,16 +166,16 @@ def distributed(
     if command is None:
         made = options_of(given, ranks_each=None)
         return functools.partial(DistributedFunction, client=client, timeout=timeout, options=made)
-    made, words = options_of(given, ranks_each=1), _program(command)
-    return _begun(DistributedTraining((client or default_client()).train(command=words, **made)), timeout)
+    program, options = of_command(command, given, options_of(given, ranks_each=1))
+    return _begun(DistributedTraining((client or default_client()).train(**program, **options)), timeout)
 
 
 async def distributed_async(
     *, command: Sequence[str], timeout: float = DEPLOY_S, client: Client | None = None, **given: Any
 ) -> DistributedTraining:
     """The twin of `distributed` with a command."""
-    made, words = options_of(given, ranks_each=1), _program(command)
-    handle = await (client or default_client()).train_async(command=words, **made)
+    program, options = of_command(command, given, options_of(given, ranks_each=1))
+    handle = await (client or default_client()).train_async(**program, **options)
     return await _begun_async(DistributedTraining(handle), timeout)
 
 
@@ -193,6 +198,29 @@ async def _begun_async(training: DistributedTraining, timeout: float) -> Distrib
 
 
 # What is asked for -------------------------------------------------------------------------------
+
+
+def of_command(
+    command: Sequence[str], given: Mapping[str, Any], options: SubmitOptions
+) -> tuple[dict[str, Any], SubmitOptions]:
+    """Return the program of each rank and the other options. A leading torchrun is replaced by muster's launcher."""
+    launch = launchers.read(
+        command,
+        gpus=int(given.get("gpu_count", 1) or 0),
+        size=given["world_size"],
+        names=sorted(options.get("env") or {}),
+        refuse=_refuse_command,
+    )
+    if launch.dropped:
+        text = f"torchrun {', '.join(launch.dropped)}: no effect, because muster starts the ranks and keeps their logs"
+        warnings.warn(text, UserWarning, stacklevel=3)
+    args = [*launch.args, *(options.get("args") or ())]
+    changed = {**options, **launch.limits, "procs_per_worker": launch.ranks_each, "args": args}
+    return launch.program, cast(SubmitOptions, changed)
+
+
+def _refuse_command(message: str) -> NoReturn:
+    raise _refused("command", message)
 
 
 def options_of(given: Mapping[str, Any], *, ranks_each: int | None) -> SubmitOptions:
@@ -237,15 +265,6 @@ def _cpus(cpu: str | float | None) -> float | None:
         return float(number) / 1000 if milli else float(number)
     except ValueError as wrong:
         raise _refused("cpu", f"{cpu[:80]!r} is not a number of CPUs like 8 or 500m") from wrong
-
-
-def _program(command: Sequence[str]) -> list[str]:
-    """muster starts the ranks itself: a launcher below it would start them once more."""
-    words = [str(word) for word in command]
-    launcher = os.path.basename(words[0]) if words else ""
-    if launcher in _LAUNCHERS or any("$BASILICA_" in word for word in words):
-        raise _refused("command", "give the program that a launcher would start: muster starts its ranks itself")
-    return words
 
 
 def _refused(name: str, message: str) -> InvalidRequest:

@@ -102,6 +102,7 @@ class KubeSite:
             coordinator=coordinator,
             mesh_endpoint=self._mesh_endpoint,
             image=self._options.image,
+            agent_image=self._options.agent_image,
             user=worker_user(self._options.worker_user),
             api_url=self._api_url(),
             home=self._namespace,

@@ -46,6 +46,7 @@ class Options:
     address: str | None = None
     advertise: str | None = None
     image: str = ""
+    agent_image: str = ""
     worker_user: str = WORKER_USER
     coordinator_port: int = COORDINATOR_PORT
     mesh_port: int = MESH_PORT
@@ -100,6 +101,9 @@ def read(words: list[str] | None = None) -> Options:
     cluster.add_argument("--identity", metavar="NAME", help="its name among its replicas (the Pod's)")
     cluster.add_argument("--address", metavar="IP", help="where the Service finds it while it leads (the Pod's)")
     cluster.add_argument("--advertise", metavar="HOST", help="the name under which workers reach whoever leads")
+    cluster.add_argument(
+        "--agent-image", default="", metavar="IMAGE", help="with muster: other images get their agent from it"
+    )
     cluster.add_argument("--image", default="", metavar="IMAGE", help="for trainings that name none")
     cluster.add_argument("--worker-user", default=WORKER_USER, metavar="UID|image", help="who workers run as")
     cluster.add_argument("--coordinator-port", type=int, default=COORDINATOR_PORT, metavar="PORT")

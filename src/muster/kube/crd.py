@@ -62,7 +62,7 @@ ABOUT: dict[str, str] = {
     "spec.cancel.graceSeconds": "From SIGTERM to SIGKILL, in place of stopGraceSeconds.",
     "spec.priority": "Higher goes first when GPUs are short, then older.",
     "spec.backend": "Who runs the workers; in a cluster that is kube. Cannot change later.",
-    "spec.image": "Container image of the workers, with muster-node in it; by default the one that muster was "
+    "spec.image": "Container image of the workers, with Python 3.11 or newer in it; by default the one that muster was "
     "installed with. Cannot change later.",
     "spec.package": "The hash of the code that was sent with it, which workers fetch, unpack and run in. "
     "Cannot change later.",

@@ -209,6 +209,7 @@ def arguments(options: InstallOptions) -> list[str]:
         *("--namespace", "$(POD_NAMESPACE)", "--identity", "$(POD_NAME)", "--address", "$(POD_IP)"),
         *("--advertise", f"{NAME}.$(POD_NAMESPACE).svc"),
         *("--image", options.worker_image or options.image),
+        *("--agent-image", options.image),
         *(("--worker-user", options.worker_user) if options.worker_user else ()),
     ]
 

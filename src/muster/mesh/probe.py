@@ -207,10 +207,10 @@ class Prober:
             if len(self._visits) >= MOST_VISITORS:
                 visitor.close()
                 continue
-            Visit(self._loop, visitor, self._answer, self._visits).begin()
+            Visit(self._loop, visitor, self.answer, self._visits).begin()
 
-    def _answer(self, line: bytes) -> bytes | None:
-        """The proof that they have found us; None for whoever seeks somebody else."""
+    def answer(self, line: bytes) -> bytes | None:
+        """Return the proof that this member was reached; None if the probe is for another one."""
         try:
             hello = json.loads(line)
             if hello["muster"] != "probe" or hello["to"] != self._me:

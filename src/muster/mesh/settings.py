@@ -1,4 +1,4 @@
-"""Who waits, for what, where and how long? The environment says it, for `wait`. Standard library only."""
+"""Settings of `wait`, read from the environment: node, endpoint, prefix and times. Standard library only."""
 
 from __future__ import annotations
 
@@ -66,10 +66,17 @@ def _encoded(name: str) -> str:
 
 
 def _endpoint(source: str, text: str) -> tuple[str, int]:
-    """HOST, HOST:PORT, [IPv6]:PORT or a bare IPv6 address."""
-    host, colon, port = text, "", ""
-    if not (text.endswith("]") or _is_ipv6(text)) and ":" in text:
-        host, colon, port = text.rpartition(":")
+    """Return host and port of HOST, HOST:PORT, [IPv6]:PORT, a bare IPv6 address, or a URL such as http://HOST:PORT/.
+
+    Of a URL only the host and the port count. https is refused: the keys are asked in clear, so it would never answer.
+    """
+    scheme, url, rest = text.partition("://")
+    if url and scheme.lower() == "https":
+        raise Unusable(f"{source}={text!r} asks for TLS, and the keys are asked over plain HTTP: give http://HOST:PORT")
+    given = _authority(rest) if url and scheme.lower() == "http" else text.rstrip("/")
+    host, colon, port = given, "", ""
+    if not (given.endswith("]") or _is_ipv6(given)) and ":" in given:
+        host, colon, port = given.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1] if _is_ipv6(host[1:-1]) else ""
     elif not (_is_ipv6(host) and not colon):
@@ -78,6 +85,11 @@ def _endpoint(source: str, text: str) -> tuple[str, int]:
     if not host or not 0 < number < 65536:
         raise Unusable(f"{source}={text!r} is not HOST:PORT")
     return host, number
+
+
+def _authority(rest: str) -> str:
+    """HOST:PORT of what follows the scheme of a URL, without user, path, query and fragment."""
+    return re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
 
 
 def _is_ipv6(text: str) -> bool:

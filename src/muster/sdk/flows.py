@@ -19,7 +19,15 @@ from muster.backoff import Backoff
 from muster.core.training import waits
 from muster.core.training.explain import Explanation
 from muster.core.training.waits import Receipt, Wait
-from muster.errors import AlreadyExists, InvalidRequest, MusterError, NotFound, Unavailable, from_wire
+from muster.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    MusterError,
+    NotFound,
+    ScaleSuperseded,
+    Unavailable,
+    from_wire,
+)
 from muster.sdk.effects import CALL_TIMEOUT_S, Flow, HttpRequest, Locate, Lost, Now, Pause, Response
 from muster.types import codec
 from muster.types.codec import Invalid, Problem
@@ -494,6 +502,9 @@ def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldS
         if isinstance(verdict, waits.Done):
             return verdict.world
         if isinstance(verdict, waits.Raise):
+            if isinstance(verdict.error, ScaleSuperseded) and handle.receipt is asked.receipt:
+                # The caller now has the news: a later wait of this handle waits for the target of the other writer.
+                handle.receipt = replace(asked.receipt, over=True) if asked.receipt is not None else None
             raise verdict.error
         seen, outage = training, Outage()
 

@@ -18,6 +18,7 @@ from muster.types.codec import MOST, Problem, is_text
 CONTAINER = "worker"
 HOME = "/home/worker"  # of a user that the image does not know
 SHM = "/dev/shm"
+AGENT = "/muster-agent"  # the agent for images without muster
 GPU = "nvidia.com/gpu"
 OWN_VOLUMES = "muster-"  # what names of volumes that muster makes begin with
 MOST_BYTES = 64 * 1024
@@ -89,8 +90,11 @@ def problems(
         for one in _entries(spec, "volumes")
         if one["name"].startswith(OWN_VOLUMES)
     ]
-    if any(one["name"] == CONTAINER for one in _entries(spec, "initContainers")):
-        found.append(Problem(f"{where}.initContainers[{CONTAINER}]", f"{OWN}: choose another name"))
+    found += [
+        Problem(f"{where}.initContainers[{one['name']}]", f"{OWN}: choose another name")
+        for one in _entries(spec, "initContainers")
+        if one["name"] in (CONTAINER, AGENT.strip("/"))
+    ]
     for one in _entries(spec, "containers"):
         if one["name"] == CONTAINER:
             found += _worker_problems(one, env, mounts, f"{where}.containers[{CONTAINER}]")

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from muster.types.codec import Problem, limited
-from muster.types.pod_template import HOME, SHM
+from muster.types.pod_template import AGENT, HOME, SHM
 
 VARIABLE = "MUSTER_STORAGE_"  # tells ranks where each is, by its name
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _CLASS = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _SIZE = r"[1-9][0-9]*(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?"
 _ABOUT_NAME = "is not a name: lower-case letters, digits and dashes, with a letter or digit at both ends"
-_MOUNTED_BY_US = {HOME: "is the home of the worker's user", SHM: "is shared memory, which nothing outlives"}
+_MOUNTED_BY_US = {
+    HOME: "is the home of the worker's user",
+    AGENT: "has the agent",
+    SHM: "is shared memory, which nothing outlives",
+}
 
 
 @dataclass(frozen=True)

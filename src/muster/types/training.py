@@ -433,7 +433,7 @@ def _pod_problems(spec: Spec) -> list[Problem]:
     if spec.template is None:
         return found
     mounts = {posixpath.normpath(one.mount): f"is the mount of spec.storage[{one.name}]" for one in spec.storage}
-    mounts[pod_template.HOME] = pod_template.OWN
+    mounts[pod_template.HOME] = mounts[pod_template.AGENT] = pod_template.OWN
     return found + pod_template.problems(spec.template, env=spec.env, mounts=mounts)
 
 

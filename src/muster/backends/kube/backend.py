@@ -47,18 +47,20 @@ class KubeBackend:
         coordinator: str,
         mesh_endpoint: str = "",
         image: str = "",
+        agent_image: str = "",
         user: int | None = render.USER,
         home: str = "",
         api_url: str = "",
         changed: Callable[[Uid], None] = lambda uid: None,
     ) -> None:
         """`coordinator`, `mesh_endpoint` and `api_url` are where Pods find them; `image` is for trainings that name
-        none, `user` is who their workers run as, `home` the control plane's own namespace."""
+        none, from `agent_image` the agent is copied, `user` is who their workers run as, `home` the control plane's own
+        namespace."""
         self._api = api
         self._store = store
         self._clock = clock
         where = {"coordinator": coordinator, "mesh_endpoint": mesh_endpoint, "api_url": api_url, "home": home}
-        self.orders = PodOrders(api, clock, **where, image=image, user=user)
+        self.orders = PodOrders(api, clock, **where, image=image, agent_image=agent_image, user=user)
         self.changed = changed
         self._workers: dict[Uid, dict[str, Worker]] = {}
         self._keys: dict[Uid, Key] = {}

@@ -25,6 +25,7 @@ class PodOrders:
         coordinator: str,
         mesh_endpoint: str = "",
         image: str = "",
+        agent_image: str = "",
         user: int | None = render.USER,
         home: str = "",
         api_url: str = "",
@@ -34,6 +35,7 @@ class PodOrders:
         self._coordinator = coordinator
         self.mesh_endpoint = mesh_endpoint
         self._image = image
+        self._agent_image = agent_image
         self._user = user
         self._home = home
         self.api_url = api_url
@@ -71,6 +73,7 @@ class PodOrders:
             coordinator=self._coordinator,
             mesh_endpoint=self.mesh_endpoint,
             image=self._image,
+            agent_image=self._agent_image,
             user=self._user,
             priority_class=priority_class,
             api_url=self.api_url,

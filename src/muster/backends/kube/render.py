@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from muster import agent_copy
 from muster.backends import orders
 from muster.backends.kube import quantities, template
-from muster.types.pod_template import CONTAINER, GPU, HOME, MANAGED_BY, OWN_VOLUMES, SHM
+from muster.types.pod_template import AGENT, CONTAINER, GPU, HOME, MANAGED_BY, OWN_VOLUMES, SHM
 from muster.types.storage import Storage
 from muster.types.training import API_VERSION, KIND, Resources, Training
 
@@ -26,6 +28,7 @@ TOKEN_KEY = "run-token"  # no variable can be called like this
 LEAVE_MARGIN_S = 10  # for the agent itself, beyond what its ranks may take
 USER = 65532
 ROOT = 0
+_AGENT = AGENT.strip("/")  # the name of its volume and of the init container
 
 
 def pod(
@@ -35,11 +38,15 @@ def pod(
     coordinator: str,
     mesh_endpoint: str = "",
     image: str = "",
+    agent_image: str = "",
     user: int | None = USER,
     api_url: str = "",
     priority_class: str = "",
 ) -> Json:
     """`image` is taken where the training names none. `user` is who runs it; None: the image's own, if it is not root.
+
+    `agent_image` has muster: an init container copies the agent from it, unless the worker's image is the same one.
+    Without an `agent_image` the worker's image needs muster.
 
     What is rendered for anyone but root is what Pod Security calls "restricted", before its template has a say.
 
@@ -50,7 +57,16 @@ def pod(
     number = 0 if training.status.round is None else training.status.round + 1
     labels = {ROLE: "worker", ROUND: str(number), WORKER: name}
     volumes, mounts = _volumes(training, own_home=_has_own_home(user))
-    container = _container(training, _command(training, name, coordinator, api_url), mesh_endpoint, user)
+    worker_image = training.spec.image or image
+    command = _command(training, name, coordinator, api_url)
+    copies = bool(agent_image) and agent_image != worker_image
+    if copies:
+        command = ["sh", "-c", literally(agent_copy.LAUNCHER), *command]
+        volumes.append({"name": _AGENT, "emptyDir": {}})
+        mounts.append({"name": _AGENT, "mountPath": AGENT, "readOnly": True})
+    container = _container(training, command, mesh_endpoint, user)
+    if copies:
+        container["env"] = [*container["env"], {"name": agent_copy.VARIABLE, "value": AGENT}]
     shown = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -64,11 +80,25 @@ def pod(
             "automountServiceAccountToken": False,
             "securityContext": _identity(user),
             **({"priorityClassName": priority_class} if priority_class else {}),
-            "containers": [container | {"image": training.spec.image or image, "volumeMounts": mounts}],
+            **({"initContainers": [_agent_container(training, agent_image, user)]} if copies else {}),
+            "containers": [container | {"image": worker_image, "volumeMounts": mounts}],
             "volumes": volumes,
         },
     }
     return _with_shared_memory(template.merged(shown, training.spec.template))
+
+
+def _agent_container(training: Training, image: str, user: int | None) -> Json:
+    """Render the init container that copies the agent. It asks for no more than the worker, so the Pod's sum stays."""
+    return {
+        "name": _AGENT,
+        "image": image,
+        "command": ["python3", "-m", "muster.agent_copy", AGENT],
+        "resources": _resources(replace(training.spec.resources, gpus=0)),
+        "securityContext": _rights(user) | {"readOnlyRootFilesystem": True},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": _AGENT, "mountPath": AGENT}],
+    }
 
 
 def _container(training: Training, command: list[str], mesh_endpoint: str, user: int | None) -> Json:

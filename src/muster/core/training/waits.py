@@ -92,7 +92,7 @@ def judge(wait: Wait, training: Training, look: Look) -> Verdict:
     """What one look at the training means for the wait."""
     if training.is_terminal:
         return _ended(wait, training, look)
-    if wait.goal == "target" and (moved := superseded(training, wait.receipt)) is not None:
+    if wait.goal == "target" and (moved := superseded(training, wait.receipt, wait.timeout)) is not None:
         return Raise(moved)
     if wait.goal == "target" and (back := taken_back(wait, training)) is not None:
         return Raise(back)
@@ -138,8 +138,8 @@ def after_news(receipt: Receipt, events: Iterable[Event]) -> Receipt:
     return replace(receipt, over=True) if over else receipt
 
 
-def superseded(training: Training, receipt: Receipt | None) -> ScaleSuperseded | None:
-    """The error if another writer has moved the target since the handle's own scale, before it was reached."""
+def superseded(training: Training, receipt: Receipt | None, timeout: float | None = None) -> ScaleSuperseded | None:
+    """Return the error if another writer moved the target since the handle's own scale, before it was reached."""
     target = training.spec.world_size.target
     if receipt is None or receipt.over or target == receipt.target or training.generation < receipt.generation:
         return None
@@ -148,6 +148,9 @@ def superseded(training: Training, receipt: Receipt | None) -> ScaleSuperseded |
         f"but another writer has since set the target to {target}",
         requested=receipt.target,
         target=target,
+        ready=training.status.world_size.ready,
+        required_min=target,
+        timeout=timeout,
         hint="refresh, then scale again if the former size is still wanted",
     )
 
@@ -164,6 +167,9 @@ def taken_back(wait: Wait, training: Training) -> ResizeTakenBack | None:
         f"training {training.key} could not train with {target} workers: {resizing.message}",
         requested=target,
         target=training.status.world_size.ready,
+        ready=training.status.world_size.ready,
+        required_min=target,
+        timeout=wait.timeout,
         hint=f"muster scale {training.metadata.name} N asks for another size; it is not tried again by itself",
     )
 
