@@ -43,16 +43,14 @@ def judge(run: Run, launch: str, incarnation: str, outcome: RunOutcome | None) -
             return Verdict(Belonging.EARLIER, "it was a member of a run before this one", ended.outcome)
     if incarnation and outcome is not None:
         return Verdict(Belonging.EARLIER, "it brings the outcome of another run", outcome)
-    if run.outcome is not None and launch not in run.launches:
-        return Verdict(Belonging.NEXT, "it was not a member of the run that has ended, and is of no launch of it")
-    if run.outcome is not None and not incarnation:
-        return Verdict(Belonging.LATE, f"launch {launch} has ended", run.outcome)
-    if not incarnation and launch not in run.launches:
-        for ended in run.earlier:
+    if launch and not incarnation:
+        if launch in run.launches and run.outcome is not None:
+            return Verdict(Belonging.LATE, f"launch {launch} has ended", run.outcome)
+        for ended in () if launch in run.launches else reversed(run.earlier):
             if launch in ended.launches:
                 return Verdict(Belonging.LATE, f"launch {launch} has ended", ended.outcome)
     if run.outcome is not None:
-        return Verdict(Belonging.NEXT, "it was a member of another run that has no outcome")
+        return Verdict(Belonging.NEXT, "it proves no part in the run that has ended")
     return Verdict(Belonging.HERE, "the run has not ended")
 
 
