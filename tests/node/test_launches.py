@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.fleet import Fleet, Process, free_port, gone
+from tests.fleet import Fleet, Process, eventually, family, free_port, gone, kill_all
 
 FAST = ("--preload", "none", "--lease-s", "20")
 LATE = "the run ended before this worker joined"
@@ -120,6 +120,40 @@ def test_a_coordinator_whose_electors_are_all_gone_starts_the_next_launch(fleet:
     assert late.wait() == 0 and LATE in late.text and trained(fleet) == 2
     assert codes(nodes_of(fleet, "a b", *options, **slurm(1))) == [0, 0]
     assert trained(fleet) == 4
+
+
+def test_a_launch_begins_after_a_successor_led_the_last_one_to_its_end(fleet: Fleet) -> None:
+    """The coordinator that was started again never led that run again, and its leader left with the run."""
+    first = fleet.coordinator()
+    options = ("--nnodes", "2", "--lease-s", "2")
+    nodes = nodes_of(fleet, "a b", *options, program=fleet.probe("wait"), **slurm(0))
+    fleet.training(0, 2)
+    fleet.settled(3)
+    first.kill()
+    first.wait()
+    eventually(lambda: any("leading run" in node.text for node in nodes), "one of the workers leads")
+    fleet.coordinator()
+    fleet.training(0, 2)
+    fleet.go()
+    assert codes(nodes) == [0, 0]
+    [late] = nodes_of(fleet, "late", *options, **slurm(0))
+    assert late.wait() == 0 and LATE in late.text and trained(fleet) == 2
+    assert codes(nodes_of(fleet, "a b", *options, **slurm(1))) == [0, 0]
+    assert trained(fleet) == 4
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_that_is_requeued_in_the_middle_of_its_run_goes_on(fleet: Fleet, how: signal.Signals) -> None:
+    """Its run has not ended: the new processes take the places of the old ones."""
+    fleet.coordinator()
+    options = ("--nnodes", "2", "--lease-s", "2")
+    old = nodes_of(fleet, "n1 n2", *options, program=fleet.probe("sleep"), **slurm(0))
+    fleet.started(0, 2)
+    for node in old:
+        kill_all(family(node.pid) if how is signal.SIGKILL else [node.pid], how)
+    codes(old)
+    assert codes(nodes_of(fleet, "n1 n2", *options, **slurm(1))) == [0, 0]
+    assert len(fleet.told("done")) == 2
 
 
 def test_a_launch_that_comes_while_the_last_one_ends_waits_and_trains(fleet: Fleet) -> None:

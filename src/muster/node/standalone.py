@@ -110,13 +110,14 @@ class Standalone:
         except CannotStart:
             return False
         shown = wire.show_address(*self.addresses[0])
+        others = f"others join with --coordinator {shown} --run-id {run_id}"
         if self.shares:
             if refusal := await self._refusal(run_id):
-                say(f"cannot listen on {shown}: {refusal}; choose another --listen")
+                say(f"cannot listen on {shown}: it is in use: {refusal}; choose another --listen")
                 return False
-            say(f"a coordinator of yours listens on {shown} already: it serves run {run_id}, too")
+            say(f"coordinator on {shown}, where it listens already; {others}")
             return True
-        say(f"coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}")
+        say(f"coordinator on {shown}; {others}")
         return True
 
     async def _refusal(self, run_id: str) -> str:

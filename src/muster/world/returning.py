@@ -137,5 +137,5 @@ def _ids(record: RunRecord, before: Run | None, fresh: str) -> dict[str, Any]:
     return {
         "incarnations": known or (fresh,),
         "launches": launches.merged(launched, record.launches, launches.MOST_LAUNCHES),
-        "earlier": record.earlier or (before.earlier if before is not None else ()),
+        "earlier": (record.earlier or (before.earlier if before is not None else ()))[-launches.MOST_EARLIER :],
     }

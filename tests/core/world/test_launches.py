@@ -100,5 +100,5 @@ def test_what_is_kept_of_earlier_runs_and_of_launches_is_bounded() -> None:
     ended = replace(run, outcome=DONE, earlier=(BEFORE,) * launches.MOST_EARLIER)
     assert len(launches.earlier_runs(ended)) == launches.MOST_EARLIER
     assert launches.earlier_runs(ended)[-1].incarnations == ("now",)
-    many = launches.merged(tuple(map(str, range(20))), ("x", "3"), launches.MOST_INCARNATIONS)
+    many = launches.merged(tuple(map(str, range(20))), ("y" * 1000, "", "x", "3"), launches.MOST_INCARNATIONS)
     assert len(many) == launches.MOST_INCARNATIONS and many[-2:] == ("x", "3")

@@ -15,6 +15,7 @@ from muster.types.world import EndedRun, RunOutcome
 MOST_INCARNATIONS = 8  # ids of one run: more than one if two records of it met
 MOST_LAUNCHES = 16
 MOST_EARLIER = 4
+LONGEST_ID = 256
 
 
 class Belonging(StrEnum):
@@ -85,8 +86,9 @@ def earlier_runs(run: Run) -> tuple[EndedRun, ...]:
 
 
 def merged(first: tuple[str, ...], second: tuple[str, ...], limit: int) -> tuple[str, ...]:
-    """The newest ids of both, without repetition."""
-    return tuple(dict.fromkeys((*(one for one in first if one not in second), *second)))[-limit:]
+    """The newest ids of both, without repetition. A record that a member brings can hold anything: no id is long."""
+    known = dict.fromkeys((*(name for name in first if name not in second), *second))
+    return tuple(name for name in known if 0 < len(name) <= LONGEST_ID)[-limit:]
 
 
 def with_launch(run: Run, launch: str) -> Run:
