@@ -96,12 +96,12 @@ def await_found(
 
 
 def is_others(address: Address) -> bool:
-    """Whether a process of another user is known to listen there."""
+    """Return True if a process of another user certainly listens there."""
     return bool((_listeners(address) or set()) - {0, os.geteuid()})
 
 
 def may_listen(address: Address) -> bool:
-    """Whether a process listens there, as far as can be known."""
+    """Return False if certainly no process listens there."""
     uids = _listeners(address)
     return uids is None or bool(uids)
 

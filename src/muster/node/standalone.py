@@ -121,7 +121,7 @@ class Standalone:
         return True
 
     async def _refusal(self, run_id: str) -> str:
-        """Why whoever listens there cannot serve this run; "" if it is a coordinator that knows our run token."""
+        """Return why the listener there cannot serve this run; "" for a coordinator that has our run token."""
         try:
             await ask(self.addresses, RunId(run_id), AskFrame(ask="show"), token=self.token or run_token.given())
         except CoordinatorRefused as refused:

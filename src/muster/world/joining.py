@@ -140,7 +140,7 @@ class Joining:
             self._greet_agent(one.peer, one.hello, one.member, now, held=True)
 
     def held_until(self, now: float) -> list[float]:
-        """When names that others wait for may become free, and when the next run may begin."""
+        """Return when names that others wait for may become free, and when the next run may begin."""
         run = self._at.run
         assert run is not None
         if self._waits_for_next:
@@ -165,12 +165,12 @@ class Joining:
         return bool(self.held) and run is not None and run.outcome is not None and not self._at.directed
 
     def opens_next(self, now: float) -> bool:
-        """Whether workers of a new launch wait here, and no rank of this run is in their way."""
+        """Return True if workers of a new launch wait here and no rank of this run is left."""
         run = self._at.run
         return self._waits_for_next and run is not None and launches.wait_for_ranks(run, now) is None
 
     def hand_over(self, to: Joining, now: float) -> None:
-        """Let those that wait for the next run say hello there, and their guards."""
+        """Repeat the hellos of waiting workers in the next run, and move their guards there."""
         waiting, self.held = self.held, []
         for one in waiting:
             to.greet(one.peer, one.hello, now)
@@ -182,20 +182,20 @@ class Joining:
                 to._at.guards[member_id] = guard
 
     def send_away_held(self) -> None:
-        """This process is about to leave with the run: the next one needs another coordinator."""
+        """Refuse workers of a new launch: this process ends with its run, and the next run needs another coordinator."""
         waiting, self.held = self.held, []
         for one in waiting:
             one.peer.refuse("closing", "the run has ended here, and this coordinator ends with it; say hello again")
 
     def belonging(self, hello: HelloFrame) -> Verdict:
-        """Which run under this run id the sender of a hello belongs to."""
+        """Return which run under this run id the sender of a hello belongs to."""
         at, shown = self._at, hello.present
         if at.run is None or at.directed or hello.member is None or hello.kind != "agent":
             return Verdict(Belonging.HERE, "")
         return launches.judge(at.run, hello.member.launch, shown.incarnation, shown.outcome)
 
     def _is_elsewhere(self, waiting: Waiting, now: float, *, held: bool) -> bool:
-        """Whether it belongs to another run. Then it hears how that ended, or waits for the next one."""
+        """Return True for a worker of another run, after sending it the outcome or letting it wait for the next run."""
         at, verdict = self._at, self.belonging(waiting.hello)
         if verdict.belonging is Belonging.HERE:
             return False

@@ -106,7 +106,7 @@ class Posts:
         return Electorate(term, me, ((me,),))
 
     def following(self, run_id: RunId, term: int) -> Electorate:
-        """For the next run under the id of one that was led here in that term."""
+        """Return the first electorate of the next run under a run id, after a run that was led in that term."""
         if (post := self._posts.get(run_id)) is not None:
             term = max(term, post.state.ballot.promised)
         return self.first(term + 1)

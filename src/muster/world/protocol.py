@@ -143,15 +143,15 @@ class RunProtocol:
     # Other runs under the same run id
 
     def is_of_earlier_run(self, hello: HelloFrame) -> bool:
-        """Whether what a member brings along is about a run that this one followed."""
+        """Return True if the record and electorate in a hello are those of an earlier run."""
         return self._joining.belonging(hello).belonging is Belonging.EARLIER
 
     def opens_next(self, now: float) -> bool:
-        """Whether a new launch waits for the next run under this run id, and nothing of this one is in its way."""
+        """Return True if a new launch waits for the next run under this run id and no rank of this run is left."""
         return self._joining.opens_next(now)
 
     def next_run(self, electorate: Electorate, now: float) -> RunProtocol | None:
-        """The next run under this run id, with the members that wait for it; None if it would have none."""
+        """Return the next run under this run id, with the workers that wait for it; None if it refused them all."""
         at = self.at
         assert at.run is not None
         following = RunProtocol(at.run_id, epoch=at.epoch + 1)

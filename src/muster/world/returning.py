@@ -131,7 +131,7 @@ class Returning:
 
 
 def _ids(record: RunRecord, before: Run | None, fresh: str) -> dict[str, Any]:
-    """By which the run of a record, and the one that was here before, are told from others under the same run id."""
+    """Merge the ids of a record's run with those of the run that was here before."""
     mine, launched = ((), ()) if before is None else (before.incarnations, before.launches)
     known = launches.merged(mine, record.incarnations, launches.MOST_INCARNATIONS)
     return {

@@ -252,7 +252,7 @@ class MemberState:
         return at.taken()
 
     def _put_off(self, reason: str) -> None:
-        """It says hello again if nothing comes after this; its lease does not count, for it has none yet."""
+        """Wait as the coordinator asked. This worker has no lease yet; it says hello again after `HELD_S` without a reply."""
         if not self.held.runs:
             self._look_at = max(self._look_at, self.at.now + HELD_S)
         if reason != self._reason:
@@ -370,7 +370,7 @@ class MemberState:
 
 
 def ended_late(outcome: RunOutcome) -> str:
-    """What a worker says that came after the run of its launch had ended."""
+    """Return the last line of a worker that came after the run of its launch had ended."""
     again = "to run the program again, choose another --launch-id"
     return f"the run ended before this worker joined: {outcome.state}: {outcome.message}; {again}"
 
