@@ -182,7 +182,7 @@ class Joining:
                 to._at.guards[member_id] = guard
 
     def send_away_held(self) -> None:
-        """Refuse workers of a new launch: this process ends with its run, and the next run needs another coordinator."""
+        """Refuse workers of a new launch: this process ends with its run, and the next one needs a coordinator."""
         waiting, self.held = self.held, []
         for one in waiting:
             one.peer.refuse("closing", "the run has ended here, and this coordinator ends with it; say hello again")

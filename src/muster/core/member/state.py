@@ -252,7 +252,7 @@ class MemberState:
         return at.taken()
 
     def _put_off(self, reason: str) -> None:
-        """Wait as the coordinator asked. This worker has no lease yet; it says hello again after `HELD_S` without a reply."""
+        """Wait as the coordinator asked, without a lease; say hello again after `HELD_S` without a reply."""
         if not self.held.runs:
             self._look_at = max(self._look_at, self.at.now + HELD_S)
         if reason != self._reason:
