@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ FAST = ("--preload", "none", "--lease-s", "20")
 LATE = "the run ended before this worker joined"
 
 
-def nodes_of(fleet: Fleet, names: str, *options: str, program: tuple[str, ...] = (), **env: str) -> list[Process]:
+def nodes_of(fleet: Fleet, names: str, *options: str, program: tuple[str, ...] = (), **env: Any) -> list[Process]:
     """The workers of one launch; each gets the program that ends at once, unless the test gives another."""
     program = program or fleet.probe()
     return [fleet.node(name, *FAST, *options, program=program, **env) for name in names.split()]
@@ -36,7 +37,7 @@ def kept_groups(fleet: Fleet) -> list[list[object]]:
     return groups
 
 
-def slurm(restart: int) -> dict[str, str]:
+def slurm(restart: int) -> dict[str, Any]:
     return {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restart)}
 
 
@@ -191,7 +192,7 @@ def test_two_workers_of_a_launch_without_an_id_meet_in_one_run(fleet: Fleet) -> 
 # A coordinator that lingers on the address of a new --standalone
 
 
-def standalone(fleet: Fleet, name: str, run_id: str, *options: str, **env: str) -> Process:
+def standalone(fleet: Fleet, name: str, run_id: str, *options: str, **env: Any) -> Process:
     where = ("--standalone", "--listen", fleet.address, "--run-id", run_id)
     return fleet.node(name, *FAST, *where, *options, program=fleet.probe(), join=False, **env)
 

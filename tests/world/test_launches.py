@@ -27,7 +27,7 @@ def ran(fleet: SimulatedFleet) -> set[str]:
         machines.add(rank.machine.name)  # type: ignore[attr-defined]
         before(rank)  # type: ignore[arg-type]
 
-    fleet.rank_started = started  # type: ignore[method-assign, assignment]
+    fleet.rank_started = started  # type: ignore[method-assign]
     return machines
 
 
@@ -157,7 +157,7 @@ def test_random_launches_follow_each_other(seed: int) -> None:
         new.append(fleet.join(name, settings={"min": size, "max": size}, launch=launch))
 
     for index in range(size):
-        fleet.clock.after(begins + 0.02 * index, lambda index=index: join_new(f"n{index}"))  # type: ignore[misc]
+        fleet.clock.after(begins + 0.02 * index, lambda index=index: join_new(f"n{index}"))
     fleet.clock.after(rng.uniform(0.0, 4.0), lambda: late.append(fleet.join("late", settings=shared, launch="A")))
     fleet.advance(4.5)
     fleet.until("everyone is out", lambda: not fleet.present, within_s=60.0)
