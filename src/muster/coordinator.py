@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import os
 import queue
 import shlex
@@ -87,6 +88,11 @@ def run(
         access.ended(for_good=True)
         if kept is not None:
             kept.close(remove=False)
+        if ready_fd is not None and error.errno == errno.EADDRINUSE:
+            os.write(
+                ready_fd, f"{wire.ADDRESS_TAKEN}\n".encode()
+            )  # whoever started us may use the coordinator that is there
+            return 1
         return _refuse(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen", 1)
     over = idle and not coordinator.posts.follows  # else it has to be known when it is started again that others lead
     access.ended(for_good=over or not port)

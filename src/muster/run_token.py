@@ -95,6 +95,17 @@ def await_found(
         time.sleep(LOOK_S)
 
 
+def is_others(address: Address) -> bool:
+    """Return True if a process of another user certainly listens there."""
+    return bool((_listeners(address) or set()) - {0, os.geteuid()})
+
+
+def may_listen(address: Address) -> bool:
+    """Return False if certainly no process listens there."""
+    uids = _listeners(address)
+    return uids is None or bool(uids)
+
+
 def _check_owners(addresses: list[Address], listeners: list[set[int] | None]) -> None:
     for (host, port), uids in zip(addresses, listeners, strict=True):
         if uids and uids - {0, os.geteuid()}:

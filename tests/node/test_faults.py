@@ -71,7 +71,7 @@ def test_the_coordinator_may_die_after_some_have_the_outcome(fleet: Fleet) -> No
     """One of two has it, and cannot lead: it brings the outcome to a coordinator without a record."""
     coordinator = fleet.coordinator()
     proxy = Proxy((fleet.host, fleet.port))
-    options = ("--nnodes", "1", "--spares", "1", "--farewell-s", "20", "--lease-s", "30")
+    options = ("--nnodes", "1", "--spares", "1", "--farewell-s", "20", "--lease-s", "30", "--launch-id", "monday")
     near = fleet.node("a", *options)
     fleet.until("a member", lambda v: len(v["members"]) == 1)
     far = fleet.node("c", *options, "--coordinator", f"127.0.0.1:{proxy.port}", "--run-id", fleet.run_id, join=False)
@@ -220,14 +220,14 @@ def test_agent_and_guard_killed_together_leave_nothing(fleet: Fleet) -> None:
 
 def test_a_coordinator_that_was_told_to_stop_still_knows_how_runs_ended(fleet: Fleet) -> None:
     coordinator = fleet.coordinator()
-    node = fleet.node("a")
+    node = fleet.node("a", "--launch-id", "monday")
     fleet.started(0, 1)
     fleet.go()
     assert node.wait() == 0
     coordinator.kill(signal.SIGTERM)
     assert coordinator.wait() == 0
     fleet.coordinator()
-    assert fleet.node("late").wait() == 0
+    assert fleet.node("late", "--launch-id", "monday").wait() == 0
     assert len(fleet.told("start")) == 1
 
 

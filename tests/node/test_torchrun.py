@@ -12,8 +12,17 @@ from tests.fleet import Fleet, Process, gone
 pytestmark = pytest.mark.xdist_group("torch")  # one at a time: several imports of torch starve everything else
 
 
-def launcher(fleet: Fleet, name: str, *program: str, nnodes: str, spares: int = 0, restarts: int = 0) -> Process:
-    conf = f"spares={spares},name={name}"
+def launcher(
+    fleet: Fleet,
+    name: str,
+    *program: str,
+    nnodes: str,
+    spares: int = 0,
+    restarts: int = 0,
+    launch: str = "",
+    **env: str,
+) -> Process:
+    conf = f"spares={spares},name={name}" + (f",launch_id={launch}" if launch else "")
     return fleet.start(
         *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=muster"),
         *(f"--rdzv-endpoint={fleet.address}", f"--rdzv-id={fleet.run_id}", f"--nnodes={nnodes}"),
@@ -21,6 +30,7 @@ def launcher(fleet: Fleet, name: str, *program: str, nnodes: str, spares: int = 
         MUSTER_ROUND="0",
         MUSTER_WORKER=name,
         MUSTER_RUN_ID=fleet.run_id,
+        **env,
     )
 
 
@@ -92,3 +102,32 @@ def test_several_nodes_are_told_what_they_need(fleet: Fleet) -> None:
     node = fleet.start(sys.executable, "-m", "torch.distributed.run", *words)
     assert node.wait() == 1
     assert "ValueError: several nodes need --rdzv-endpoint=HOST:PORT" in node.text.splitlines()[-1]
+
+
+LATE = "the run ended before this worker joined: succeeded"
+
+
+def test_a_second_launch_trains_and_a_late_node_of_a_launch_does_not(fleet: Fleet) -> None:
+    fleet.coordinator()
+    for count in (1, 2):
+        node = launcher(fleet, "w0", *fleet.probe(), nnodes="1")
+        assert node.wait() == 0 and len(fleet.told("start")) == count, "without an id each start is a launch"
+    for count, restart in ((3, "1"), (4, "2")):
+        node = launcher(fleet, "w0", *fleet.probe(), nnodes="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT=restart)
+        assert node.wait() == 0 and len(fleet.told("start")) == count, "a requeued job is a launch of its own"
+    late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="2")
+    assert late.wait() == 0 and LATE in late.text and len(fleet.told("start")) == 4
+    named = launcher(fleet, "w0", *fleet.probe(), nnodes="1", launch="monday")
+    assert named.wait() == 0 and len(fleet.told("start")) == 5
+    late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", launch="monday")
+    assert late.wait() == 0 and LATE in late.text and len(fleet.told("start")) == 5
+
+
+def test_a_late_node_of_a_failed_launch_fails_and_says_why(fleet: Fleet) -> None:
+    fleet.coordinator()
+    assert launcher(fleet, "w0", *fleet.probe("exit=3"), nnodes="1", launch="monday").wait() != 0
+    late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", launch="monday")
+    assert late.wait() != 0
+    assert "the run ended before this worker joined: failed" in late.text
+    assert launcher(fleet, "w0", *fleet.probe(), nnodes="1", launch="tuesday").wait() == 0
+    assert len(fleet.told("start")) == 2

@@ -11,7 +11,8 @@ from tests.fleet import Fleet, eventually, gone
 
 def test_spares_leave_with_the_last_active_and_nothing_is_left(fleet: Fleet) -> None:
     coordinator = fleet.coordinator()
-    nodes = [fleet.node(f"w{i}", "--nnodes", "3", "--spares", "2") for i in range(5)]
+    options = ("--nnodes", "3", "--spares", "2", "--launch-id", "monday")
+    nodes = [fleet.node(f"w{i}", *options) for i in range(5)]
     view = fleet.training(0, 3)
     assert [(m["name"], m["role"], m["rank"]) for m in view["members"]] == [
         ("w0", "active", 0),
@@ -23,8 +24,8 @@ def test_spares_leave_with_the_last_active_and_nothing_is_left(fleet: Fleet) -> 
     fleet.started(0, 3)
     fleet.go()
     assert [node.wait() for node in nodes] == [0] * 5
-    late = fleet.node("late", "--nnodes", "3", "--spares", "2")
-    assert late.wait() == 0, "a spare that comes after the end learns the outcome"
+    late = fleet.node("late", *options)
+    assert late.wait() == 0, "a spare of the same launch that comes after the end gets the outcome"
     coordinator.kill(signal.SIGTERM)
     assert coordinator.wait() == 0
     fleet.assert_nothing_left()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from muster.core.succession import electorate
@@ -125,6 +126,7 @@ class SimulatedCoordinator:
         self.on_event: Callable[[RunEvent], None] | None = None
         self.on_decision: Callable[[Run, Decision, Run], None] | None = None
         self.on_saved: Callable[[RunRecord], None] | None = None
+        self.on_opened: Callable[[], None] | None = None
         self.on_said: Callable[[SimulatedCoordinator, bytes], None] | None = None
         self.settle_s = 0.0  # how long what comes is gathered before it is decided upon, as a busy service does
         self.crash_mid_send: int | None = None  # die after that many frames of the next record that is kept
@@ -392,9 +394,32 @@ class SimulatedCoordinator:
         wake_at = self.leading.settle(self._clock.now)
         self._flush()
         self._widen()
+        if self.leading is not None and self.leading.opens_next(self._clock.now):
+            self._open_next(self.leading)
+            return
         self._wakes += 1
         if self.alive and wake_at < math.inf:
             self.process.after(wake_at - self._clock.now, self._woken, self._wakes)
+
+    def _open_next(self, protocol: RunProtocol) -> None:
+        """As `world.service` does it."""
+        if self._host is not None:
+            protocol.send_away_held()
+            return
+        first = Electorate()
+        if self.post is not None:
+            if not self.post.state.may_speak(self._clock.now):
+                return
+            me = replace(self._me(), member_id=MemberId(f"c{self.lives}.{self._clock.now}"))
+            first = Electorate(self.post.state.ballot.promised + 1, me, ((me,),))
+        if (following := protocol.next_run(first, self._clock.now)) is None:
+            return
+        if self.post is not None:
+            self.post.close()
+            self.post = None
+        if self.on_opened is not None:
+            self.on_opened()
+        self._serve(following)
 
     def _woken(self, number: int) -> None:
         if number == self._wakes:
@@ -444,4 +469,6 @@ class SimulatedCoordinator:
             self.leading.probe_lost()
             if self.leading.at.outbox:
                 self._flush()
+            if self.leading is not None and self.leading.opens_next(self._clock.now):
+                self._touch()
         self.process.after(BEAT_S, self._beat)

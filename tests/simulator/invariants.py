@@ -41,6 +41,7 @@ class Checker:
         self._ever: set[tuple[int, int]] = set()
         self._outcome: RunOutcome | None = None
         self._told: RunOutcome | None = None
+        self._earlier: list[RunOutcome] = []
         self._moment = -1.0
         self._decisions = 0
         self._fences: set[tuple[int, MemberId, float]] = set()
@@ -50,13 +51,23 @@ class Checker:
     def watch(self, coordinator: SimulatedCoordinator) -> None:
         """All that it decides and keeps."""
         coordinator.on_decision, coordinator.on_saved = self.decided, self.saved
-        coordinator.on_event = self.on_event
+        coordinator.on_event, coordinator.on_opened = self.on_event, self.next_run
         if coordinator.leading is not None:
             coordinator.leading.on_decision, coordinator.leading.at.on_event = self.decided, self.on_event
 
     def _demand(self, kept: bool, what: str) -> None:
         if not kept:
             raise Broken(f"at {self._clock.now:.4f} s: {what}")
+
+    def next_run(self) -> None:
+        """A new launch begins: nothing of the last run is left, and its outcome stays as it is."""
+        alive = sorted(rank.machine.name for ranks in self._census.alive.values() for rank in ranks)
+        self._demand(not alive, f"the next run begins while ranks of the last one run on {alive}")
+        self._demand(self._outcome is not None, "the next run begins, and the last one has not ended")
+        self._earlier += [self._outcome] if self._outcome is not None else []
+        self._outcome = self._told = None
+        self.forget(-1)
+        self._ever.clear()
 
     # After every event
 
@@ -253,9 +264,16 @@ class Checker:
 
     def agent_ended(self, agent: SimulatedWorker) -> None:
         if agent.outcome is not None:
-            self._same_outcome(agent.outcome)
+            if replace(agent.outcome, finished_at=0.0, first_failure=None) not in self._short_earlier():
+                self._same_outcome(agent.outcome)
             if agent.code is not None and agent.outcome.state is OutcomeState.SUCCEEDED and not agent.leaving:
                 self._demand(agent.code == 0, f"{agent.name} ends with {agent.code} though the run succeeded")
+
+        if agent.code == 0 and agent.state.late is False and not agent.leaving:
+            self._demand(agent.state.at.joined, f"{agent.name} ends with 0 and was never a member")
+
+    def _short_earlier(self) -> list[RunOutcome]:
+        return [replace(outcome, first_failure=None) for outcome in self._earlier]
 
     def lease_renewed(self, agent: SimulatedWorker) -> None:
         """A lease must be over for the member no later than for the coordinator."""

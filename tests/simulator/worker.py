@@ -378,6 +378,7 @@ class SimulatedWorker:
             post=self.standby.address if self.standby is not None else None,
             takes_outline=True,
             takes_notice=one.takes_notice,
+            launch=one.launch,
         )
         present = replace(self.state.hello(self.now), epoch=self.connection.epoch, store_port=self._store_port())
         return HelloFrame(member=member, settings=one.settings, present=present)

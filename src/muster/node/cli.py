@@ -22,6 +22,7 @@ from typing import NoReturn, TypeVar
 
 from muster import __version__, files, run_token, trimming
 from muster.core.member.state import EXIT_COORDINATOR_LOST, EXIT_FAILED
+from muster.node import launch
 from muster.node.program import Program
 from muster.node.standalone import Standalone
 from muster.types import address
@@ -73,6 +74,11 @@ def build_parser() -> argparse.ArgumentParser:
     where.add_argument("--coordinator", "--rdzv-endpoint", metavar="HOST:PORT,…", help="join the run at one of these")
     where.add_argument("--coordinator-file", metavar="FILE", help="HOST:PORT lines, read at every (re)connection")
     where.add_argument("--run-id", "--rdzv-id", metavar="ID")
+    where.add_argument(
+        "--launch-id",
+        metavar="ID",
+        help="what the workers of one launch share, and no other launch has (in Slurm: job id and restart count)",
+    )
     where.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="how long to try to reach it (60)")
     world = parser.add_argument_group("the world (fixed by the first member of a run)")
     world.add_argument("--nnodes", metavar="MIN[:MAX]", help="how many workers train together")
@@ -193,6 +199,7 @@ def main(argv: list[str] | None = None) -> int:
         _check_health_command(given.health_check)
         if given.probe_addr:
             address.read(given.probe_addr)
+        launch_id = launch.identity(given.launch_id, os.environ)
         standalone, addresses = _coordinator(given)
     except ValueError as error:
         _usage(str(error))
@@ -229,6 +236,7 @@ def main(argv: list[str] | None = None) -> int:
         local_addr=given.local_addr,
         probe_addr=given.probe_addr,
         checks_health=given.health_check is not None,
+        launch=launch_id,
     )
     config = agent.NodeConfig(
         program=program,

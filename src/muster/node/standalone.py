@@ -2,6 +2,9 @@
 
 It runs in a session of its own with a state file. If it dies while the agent that started it lives, that agent
 starts it again on the same address, and members find it there.
+
+A coordinator of this user that listens there already serves this run, too: another worker of this launch may have
+started it, or an earlier launch, after whose end it lingers.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from pathlib import Path
 
 from muster import files, listening, run_token
 from muster.run_token import KeptToken
-from muster.types.world import MemberId
+from muster.types.frames import AskFrame
+from muster.types.world import MemberId, RunId
 from muster.world import wire
-from muster.world.connection import Address
+from muster.world.connection import Address, CoordinatorRefused, ask
 
 READY_TIMEOUT_S = 60.0  # on a machine that is very busy; one that ends is noticed at once
 REVIVE_PAUSE_S = 1.0
@@ -50,6 +54,7 @@ class Standalone:
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._ready = -1
+        self.shares = False  # the coordinator at that address is not ours
 
     @classmethod
     def here(cls, host: str, port: int, *, idle_s: float, private: bool) -> Standalone:
@@ -105,13 +110,36 @@ class Standalone:
         except CannotStart:
             return False
         shown = wire.show_address(*self.addresses[0])
-        say(f"coordinator on {shown}; others join with --coordinator {shown} --run-id {run_id}")
+        others = f"others join with --coordinator {shown} --run-id {run_id}"
+        if self.shares:
+            if refusal := await self._refusal(run_id):
+                say(f"cannot listen on {shown}: it is in use: {refusal}; choose another --listen")
+                return False
+            say(f"coordinator on {shown}, where it listens already; {others}")
+            return True
+        say(f"coordinator on {shown}; {others}")
         return True
 
+    async def _refusal(self, run_id: str) -> str:
+        """Return why the listener there cannot serve this run; "" for a coordinator that has our run token."""
+        try:
+            await ask(self.addresses, RunId(run_id), AskFrame(ask="show"), token=self.token or run_token.given())
+        except CoordinatorRefused as refused:
+            if refused.code == "not_found":
+                return ""
+            whose = "another user's coordinator" if run_token.is_others(self.addresses[0]) else "another coordinator"
+            return f"{whose} is there: {refused}"
+        except TimeoutError:
+            return "another program listens there, which is no coordinator"
+        return ""
+
     def await_ready(self) -> None:
+        """Wait until it listens, or until it says that somebody does so already."""
         assert self._process is not None
         with open(self._ready) as answer:
             line = answer.readline().strip() if select.select([answer], [], [], READY_TIMEOUT_S)[0] else ""
+        if self._is_shared(line):
+            return
         if not line:
             self._process.kill()
             self._process.wait()
@@ -119,6 +147,14 @@ class Standalone:
             raise CannotStart(f"no coordinator on {wire.show_address(self.host, self.port)}")
         self.host, self.port = wire.parse_address(line)
         self._let_go_of_token(remove=False)  # it is the coordinator's by now
+
+    def _is_shared(self, answer: str) -> bool:
+        self.shares = answer == wire.ADDRESS_TAKEN
+        if self.shares:
+            assert self._process is not None
+            self._process.wait()
+            self._let_go_of_token(remove=False)
+        return self.shares
 
     def _let_go_of_token(self, *, remove: bool) -> None:
         if self._kept is not None:
@@ -150,8 +186,11 @@ class Standalone:
         """Start it again if it has died."""
         if self._process is None or self._process.poll() is None or time.monotonic() < self._not_before:
             return
+        if self.shares and run_token.may_listen(self.addresses[0]):
+            return
         self._not_before = time.monotonic() + REVIVE_PAUSE_S
-        say(f"the coordinator died ({self._process.returncode}); starting it again")
+        ended = f"the coordinator died ({self._process.returncode}); starting it again"
+        say("the coordinator that this run used has ended; starting another" if self.shares else ended)
         try:
             self.start()
         except CannotStart as error:
@@ -163,6 +202,9 @@ def _new_token(host: str, port: int) -> KeptToken | str | None:
     if run_token.given():
         return None
     try:
-        return KeptToken(files.home(), host, port) if port else run_token.new()
+        if not port:
+            return run_token.new()
+        known = run_token.find(files.home(), [(listening.reachable(host), port)])
+        return KeptToken(files.home(), host, port, known)
     except OSError:
         return run_token.new()  # the coordinator will say that nobody can find it

@@ -30,7 +30,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from muster import files, run_token
-from muster.node import torch_version
+from muster.core.member.state import ended_late
+from muster.node import launch, torch_version
 from muster.node.standalone import CannotStart, Standalone
 from muster.node.torchrun_guard import MARK
 from muster.node.torchrun_member import TorchrunMember
@@ -43,7 +44,7 @@ from muster.world.membership import MemberIdentity
 STORE_LOOK_S = 0.01  # how often a blocked store operation looks whether its round is still on
 STORE_CONNECT_S = 5.0
 JOIN_TIMEOUT_S = 60.0
-_OWN_KEYS = {"name", "infra_rank", "domain", "join_timeout_s", "standalone", "timeout"}
+_OWN_KEYS = {"name", "infra_rank", "domain", "join_timeout_s", "standalone", "timeout", "launch_id"}
 
 
 class MusterRendezvous(RendezvousHandler):
@@ -103,11 +104,14 @@ class MusterRendezvous(RendezvousHandler):
         member = self._member
         after = member.stopped_for
         member.wait(lambda: member.news(after), self._join_timeout_s, for_ever_once_joined=True)
-        if member.outcome is not None:
-            if member.outcome.state is OutcomeState.SUCCEEDED:
+        if (outcome := member.outcome) is not None:
+            if outcome.state is OutcomeState.SUCCEEDED:
+                told = ended_late(outcome) if member.late else f"{outcome.state}: {outcome.message}"
+                print(f"muster[{self._identity.name}] {told}", file=sys.stderr, flush=True)
                 member.leave()
                 raise SystemExit(0)
-            raise RendezvousClosedError(f"the run {member.outcome.state}: {member.outcome.message}")
+            told = f"the run {outcome.state}: {outcome.message}"
+            raise RendezvousClosedError(ended_late(outcome) if member.late else told)
         if member.ended is not None:
             if member.ended.code == 0:
                 # torch 2.13 turns RendezvousGracefulExitError into exit code 1, so this is how a spare leaves in peace.
@@ -252,6 +256,7 @@ def _read(params: RendezvousParameters) -> tuple[MemberIdentity, float]:
         domain=config.get("domain"),
         local_addr=params.local_addr,
         launcher="torchrun",
+        launch=launch.identity(config.get("launch_id") or os.environ.get(launch.VARIABLE), os.environ),
     )
     return identity, join_timeout_s
 

@@ -52,6 +52,10 @@ class TorchrunMember:
         return self._membership.state.at.outcome if self._membership else None
 
     @property
+    def late(self) -> bool:
+        return self._membership is not None and self._membership.state.late
+
+    @property
     def farewell(self) -> bool:
         return self._membership is not None and self._membership.state.farewell
 

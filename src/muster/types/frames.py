@@ -21,6 +21,7 @@ from muster.types.state import Holding, Resume
 from muster.types.world import (
     Elector,
     Electorate,
+    EndedRun,
     Gate,
     Member,
     MemberId,
@@ -117,6 +118,9 @@ class RunRecord:
     taken_back: TakenBack | None = None
     lent: Mapping[str, str] = field(default_factory=dict)  # workers that get no rank, by name, with the reason
     hopeless: str = ""  # the last line of the round before, if no restart can change what it says
+    incarnations: tuple[str, ...] = ()  # ids of this run, among all runs that had its run id
+    launches: tuple[str, ...] = ()  # identities of the launches that had members in it
+    earlier: tuple[EndedRun, ...] = ()  # runs that had its run id before
 
     @property
     def told_seats(self) -> tuple[Seat, ...]:
@@ -209,6 +213,7 @@ class Introduction:
     post: Path | None = None
     takes_outline: bool = False  # of a large world it needs no seat but its own; 0.1 needs all
     takes_notice: bool = False
+    launch: str = limited(default="", max_length=MAX_TEXT)  # the identity of its launch; empty: it has none
 
     def as_member(self, joined_at: float) -> Member:
         return Member(**{**vars(self), "unfit": self.unfit[:MAX_TEXT]}, joined_at=joined_at)
@@ -230,6 +235,7 @@ class Presented:
     why: str = ""
     electorate: Electorate = Electorate()
     holding: Holding | None = None  # whoever decides upon a stop that it shows has to know what was kept before it
+    incarnation: str = limited(default="", max_length=MAX_TEXT)  # the run that it is a member of; empty: of none
 
 
 # Opening ------------------------------------------------------------------------------------------
@@ -287,11 +293,12 @@ class WelcomeFrame(Frame, type="welcome"):
 
     settings: Settings | None = None
     electorate: Electorate = Electorate()
+    incarnation: str = ""  # the id of this run, among all runs that had its run id; a member presents it again
 
 
 @record(kw_only=True)
 class HoldFrame(Frame, type="hold"):
-    """The name's old bearer has a lease left: wait"""
+    """Wait: the name's old bearer has a lease left, or the last run's ranks are still ending"""
 
     reason: str = ""
 
@@ -400,6 +407,7 @@ class OutcomeFrame(Frame, type="outcome"):
     outcome: RunOutcome
     grace_s: float = 0.0
     farewell_s: float | None = None
+    late: bool = False  # the receiver was no member of that run: it came after its end
 
 
 @record(kw_only=True)

@@ -12,6 +12,8 @@ from muster.types.records import record
 
 
 class Kind(StrEnum):
+    OPENED = "opened"
+    LATE = "late"
     JOINED = "joined"
     LEFT = "left"
     LOST = "lost"
@@ -47,8 +49,10 @@ class Kind(StrEnum):
     FAREWELL = "farewell"
 
 
-# None: the journal has a word of its own for it, written when the end of the training is.
+# None: the journal has a word of its own for it, written when the end of the training is; or it never happens to one.
 JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
+    Kind.OPENED: None,
+    Kind.LATE: None,
     Kind.JOINED: ("WorkerJoined", "Normal"),
     Kind.LEFT: ("WorkerLeft", "Normal"),
     Kind.LOST: ("WorkerLost", "Warning"),

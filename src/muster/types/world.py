@@ -187,6 +187,7 @@ class Member:
     takes_outline: bool = False  # of a large world it needs no seat but its own
     takes_notice: bool = False  # its ranks can be told that they should save
     doing: str = ""  # what its ranks wait for: one of `modules.DOING`
+    launch: str = ""  # the identity of the launch that started it, if there is one
 
 
 @record()
@@ -354,6 +355,15 @@ class RunOutcome:
     round: int | None = None
     first_failure: RankEnd | None = None
     finished_at: float = 0.0  # wall-clock, stamped where it is stored
+
+
+@record()
+class EndedRun:
+    """An earlier run under the same run id."""
+
+    incarnations: tuple[str, ...]
+    launches: tuple[str, ...]
+    outcome: RunOutcome
 
 
 @record()

@@ -5,6 +5,7 @@ What has to be sent gathers in `outbox`; when `unsaved` is set, the record must 
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from muster.core.world.run import Run
 from muster.types.frames import ElectorsFrame, Frame, MetricsFrame, ModulesFrame, ProbeFrame
 from muster.types.modules import joined
 from muster.types.run_event import Kind, RunEvent
-from muster.types.world import Electorate, MemberId, Role, RunId, Settings
+from muster.types.world import Electorate, EndedRun, MemberId, Role, RunId, Settings
 from muster.world import frames_out
 from muster.world.frames_out import Addressed, Moment, Peer
 
@@ -39,7 +40,9 @@ class Conversation:
         self.run_id = run_id
         self.epoch = epoch
         self.directed = directed
-        self.run: Run | None = replace(transitions.open_run(settings), holds_farewell=directed) if settings else None
+        self.incarnation = secrets.token_hex(8)  # the id of a run that is opened here
+        self.earlier: tuple[EndedRun, ...] = ()  # runs that had this run id before
+        self.run: Run | None = replace(self.opened(settings), holds_farewell=directed) if settings else None
         self.reason = "nobody has joined yet"
         self.confirmed = False  # a directed run's outcome is recorded, so members may be told
         self.ended_at: float | None = None
@@ -59,6 +62,11 @@ class Conversation:
         self.story: deque[RunEvent] = deque(maxlen=STORY)
         self.on_event: Callable[[RunEvent], None] | None = None
         self.on_metrics: Callable[[str, MetricsFrame], None] | None = None
+
+    def opened(self, settings: Settings, incarnation: str = "") -> Run:
+        """A run without members, under an id that a member may have brought."""
+        run = transitions.open_run(settings)
+        return replace(run, incarnations=(incarnation or self.incarnation,), earlier=self.earlier)
 
     @property
     def lifelines(self) -> set[MemberId]:

@@ -26,7 +26,7 @@ from muster.types.frames import (
     ReleaseFrame,
     RunRecord,
 )
-from muster.types.world import LARGE, Cause, Member, MemberId, OutcomeState, Path, Role, Round, RunId, Seat
+from muster.types.world import LARGE, Cause, Member, MemberId, OutcomeState, Path, Role, Round, RunId, RunOutcome, Seat
 from muster.world.wire import encode, pack, spoken
 
 ALL_TOLD = LARGE  # workers: up to so many everyone has the whole record
@@ -80,12 +80,14 @@ class Moment:
             )
         )
 
-    def outcome(self) -> bytes:
-        assert self.run is not None and self.run.outcome is not None
-        outcome, settings = self.run.outcome, self.run.settings
+    def outcome(self, other: RunOutcome | None = None, *, late: bool = False) -> bytes:
+        """The outcome of the run, or of an `other` under the same run id."""
+        assert self.run is not None
+        outcome, settings = other or self.run.outcome, self.run.settings
+        assert outcome is not None
         cancelled = outcome.state is OutcomeState.CANCELLED
         grace = settings.stop_grace_s if cancelled else settings.fail_grace_s
-        return self.encode(OutcomeFrame(outcome=outcome, grace_s=grace, farewell_s=settings.farewell_s))
+        return self.encode(OutcomeFrame(outcome=outcome, grace_s=grace, farewell_s=settings.farewell_s, late=late))
 
 
 class Showing:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from muster.core.succession import electorate
-from muster.core.world import transitions
+from muster.core.world import launches, transitions
+from muster.core.world.launches import Belonging, Verdict
 from muster.core.world.run import Run
 from muster.types.frames import (
     MAX_TEXT,
@@ -52,7 +53,9 @@ class Joining:
         self._returning = returning
         self._asked: dict[MemberId, float] = {}  # since when each member that is held has asked for its name
         self._greeted: set[MemberId] = set()
-        self._said: tuple[tuple[int, int | None, Settings, Electorate], bytes] | None = None  # the last welcome
+        self._said: tuple[tuple[int, int | None, Settings, Electorate, tuple[str, ...]], bytes] | None = (
+            None  # the last welcome
+        )
         self.held: list[Waiting] = []
 
     def greet(self, peer: Peer, hello: HelloFrame, now: float) -> None:
@@ -136,17 +139,79 @@ class Joining:
         for one in waiting:
             self._greet_agent(one.peer, one.hello, one.member, now, held=True)
 
-    def held_until(self) -> list[float]:
-        """When names that others wait for may become free."""
-        assert self._at.run is not None
+    def held_until(self, now: float) -> list[float]:
+        """Return when names that others wait for may become free, and when the next run may begin."""
+        run = self._at.run
+        assert run is not None
+        if self._waits_for_next:
+            return [wait.until] if (wait := launches.wait_for_ranks(run, now)) is not None else []
         names = {one.member.name for one in self.held}
-        return [member.lease_until for member in self._at.run.members.values() if member.name in names]
+        return [member.lease_until for member in run.members.values() if member.name in names]
 
-    def end_held(self) -> None:
+    def end_held(self, now: float) -> None:
         """There is an outcome: nobody has to wait for a name any more."""
+        if not self._at.directed:
+            self.try_held(now)
+            return
         for waiting in self.held:
             self._at.push_outcome([waiting.peer])
             self._at.send(waiting.peer, FarewellFrame())
+
+    # Other runs under the same run id
+
+    @property
+    def _waits_for_next(self) -> bool:
+        run = self._at.run
+        return bool(self.held) and run is not None and run.outcome is not None and not self._at.directed
+
+    def opens_next(self, now: float) -> bool:
+        """Return True if workers of a new launch wait here and no rank of this run is left."""
+        run = self._at.run
+        return self._waits_for_next and run is not None and launches.wait_for_ranks(run, now) is None
+
+    def hand_over(self, to: Joining, now: float) -> None:
+        """Repeat the hellos of waiting workers in the next run, and move their guards there."""
+        waiting, self.held = self.held, []
+        for one in waiting:
+            to.greet(one.peer, one.hello, now)
+        for member_id, guard in list(self._at.guards.items()):
+            if member_id not in self._greeted:
+                del self._at.guards[member_id]
+                self._at.visitors.pop(id(guard), None)
+                to._at.visitors[id(guard)] = Visitor("guard", member_id)
+                to._at.guards[member_id] = guard
+
+    def send_away_held(self) -> None:
+        """Refuse workers of a new launch: this process ends with its run, and the next one needs a coordinator."""
+        waiting, self.held = self.held, []
+        for one in waiting:
+            one.peer.refuse("closing", "the run has ended here, and this coordinator ends with it; say hello again")
+
+    def belonging(self, hello: HelloFrame) -> Verdict:
+        """Return which run under this run id the sender of a hello belongs to."""
+        at, shown = self._at, hello.present
+        if at.run is None or at.directed or hello.member is None or hello.kind != "agent":
+            return Verdict(Belonging.HERE, "")
+        return launches.judge(at.run, hello.member.launch, shown.incarnation, shown.outcome)
+
+    def _is_elsewhere(self, waiting: Waiting, now: float, *, held: bool) -> bool:
+        """Return True for a worker of another run, after sending it the outcome or letting it wait for the next run."""
+        at, verdict = self._at, self.belonging(waiting.hello)
+        if verdict.belonging is Belonging.HERE:
+            return False
+        if verdict.belonging is Belonging.NEXT:
+            wait = launches.wait_for_ranks(at.renewed_run(), now)
+            if wait is not None and not held:
+                at.send(waiting.peer, HoldFrame(reason=wait.reason))
+            self._asked[waiting.member.member_id] = waiting.member.joined_at
+            self.held.append(waiting)
+            return True
+        at.visitors[id(waiting.peer)] = Visitor("agent", None, at.epoch)
+        late = verdict.belonging is Belonging.LATE
+        at.outbox.append((waiting.peer, at.moment.outcome(verdict.outcome, late=late)))
+        at.send(waiting.peer, FarewellFrame())
+        at.tell(Kind.LATE, f"{waiting.member.name}: {verdict.reason}", now)
+        return True
 
     def _greet_agent(self, peer: Peer, hello: HelloFrame, member: Member, now: float, *, held: bool = False) -> None:
         at, present = self._at, hello.present
@@ -157,6 +222,8 @@ class Joining:
                 "version_mismatch", "its coordinator may be replaced, which a worker of 0.1 cannot follow; update it"
             )
             return
+        if self._is_elsewhere(Waiting(peer, hello, member), now, held=held):
+            return
         self._outrank(member.member_id, present.epoch)
         if not self._open(peer, hello, now):
             return
@@ -164,7 +231,7 @@ class Joining:
         has_left = not present.running and not at.run.holds_farewell
         if at.run.outcome is not None and (at.run.farewell_said or has_left):
             at.visitors[id(peer)] = Visitor("agent", None, at.epoch)
-            at.send(peer, WelcomeFrame(settings=at.run.settings, electorate=at.electorate))
+            at.outbox.append((peer, self._welcome_to(at.run.settings)))
             at.push_outcome([peer])
             at.send(peer, FarewellFrame())
             return
@@ -212,10 +279,15 @@ class Joining:
     def _welcome_to(self, settings: Settings) -> bytes:
         """The same for all who come between two rounds."""
         at = self._at
-        said_in = at.epoch, at.moment.number, settings, at.electorate
+        known = at.run.incarnations if at.run is not None else ()
+        said_in = at.epoch, at.moment.number, settings, at.electorate, known
         if self._said is None or self._said[0] != said_in:
-            self._said = said_in, at.moment.encode(WelcomeFrame(settings=settings, electorate=at.electorate))
+            self._said = said_in, at.moment.encode(self._welcome_frame(settings))
         return self._said[1]
+
+    def _welcome_frame(self, settings: Settings) -> WelcomeFrame:
+        known = self._at.run.incarnations if self._at.run is not None else ()
+        return WelcomeFrame(settings=settings, electorate=self._at.electorate, incarnation=known[-1] if known else "")
 
     # What they present
 
@@ -237,7 +309,7 @@ class Joining:
                 settings = Settings.parse(given)
                 if problems := settings.problems():
                     raise ValueError("; ".join(problems))
-                at.run = transitions.open_run(settings)
+                at.run = at.opened(settings, hello.present.incarnation)
             elif given and not at.directed and (odd := transitions.settings_differ(at.run.settings, given)):
                 peer.refuse("settings_differ", f"run {at.run_id} was opened with other settings: {'; '.join(odd)}")
                 return False
@@ -248,5 +320,5 @@ class Joining:
             at.confirmed = True  # members are told only what was recorded
             at.run = transitions.adopt(at.run, outcome)
             at.ended(now)
-            self.end_held()
+            self.end_held(now)
         return True

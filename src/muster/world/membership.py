@@ -51,6 +51,7 @@ class MemberIdentity:
     probe_addr: str | None = None  # where its ranks will be reached, if not at its address: see `probe.own_path`
     launcher: str = "node"
     checks_health: bool = False
+    launch: str = ""  # the identity of its launch, if there is one
 
 
 class Membership:
@@ -270,6 +271,7 @@ class Membership:
             post=(self._addr, self._standby.port) if self._standby is not None and self._standby.port else None,
             takes_outline=True,
             takes_notice=mine.launcher == "node",
+            launch=mine.launch,
         )
         present = replace(self.state.hello(self.now), epoch=self.connection.epoch, store_port=self.store_port())
         return HelloFrame(member=member, settings=mine.settings, present=present)

@@ -50,6 +50,9 @@ class Outgoing:
 
     def flush(self, protocol: RunProtocol) -> None:
         at = protocol.at
+        if self._led.get(protocol.run_id, protocol) is not protocol:
+            at.outbox.clear()  # another run has its run id by now: its members leave, and nothing of it is kept
+            return
         self._keep(protocol)
         post = self._posts.get(protocol.run_id)
         if post is not None and not post.may_speak():

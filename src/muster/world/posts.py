@@ -105,6 +105,28 @@ class Posts:
         me = self._me()
         return Electorate(term, me, ((me,),))
 
+    def following(self, run_id: RunId, term: int) -> Electorate:
+        """Return the first electorate of the next run under a run id, after a run that was led in that term."""
+        if (post := self._posts.get(run_id)) is not None:
+            term = max(term, post.state.ballot.promised)
+        return self.first(term + 1)
+
+    def take_back(self, run_id: RunId) -> RunRecord | None:
+        """The record of a run that has ended and that nobody leads any more, to be led here; None if there is none.
+
+        Electors leave with their run, so a coordinator that is started again would wait for their voices forever.
+        """
+        post = self._posts.get(run_id)
+        if post is None or post.state.ballot.record is None or not post.state.is_left_over(post.now):
+            return None
+        record, term = post.state.ballot.record, post.state.ballot.promised + 1
+        self.forget(run_id)
+        post = self._take(run_id, Succession(self._me(), record.settings.lease_s, post.now))
+        record = post.state.lead_anew(record, post.now, term)
+        self.remember(run_id, record)
+        post.tick()
+        return record
+
     def _me(self) -> Elector:
         shown = wire.show_address(*self.address)
         me = MemberId(f"c{secrets.token_hex(6)}")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from muster.core.world import decisions, last_words, safe_state, transitions
+from muster.core.world import decisions, last_words, launches, safe_state, transitions
 from muster.core.world import run as runs
+from muster.core.world.launches import Belonging
 from muster.types import bench
 from muster.types.frames import (
     MAX_TEXT,
@@ -56,6 +57,7 @@ from muster.types.modules import DOING
 from muster.types.run_event import Kind
 from muster.types.state import Holding
 from muster.types.world import (
+    Electorate,
     Gate,
     MemberId,
     OutcomeState,
@@ -137,6 +139,40 @@ class RunProtocol:
             self._joining.adopt_lifeline(peer, member_id)
         for member_id in ended:
             self._joining.all_ended(member_id, now)
+
+    # Other runs under the same run id
+
+    def is_of_earlier_run(self, hello: HelloFrame) -> bool:
+        """Return True if the record and electorate in a hello are those of an earlier run."""
+        return self._joining.belonging(hello).belonging is Belonging.EARLIER
+
+    def opens_next(self, now: float) -> bool:
+        """Return True if a new launch waits for the next run under this run id and no rank of this run is left."""
+        return self._joining.opens_next(now)
+
+    def next_run(self, electorate: Electorate, now: float) -> RunProtocol | None:
+        """Return the next run under this run id, with the workers that wait for it; None if it refused them all."""
+        at = self.at
+        assert at.run is not None
+        following = RunProtocol(at.run_id, epoch=at.epoch + 1)
+        following.at.electorate = electorate
+        following.at.earlier = launches.earlier_runs(at.run)
+        following.at.on_event, following.at.on_metrics = at.on_event, at.on_metrics
+        following.on_decision = self.on_decision
+        self._joining.hand_over(following._joining, now)
+        if following.run is None:
+            return None
+        following.at.tell(Kind.OPENED, "a new launch begins the next run under this run id", now)
+        following.show()
+        return following
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Connections of agents and guards."""
+        return [*self.at.agents.values(), *self.at.guards.values(), *(one.peer for one in self._joining.held)]
+
+    def send_away_held(self) -> None:
+        self._joining.send_away_held()
 
     # What they say
 
@@ -294,7 +330,7 @@ class RunProtocol:
                 self.on_decision(before, decision, at.run)
             if isinstance(decision.action, runs.Stay):
                 self._peers.say(self.at)
-                held = self._joining.held_until() if self._joining.held else ()
+                held = self._joining.held_until(now) if self._joining.held else ()
                 self.wake_at = min([decision.wake_at, self._heals.look(now), *held])
                 return self.wake_at
             self._heals.follow(before, decision, now)
@@ -353,7 +389,7 @@ class RunProtocol:
 
     def _ended(self, now: float) -> None:
         self.at.ended(now)
-        self._joining.end_held()
+        self._joining.end_held(now)
 
     def _release(self, before: runs.Run, formed: Round, now: float) -> None:
         at = self.at

@@ -7,9 +7,10 @@ coordinator has never seen. Whether they are let in is `world.joining`'s busines
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from muster.core.succession import electorate
-from muster.core.world import transitions
+from muster.core.world import launches, transitions
 from muster.core.world.run import Run, kept_lease
 from muster.types.frames import Presented, RecallFrame, RunRecord, reported
 from muster.types.run_event import Kind
@@ -78,12 +79,16 @@ class Returning:
             hopeless=record.hopeless,
             holds_farewell=at.directed if before is None else before.holds_farewell,
             ordered=None if before is None else before.ordered,
+            **_ids(record, before, at.incarnation),
         )
         if before is not None and before.outcome is not None:
             run = transitions.adopt(run, before.outcome)
         elif record.outcome is not None:
             run = transitions.adopt(run, record.outcome)
             at.ended_at = now
+            if last is not None and not {seat.member_id for seat in last.seats} <= last.finished:
+                # Members that have the outcome may still be stopping their ranks; the next run waits for that.
+                run = replace(run, not_before=now + settings.lease_s + settings.kill_margin_s)
         for member in before.members.values() if before is not None else ():
             entered = transitions.join(run, member, now)
             if isinstance(entered, Run):
@@ -123,3 +128,14 @@ class Returning:
         returns = run.recovery_until is not None or (member is not None and member.role is Role.ACTIVE)
         if run.round is not None and not returns and not running:
             self._at.run = transitions.gone(run, member_id, run.round.number)
+
+
+def _ids(record: RunRecord, before: Run | None, fresh: str) -> dict[str, Any]:
+    """Merge the ids of a record's run with those of the run that was here before."""
+    mine, launched = ((), ()) if before is None else (before.incarnations, before.launches)
+    known = launches.merged(mine, record.incarnations, launches.MOST_INCARNATIONS)
+    return {
+        "incarnations": known or (fresh,),
+        "launches": launches.merged(launched, record.launches, launches.MOST_LAUNCHES),
+        "earlier": (record.earlier or (before.earlier if before is not None else ()))[-launches.MOST_EARLIER :],
+    }

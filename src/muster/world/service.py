@@ -195,14 +195,19 @@ class Coordinator:
     def _greet(self, channel: Channel, hello: HelloFrame) -> None:
         run_id = RunId(hello.run_id)
         self._check_room(run_id)
-        if (moved := self.posts.led_elsewhere(run_id, hello)) is not None:
-            _send_away(channel, moved)
-            return
-        self.posts.outranked(run_id, hello)
         protocol = self._protocols.get(run_id)
+        if protocol is None or not protocol.is_of_earlier_run(hello):  # else its leaders are not this run's
+            if (moved := self.posts.led_elsewhere(run_id, hello)) is not None:
+                _send_away(channel, moved)
+                return
+            self.posts.outranked(run_id, hello)
+            protocol = self._protocols.get(run_id)
         if hello.kind == "keep" or (hello.kind == "lifeline" and protocol is None):
             self.posts.come(channel, hello)
             return
+        if protocol is None and self._opens_runs and (ended := self.posts.take_back(run_id)) is not None:
+            self._lead(run_id, ended)
+            protocol = self._protocols[run_id]
         if (protocol is None or protocol.run is None) and self._director is None:
             if (moved := self.posts.moved(run_id, hello)) is not None:
                 _send_away(channel, moved)
@@ -273,6 +278,28 @@ class Coordinator:
             self._timers[protocol.run_id] = loop.call_at(wake_at, self.touch, protocol)
         if self._director is not None:
             self._director.settled(protocol.run_id)
+        elif protocol.opens_next(now):
+            self._open_next(protocol, now)
+
+    def _open_next(self, protocol: RunProtocol, now: float) -> None:
+        """A new launch begins the next run under the run id of one that has ended here."""
+        if not self._opens_runs:
+            protocol.send_away_held()
+            return
+        run_id, post = protocol.run_id, self.posts.get(protocol.run_id)
+        if post is not None and not post.may_speak():
+            return  # whether it has ended like that is not certain yet; asked again by `_look_after`
+        following = protocol.next_run(self.posts.following(run_id, protocol.at.electorate.term), now)
+        if following is None:
+            return
+        self.posts.forget(run_id)
+        self._passes.forget(run_id)
+        self._read.forget(run_id)
+        self._protocols[run_id] = following
+        theirs = {id(peer) for peer in following.peers}
+        for channel in [channel for channel in self._protocol_of if id(channel) in theirs]:
+            self._protocol_of[channel] = following
+        self.touch(following)
 
     def _look_after_all(self, late: float, now: float) -> None:
         """Keep probing guards, and forget what is old."""
@@ -289,6 +316,8 @@ class Coordinator:
             protocol.stood_still(late)
         protocol.probe_lost()
         self._outgoing.flush(protocol)
+        if protocol.opens_next(now):
+            self.touch(protocol)
         self._forget_old(protocol, now)
 
     def _drop_timer(self, run_id: RunId) -> None:

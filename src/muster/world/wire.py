@@ -50,6 +50,9 @@ class WireError(Exception):
         self.code = code
 
 
+ADDRESS_TAKEN = "address taken"  # what a coordinator reports to the process that started it, in place of its address
+
+
 def no_run(run_id: str) -> WireError:
     return WireError("not_found", f"no run {run_id!r} here")
 

@@ -51,6 +51,7 @@ class Standing:
         self.record: RunRecord | None = None
         self.outcome: RunOutcome | None = None
         self.electorate = Electorate()
+        self.incarnation = ""  # the id of the run that it is a member of
         self.joined = False
         self.connected = False
         self.leaving = False

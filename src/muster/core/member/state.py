@@ -47,13 +47,14 @@ from muster.types.frames import (
     WelcomeFrame,
 )
 from muster.types.state import Holding
-from muster.types.world import COORDINATOR_SILENT, LARGE, MemberId, OutcomeState, RunId, Settings
+from muster.types.world import COORDINATOR_SILENT, LARGE, MemberId, OutcomeState, RunId, RunOutcome, Settings
 
 EXIT_FAILED = 1
 EXIT_COORDINATOR_LOST = 75
 RENEW_S = 0.7  # at least that often, however long the lease: steps travel with it
 HEALTH_RETRY_S = 30.0
 PRESENTED_WHOLE = 2048  # seats: more might not fit into a hello
+HELD_S = 5.0  # that a worker waits which was told to wait
 WARN_AFTER_S = 1.0  # without a coordinator
 
 
@@ -71,6 +72,7 @@ class MemberState:
         self.at = Standing(member_id, settings, now)
         self.held = HeldRound(self.at)
         self.farewell = False
+        self.late = False  # it came after the run of its launch had ended
         self.unfit = ""  # what the health check says, if it failed
         self.ended: Exit | None = None
         self._holding: Holding | None = None
@@ -227,7 +229,7 @@ class MemberState:
         at.reach(now)
         match frame:
             case WelcomeFrame():
-                at.electorate = frame.electorate
+                at.electorate, at.incarnation = frame.electorate, frame.incarnation
                 self._welcomed(frame.settings)
             case ElectorsFrame(electorate=known, number=number):
                 at.electorate = known
@@ -238,7 +240,7 @@ class MemberState:
                 self.held.renewed()
                 self._reasoned(reason)
             case HoldFrame(reason=reason):
-                at.do(Say(f"waiting: {reason}"))
+                self._put_off(reason)
             case ReleaseFrame(record=record):
                 at.record = record
                 self.held.released(record)
@@ -263,6 +265,14 @@ class MemberState:
                 if self._leave_at < math.inf:
                     self._leave_with_outcome()
         return at.taken()
+
+    def _put_off(self, reason: str) -> None:
+        """Wait as the coordinator asked, without a lease; say hello again after `HELD_S` without a reply."""
+        if not self.held.runs:
+            self._look_at = max(self._look_at, self.at.now + HELD_S)
+        if reason != self._reason:
+            self._reason = reason
+            self.at.do(Say(f"waiting: {reason}"))
 
     def _welcomed(self, settings: Settings | None) -> None:
         at = self.at
@@ -304,7 +314,7 @@ class MemberState:
             if not self.held.runs:  # else it is acknowledged when ranks are gone
                 self._acknowledge()
             return
-        at.outcome = frame.outcome
+        at.outcome, self.late = frame.outcome, frame.late
         farewell_s = at.settings.farewell_s if frame.farewell_s is None else frame.farewell_s
 
         def stopped() -> None:
@@ -331,7 +341,7 @@ class MemberState:
         failed = self._no_requeue_code if outcome.reason == "no_progress" else EXIT_FAILED
         code = 0 if outcome.state is OutcomeState.SUCCEEDED else failed
         self._leave_at = math.inf
-        self._end(code, f"{outcome.state}: {outcome.message}")
+        self._end(code, ended_late(outcome) if self.late else f"{outcome.state}: {outcome.message}")
 
     def leave(self, signal: str, code: int, now: float) -> list[Order]:
         """Told to go; told again, to go at once."""
@@ -374,10 +384,18 @@ class MemberState:
         return self.at.taken()
 
 
+def ended_late(outcome: RunOutcome) -> str:
+    """Return the last line of a worker that came after the run of its launch had ended."""
+    again = "to run the program again, choose another --launch-id"
+    return f"the run ended before this worker joined: {outcome.state}: {outcome.message}; {again}"
+
+
 def _presented(at: Standing, current: InRound | None, holding: Holding | None, now: float) -> Presented:
     long = at.record is not None and len(at.record.seats) > PRESENTED_WHOLE
     record = at.record.outlined(at.member_id) if at.record is not None and long else at.record
-    shown = Presented(record=record, outcome=at.outcome, electorate=at.electorate, holding=holding)
+    shown = Presented(
+        record=record, outcome=at.outcome, electorate=at.electorate, holding=holding, incarnation=at.incarnation
+    )
     if current is None:
         return shown
     return replace(

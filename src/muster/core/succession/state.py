@@ -38,6 +38,7 @@ class Succession:
         self._lease_s = lease_s
         self._told_missing = False
         self._stand_at = math.inf
+        self._began = now
         self._orders: list[SuccessionOrder] = []
         if record is not None:
             self._return(record, now)
@@ -93,6 +94,14 @@ class Succession:
 
     def may_speak(self, now: float) -> bool:
         return self.leadership is not None and self.leadership.may_speak(now)
+
+    def is_left_over(self, now: float) -> bool:
+        """Return True if the run has ended and no leader was heard for two leases: its electors have left."""
+        record = self.ballot.record
+        heard = max(self._began + self._lease_s, self.ballot.until)
+        return (
+            record is not None and record.outcome is not None and not self.leadership and now >= heard + self._lease_s
+        )
 
     def missing(self, now: float) -> str:
         """Why it may not."""

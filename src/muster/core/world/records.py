@@ -32,6 +32,9 @@ def record(run_id: RunId, epoch: int, run: Run) -> RunRecord:
         taken_back=run.taken_back,
         hopeless=run.hopeless,
         lent=run.lent,
+        incarnations=run.incarnations,
+        launches=run.launches,
+        earlier=run.earlier,
     )
     if current is None:
         return kept

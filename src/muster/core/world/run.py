@@ -17,6 +17,7 @@ from muster.types.many import changed
 from muster.types.records import record, replace
 from muster.types.state import Holding
 from muster.types.world import (
+    EndedRun,
     Gate,
     Loss,
     Member,
@@ -81,6 +82,9 @@ class Run:
     bench: Bench | None = None  # how fast its workers reach each other, as the first round found it
     hopeless: str = ""  # the line with which the round before ended, if no restart can change what it says
     told_unwatched: bool = False  # that its hang timeout is of no use
+    incarnations: tuple[str, ...] = ()  # ids of this run, among all runs that had its run id
+    launches: tuple[str, ...] = ()  # identities of the launches that had members in it
+    earlier: tuple[EndedRun, ...] = ()  # runs that had its run id before
 
     @property
     def aim(self) -> int:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from muster.core.world import notices, sizes
+from muster.core.world import launches, notices, sizes
 from muster.core.world.forming import available
 from muster.core.world.run import UNSEEN, Run, kept_lease, lose, silenced, with_loss
 from muster.types.bench import Bench
@@ -131,6 +131,7 @@ def join(run: Run, member: Member, now: float) -> Run | Refusal | Held:
     elif not back.fit_for:
         back = replace(back, fit_for=run.next_round)
     departed = tuple(name for name in run.departed if name != back.name)
+    run = launches.with_launch(run, back.launch)
     bearers = changed(bearers, back.name, back.member_id)
     if infra is not None:
         bearers = changed(bearers, infra, back.member_id)

@@ -1,0 +1,21 @@
+"""The identity of a launch: one start of a group of workers, as its user or Slurm names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.types.frames import MAX_TEXT
+
+VARIABLE = "MUSTER_LAUNCH_ID"
+
+
+def identity(given: str | None, env: Mapping[str, str]) -> str:
+    """Return what all workers of one launch share and no other launch has; "" if nothing tells. ValueError if too long.
+
+    A requeued Slurm job keeps its id and gets another restart count.
+    """
+    if given and len(given) > MAX_TEXT:
+        raise ValueError(f"--launch-id has {len(given)} characters; at most {MAX_TEXT} are possible")
+    if given or not (job := env.get("SLURM_JOB_ID")):
+        return given or ""
+    return f"slurm {job} restart {env.get('SLURM_RESTART_COUNT') or 0}"[:MAX_TEXT]
