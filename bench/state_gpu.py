@@ -205,6 +205,8 @@ class Job:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
         self._env = {**os.environ, "MUSTER_RUN_TOKEN": "a token of the bench, which opens nothing"}
+        folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        self._env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders if folder)
         self._env |= {"MUSTER_HOME": str(folder / "home"), "TMPDIR": str(folder)}
         self._coordinator = self._start("coordinator", "-m", "muster.coordinator", "--listen", self._address)
         self._made = 0

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
 import pytest
 
 from bench import report, state, state_gpu, state_marks, table
@@ -106,3 +112,25 @@ def test_on_a_gpu_commits_are_compared_by_both_clocks() -> None:
     told = state_gpu.compared(without, [{"wall": 8.2, "device": 8.1, "called": 0.04}] * 3, 8)
     assert told["share, wall"] == pytest.approx(0.025) and told["share, device"] == pytest.approx(0.0125)
     assert (told["steps"], told["commit call"]) == (24.0, 0.005)
+
+
+@pytest.mark.pages
+def test_the_benchmark_for_gpus_runs_as_its_docstring_says(tmp_path: Path) -> None:
+    """In an environment that has torch, and muster only by the relative path that is typed."""
+    command = next(line.strip() for line in (state_gpu.__doc__ or "").splitlines() if "--device cpu" in line)
+    words = command.partition("#")[0].split()
+    variable, _, source = words[0].partition("=")
+    assert (variable, words[1:3]) == ("PYTHONPATH", ["python", "bench/state_gpu.py"])
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, sysconfig.get_paths()["purelib"]])}
+    small = ("--gb", "0.005", "--kills", "1", "--steps", "4", "--settle-s", "1", "--turns", "0", "--step-s", "0.1")
+    run = subprocess.run(
+        [str(tmp_path / "bare/bin/python"), *words[2:], *small, "--json"],
+        cwd=Path(__file__).parents[2],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr
+    assert '"lost"' in run.stdout
