@@ -151,7 +151,7 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
 # What shows nothing that a control plane said, or is played below or elsewhere.
 NOT_HERE = {
     *("logs", "completion", "coordinator", "world show", "world set-target", "world cancel"),
-    *("share demo", "share simulate", "share trace", "kube install", "kube uninstall"),
+    *("share demo", "share simulate", "share trace", "kube install", "kube uninstall", "mesh publish"),
 }
 
 

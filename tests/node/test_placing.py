@@ -123,7 +123,7 @@ def test_a_worker_that_is_not_well_is_parked_with_the_reason(fleet: Fleet, momen
 
 def test_a_worker_that_fails_first_twice_is_swapped_and_parked(fleet: Fleet) -> None:
     fleet.coordinator()
-    options = ("--nnodes", "2", "--spares", "1")
+    options = ("--nnodes", "2", "--spares", "1", "--last-call-s", "60")
     bad = fleet.probe("exit=6@1.0", "exit=6@1.1", "wait")
     nodes = [fleet.node(name, *options, program=bad) for name in ("a", "b", "c")]
     view = fleet.training(2, 2)
@@ -210,13 +210,13 @@ def test_a_second_shrink_leaves_the_spare_of_the_first_alone(fleet: Fleet) -> No
     fleet.coordinator()
     options = ("--nnodes", "1:4", "--target", "3", "--spares", "1")
     nodes = [fleet.node(f"w{i}", *options) for i in range(3)]
-    fleet.training(0, 3)
+    begun = fleet.until("three train", lambda v: v["state"] == "training" and v["world"] == 3)["round"]
     fleet.order("set-target", target=2)
-    fleet.training(1, 2)
+    fleet.training(begun + 1, 2)
     fleet.order("set-target", target=1)
-    fleet.training(2, 1)
+    fleet.training(begun + 2, 1)
     assert nodes[1].wait() == 0, "the leaver goes: there is a spare already"
-    view = fleet.training(2, 1)
+    view = fleet.training(begun + 2, 1)
     assert [(m["name"], m["role"]) for m in view["members"]] == [("w0", "active"), ("w2", "spare")]
     newcomer = fleet.node("w9", *options)
     fleet.until("the newcomer is here", lambda v: len(v["members"]) == 3)
