@@ -189,6 +189,14 @@ def refuses_to_start(stage: Stage, right: Right) -> None:
         assert last.startswith("muster server: ") and re.search(right.said, last) and HINT in last
 
 
+def refuses_to_lead_first(stage: Stage, right: Right) -> None:
+    """As long as there is no EndpointSlice."""
+    stage.begin()
+    stage.stop()
+    stage.cluster.api("DELETE", f"{stage.cluster.slices(stage.plane.own)}/muster-ipv4")
+    refuses_to_start(stage, right)
+
+
 def serves_with_the_tokens_of_its_start(stage: Stage, right: Right) -> None:
     stage.stop()
     with stage.without(right):
@@ -416,8 +424,10 @@ ACTS: dict[str, Callable[[Stage, Right], None]] = {
     "home-leases-create": stands_by,
     "home-leases-get": stands_by,
     "home-leases-update": stands_by,
-    "home-endpoints-get": refuses_to_start,
-    "home-endpoints-update": refuses_to_start,
+    "home-services-get": refuses_to_start,
+    "home-endpointslices-create": refuses_to_lead_first,
+    "home-endpointslices-get": refuses_to_start,
+    "home-endpointslices-update": refuses_to_start,
     "home-secrets-get": refuses_to_start,
     "home-secrets-list": refuses_to_start,
     "home-secrets-watch": serves_with_the_tokens_of_its_start,
