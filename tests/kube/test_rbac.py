@@ -189,11 +189,12 @@ def refuses_to_start(stage: Stage, right: Right) -> None:
         assert last.startswith("muster server: ") and re.search(right.said, last) and HINT in last
 
 
-def refuses_to_lead_first(stage: Stage, right: Right) -> None:
-    """As long as there is no EndpointSlice."""
+def refuses_to_lead(stage: Stage, right: Right) -> None:
+    """The first leader makes the EndpointSlice, and each later one updates it."""
     stage.begin()
     stage.stop()
-    stage.cluster.api("DELETE", f"{stage.cluster.slices(stage.plane.own)}/muster-ipv4")
+    if right.verb == "create":
+        stage.cluster.api("DELETE", f"{stage.cluster.slices(stage.plane.own)}/muster-ipv4")
     refuses_to_start(stage, right)
 
 
@@ -425,9 +426,9 @@ ACTS: dict[str, Callable[[Stage, Right], None]] = {
     "home-leases-get": stands_by,
     "home-leases-update": stands_by,
     "home-services-get": refuses_to_start,
-    "home-endpointslices-create": refuses_to_lead_first,
-    "home-endpointslices-get": refuses_to_start,
-    "home-endpointslices-update": refuses_to_start,
+    "home-endpointslices-create": refuses_to_lead,
+    "home-endpointslices-get": refuses_to_lead,
+    "home-endpointslices-update": refuses_to_lead,
     "home-secrets-get": refuses_to_start,
     "home-secrets-list": refuses_to_start,
     "home-secrets-watch": serves_with_the_tokens_of_its_start,
