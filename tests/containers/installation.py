@@ -18,7 +18,7 @@ from tests.kube.api import Json
 HOME = "muster"
 LEADS_S = 90.0
 COUNT = "/src/programs/count.py"
-_ENDPOINTS = f"/api/v1/namespaces/{HOME}/endpoints/muster"
+_SLICE = f"/apis/discovery.k8s.io/v1beta1/namespaces/{HOME}/endpointslices/muster-ipv4"
 
 
 class Installation:
@@ -72,7 +72,7 @@ class Installation:
 
     def until_led(self, by_other_than: str = "") -> str:
         """The Pod behind the Service, which is not the one at that address."""
-        self.lab.until(_ENDPOINTS, lambda it: led(it) not in ("", by_other_than), "somebody leads", LEADS_S)
+        self.lab.until(_SLICE, lambda it: led(it) not in ("", by_other_than), "somebody leads", LEADS_S)
         return self.leader()
 
     def leader(self) -> str:
@@ -81,7 +81,7 @@ class Installation:
 
     def address(self) -> str:
         """Of who leads."""
-        return led(self.lab.get(_ENDPOINTS))
+        return led(self.lab.get(_SLICE))
 
     def replicas(self) -> dict[str, Json]:
         return self.pods(HOME, "app.kubernetes.io/component=control-plane")
@@ -97,9 +97,9 @@ class Installation:
         return "\n".join(done.stdout + done.stderr for done in (self.lab.kubectl(*one, check=False) for one in words))
 
 
-def led(endpoints: Json | None) -> str:
+def led(endpoint_slice: Json | None) -> str:
     """By which address; nothing: nobody leads."""
-    places = [place["ip"] for one in (endpoints or {}).get("subsets") or [] for place in one.get("addresses") or []]
+    places = [address for one in (endpoint_slice or {}).get("endpoints") or [] for address in one["addresses"]]
     return places[0] if places else ""
 
 

@@ -118,7 +118,12 @@ class Lab(Cluster):
     def _start_scheduler(self) -> None:
         program, config = binaries.built("kube-scheduler"), self.kubeconfig(_SCHEDULER)
         self._start(
-            "scheduler", program, f"--kubeconfig={config}", "--leader-elect=false", "--port=0", "--secure-port=0"
+            "scheduler",
+            program,
+            f"--kubeconfig={config}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            *binaries.no_insecure_port(program),
         )
 
     def _start_proxy(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,6 +52,15 @@ def find(env: Mapping[str, str] = os.environ) -> Binaries:
         if found is None:
             raise NotFound(f"{name} is not installed (Debian: {DEBIAN[name]})")
     return Binaries(str(tools["etcd"]), str(where / BUILT[0]), str(where / BUILT[1]), str(tools["kubectl"]))
+
+
+def no_insecure_port(program: str) -> list[str]:
+    """Return the flag that keeps an old server from a port without TLS. Kubernetes 1.24 has neither port nor flag."""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    number = re.search(r"v(\d+)\.(\d+)", told)
+    if number is None:
+        raise NotFound(f"{program} --version does not say a version: {told.strip()[:100]!r}")
+    return ["--port=0"] if (int(number[1]), int(number[2])) < (1, 24) else []
 
 
 def built(name: str, env: Mapping[str, str] = os.environ) -> str:

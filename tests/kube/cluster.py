@@ -89,6 +89,23 @@ class Cluster:
         """One request as admin; raises Refused."""
         return self.background.call(self.aio.request(method, path, body, kind=kind, **query))
 
+    def serves(self, group: str) -> list[str]:
+        """Return the versions of a group of the API that this server has."""
+        found = self.get(f"/apis/{group}") or {}
+        return [version["version"] for version in found.get("versions") or []]
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The server's, as in 1.36."""
+        found = self.api("GET", "/version")
+        return int(found["major"]), int(found["minor"].rstrip("+"))
+
+    def slices(self, namespace: str) -> str:
+        """Return the path of the EndpointSlices of a namespace, in the version that this server has."""
+        group = "discovery.k8s.io"
+        version = "v1" if "v1" in self.serves(group) else "v1beta1"
+        return f"/apis/{group}/{version}/namespaces/{namespace}/endpointslices"
+
     def get(self, path: str) -> Json | None:
         """None when there is no such object."""
         try:
@@ -259,7 +276,7 @@ class Cluster:
             self.programs.controllers,
             f"--kubeconfig={self.kubeconfig()}",
             "--leader-elect=false",
-            "--port=0",
+            *binaries.no_insecure_port(self.programs.controllers),
             "--secure-port=0",
             f"--controllers={self.CONTROLLERS}",
             f"--service-account-private-key-file={self.pki.account_key}",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from tests.kube.api import Json
@@ -19,9 +19,9 @@ Target = tuple[str, int]
 
 
 class ServiceProxy:
-    """Has `host` from when it is made; each new connection goes to what the Endpoints object names then.
+    """Has `host` from when it is made; each new connection goes to what the EndpointSlices of the Service name then.
 
-    Ports are known by their names in Endpoints (`""` where there is none). Where nobody listens a connection is
+    Ports are known by their names in the slices (`""` where there is none). Where nobody listens a connection is
     refused, as it is by a real one, which takes none itself; only the first that finds it so is reset.
     """
 
@@ -32,7 +32,7 @@ class ServiceProxy:
         self.host = host or new_address()
         self.ports: dict[str, int] = {}
         self._cluster = cluster
-        self._path = f"/api/v1/namespaces/{namespace}/endpoints"
+        self._path = cluster.slices(namespace)
         self._name = name
         self._targets: dict[str, list[Target]] = {}
         self._changed = asyncio.Event()
@@ -73,9 +73,16 @@ class ServiceProxy:
             await self._changed.wait()
 
     async def _follow(self) -> None:
-        async for kind, item in self._cluster.aio.follow(self._path, fieldSelector=f"metadata.name={self._name}"):
-            found = item["items"] if kind == "LISTED" else [item] if kind != "DELETED" else []
-            self._targets = targets(found[0]) if found else {}
+        slices: dict[str, Json] = {}
+        chosen = f"kubernetes.io/service-name={self._name}"
+        async for kind, item in self._cluster.aio.follow(self._path, labelSelector=chosen):
+            if kind == "LISTED":
+                slices = {one["metadata"]["name"]: one for one in item["items"]}
+            elif kind == "DELETED":
+                slices.pop(item["metadata"]["name"], None)
+            else:
+                slices[item["metadata"]["name"]] = item
+            self._targets = targets(slices.values())
             self._changed.set()
 
     def _refuse(self, port: str) -> None:
@@ -118,13 +125,14 @@ class ServiceProxy:
             writer.close()
 
 
-def targets(endpoints: Json) -> dict[str, list[Target]]:
+def targets(slices: Iterable[Json]) -> dict[str, list[Target]]:
     """Ready addresses by the name of the port."""
     found: dict[str, list[Target]] = {}
-    for subset in endpoints.get("subsets") or []:
-        for port in subset.get("ports") or []:
-            places = [(address["ip"], port["port"]) for address in subset.get("addresses") or []]
-            found.setdefault(port.get("name", ""), []).extend(places)
+    for one in slices:
+        ready = [place for place in one.get("endpoints") or [] if place["conditions"].get("ready", True)]
+        for port in one.get("ports") or []:
+            places = [(address, port["port"]) for place in ready for address in place["addresses"]]
+            found.setdefault(port.get("name") or "", []).extend(places)
     return found
 
 

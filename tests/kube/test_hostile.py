@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "cancel": ({"cancel": {"requestedAt": "yesterday"}}, "date-time"),
     "ttl": ({"ttlSecondsAfterFinished": -1}, "ttlSecondsAfterFinished"),
     "priority": ({"priority": 2**60}, "priority"),
-    "n" * 53: ({}, "52 chars"),
+    "n" * 53: ({}, "52 "),  # "52 chars" of old servers, "52 bytes" of new ones
     "Upper": ({}, "lower"),
     "dotted.name": ({}, "metadata.name"),
 }

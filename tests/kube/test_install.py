@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from muster.kube import rbac
+from muster.kube import leader_slice, rbac
 from muster.types.codec import show_time, to_wire
 from muster.types.training import Condition, Outcome, RankExit, RankStatus
 from tests.kube.api import Refused
@@ -80,7 +80,7 @@ def test_each_object_is_told_in_one_line_with_the_next_command(cluster: Cluster,
     assert done.returncode == 0, done.stderr
     told = [line.split() for line in done.stdout.splitlines()]
     assert told[0][0] == "customresourcedefinition/trainings.muster.dev"
-    assert ["deployment/muster", "created"] in told and len(told) == 11
+    assert ["deployment/muster", "created"] in told and len(told) == 10
     assert f"kubectl -n {namespace} get secret muster-token" in done.stderr and "muster ps" in done.stderr
 
 
@@ -97,15 +97,16 @@ def test_installing_again_changes_nothing_and_an_option_only_what_it_is_about(cl
 
 
 def test_an_upgrade_leaves_the_leaders_address(cluster: Cluster, home: str) -> None:
-    path = f"/api/v1/namespaces/{home}/endpoints/muster"
-    ports = [{"name": "api", "port": 8470, "protocol": "TCP"}]
-    led = [{"addresses": [{"ip": "10.1.2.3"}], "ports": ports}]
-    cluster.api("PUT", path, cluster.api("GET", path) | {"subsets": led})
-    assert installed(cluster, home)["Endpoints"] == "unchanged"
-    assert cluster.api("GET", path)["subsets"] == led
+    path = cluster.slices(home)
+    service = cluster.api("GET", f"/api/v1/namespaces/{home}/services/muster")
+    version = path.split("/")[3]
+    led = leader_slice.rendered(version, service, "IPv4", "10.1.2.3", {"api": 8470})
+    cluster.api("POST", path, led)
+    assert set(installed(cluster, home).values()) <= {"unchanged", "configured"}
+    assert cluster.api("GET", f"{path}/muster-ipv4")["endpoints"][0]["addresses"] == ["10.1.2.3"]
     printed = muster(cluster, "kube", "install", "-n", home, "--dry-run").stdout
     cluster.kubectl("apply", "-f", "-", input=printed)
-    assert cluster.api("GET", path)["subsets"] == led
+    assert cluster.api("GET", f"{path}/muster-ipv4")["endpoints"][0]["addresses"] == ["10.1.2.3"]
 
 
 def test_kubectl_applies_what_a_dry_run_prints(cluster: Cluster) -> None:
@@ -151,7 +152,8 @@ def test_the_control_plane_may_do_what_the_table_says_and_nothing_else(cluster: 
         ("get", "", "secrets", "default", ""),
         ("list", "", "secrets", "kube-system", ""),
         ("delete", "", "secrets", "default", ""),
-        ("update", "", "endpoints", home, "other"),
+        ("update", "discovery.k8s.io", "endpointslices", home, "other"),
+        ("get", "", "services", home, "other"),
         ("update", "coordination.k8s.io", "leases", home, "other"),
         ("create", "", "pods/exec", "default", ""),
         ("create", "", "serviceaccounts/token", home, ""),
@@ -171,7 +173,7 @@ def test_the_golden_files_are_what_a_server_takes(cluster: Cluster) -> None:
             told = cluster.kubectl(
                 "apply", "--server-side", "--dry-run=server", "--force-conflicts", "-f", "-", input=text
             )
-            assert told.stdout.count("serverside-applied") == 11
+            assert told.stdout.count("serverside-applied") == 10
     finally:
         cluster.drop_namespace("training-system")
 

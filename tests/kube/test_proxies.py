@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from tests.fleet import eventually
+from tests.kube.api import Json
 from tests.kube.api_proxy import ApiProxy
 from tests.kube.cluster import Cluster
 from tests.kube.network import new_address
@@ -120,7 +121,7 @@ def heard(proxy: ServiceProxy) -> bytes:
 
 
 def test_a_service_leads_to_its_endpoint_of_the_moment(cluster: Cluster, namespace: str) -> None:
-    path = f"/api/v1/namespaces/{namespace}/endpoints"
+    path = cluster.slices(namespace)
     with (
         contextlib.closing(ServiceProxy(cluster, namespace, "muster", {"api": 0})) as proxy,
         greeter(b"one") as one,
@@ -128,13 +129,15 @@ def test_a_service_leads_to_its_endpoint_of_the_moment(cluster: Cluster, namespa
     ):
         assert heard(proxy) == b""
 
-        def lead(target: tuple[str, int]) -> list[object]:
-            return [{"addresses": [{"ip": target[0]}], "ports": [{"name": "api", "port": target[1]}]}]
+        def lead(target: tuple[str, int]) -> Json:
+            endpoints = [{"addresses": [target[0]], "conditions": {"ready": True}}]
+            return {"endpoints": endpoints, "ports": [{"name": "api", "port": target[1], "protocol": "TCP"}]}
 
-        cluster.api("POST", path, {"metadata": {"name": "muster"}, "subsets": lead(one)})
+        about = {"name": "muster", "labels": {"kubernetes.io/service-name": "muster"}}
+        cluster.api("POST", path, {"metadata": about, "addressType": "IPv4", **lead(one)})
         proxy.until_ready("api")
         assert heard(proxy) == b"one"
-        cluster.patch(f"{path}/muster", {"subsets": lead(two)})
+        cluster.patch(f"{path}/muster", lead(two))
         eventually(lambda: heard(proxy) == b"two", "the new leader is reached")
-        cluster.patch(f"{path}/muster", {"subsets": None})
+        cluster.patch(f"{path}/muster", {"endpoints": []})
         eventually(lambda: heard(proxy) == b"", "nobody is there")

@@ -189,6 +189,15 @@ def refuses_to_start(stage: Stage, right: Right) -> None:
         assert last.startswith("muster server: ") and re.search(right.said, last) and HINT in last
 
 
+def refuses_to_lead(stage: Stage, right: Right) -> None:
+    """The first leader makes the EndpointSlice, and each later one updates it."""
+    stage.begin()
+    stage.stop()
+    if right.verb == "create":
+        stage.cluster.api("DELETE", f"{stage.cluster.slices(stage.plane.own)}/muster-ipv4")
+    refuses_to_start(stage, right)
+
+
 def serves_with_the_tokens_of_its_start(stage: Stage, right: Right) -> None:
     stage.stop()
     with stage.without(right):
@@ -416,8 +425,10 @@ ACTS: dict[str, Callable[[Stage, Right], None]] = {
     "home-leases-create": stands_by,
     "home-leases-get": stands_by,
     "home-leases-update": stands_by,
-    "home-endpoints-get": refuses_to_start,
-    "home-endpoints-update": refuses_to_start,
+    "home-services-get": refuses_to_start,
+    "home-endpointslices-create": refuses_to_lead,
+    "home-endpointslices-get": refuses_to_lead,
+    "home-endpointslices-update": refuses_to_lead,
     "home-secrets-get": refuses_to_start,
     "home-secrets-list": refuses_to_start,
     "home-secrets-watch": serves_with_the_tokens_of_its_start,

@@ -1,7 +1,7 @@
 """A control plane in a cluster: objects in the Kubernetes API, workers as Pods, one of several replicas acting.
 
 A replica that does not lead answers `/healthz` and nothing else. The one that leads writes its address into the
-Endpoints of the Service, so that workers and clients find it under one name. What it needs under its home it gets
+EndpointSlice of the Service, so that workers and clients find it under one name. What it needs under its home it gets
 from the cluster: a new Pod starts from nothing.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from muster.daemon.kube_tokens import TokenSecret
 from muster.daemon.options import API_PORT, Options, etcd_address, identity_of, worker_user
+from muster.kube import leader_slice
 from muster.kube.client import KubeApi
 from muster.kube.lease import Leadership
 from muster.mesh.serving import KeyServer
@@ -136,15 +137,12 @@ class KubeSite:
         if self._options.address is None:
             return
         ports = {"api": port, "coordinator": self._options.coordinator_port, "mesh": self._options.mesh_port}
-        listed = [{"name": name, "port": number} for name, number in ports.items()]
-        subsets = [{"addresses": [{"ip": self._options.address}], "ports": listed}]
-        path = f"/api/v1/namespaces/{self._namespace}/endpoints/{SERVICE}"
+        address = self._options.address
 
-        async def point() -> None:
-            found = await self._api.request("GET", path)
-            await self._api.request("PUT", path, body={**found, "subsets": subsets})
+        async def publish() -> None:
+            await leader_slice.publish(self._api, self._namespace, SERVICE, address, ports)
 
-        await until_answered("the cluster", point)
+        await until_answered("the cluster", publish)
 
     async def maintain(self) -> str:
         """Until another control plane may act."""

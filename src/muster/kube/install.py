@@ -18,7 +18,7 @@ ESTABLISHED_S = 30.0
 MANAGER = "muster-install"
 _OWNER = {"fieldManager": MANAGER, "force": "true"}
 _CRD = "CustomResourceDefinition"
-_PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
+_PLURALS = {"NetworkPolicy": "networkpolicies"}
 
 Change = Literal["created", "configured", "unchanged"]
 

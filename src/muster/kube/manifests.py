@@ -50,7 +50,6 @@ def render(options: InstallOptions) -> list[Manifest]:
         _in(options, f"{_RBAC}/v1", "RoleBinding", **_binding(options, "Role")),
         _service(options),
         # Empty, so that the leader need not be allowed to create any. Without `subsets` an upgrade leaves its address.
-        _in(options, "v1", "Endpoints"),
         _network_policy(options),
         _deployment(options),
     ]
@@ -100,7 +99,7 @@ def _binding(options: InstallOptions, kind: str) -> Manifest:
 
 
 def _service(options: InstallOptions) -> Manifest:
-    """Without a selector: the leader alone is behind it, by its own word in Endpoints."""
+    """Without a selector: the leader alone is behind it, because it writes its own address into an EndpointSlice."""
     ports = [{"name": name, "port": port, "targetPort": port, "protocol": "TCP"} for name, port in PORTS.items()]
     return _in(options, "v1", "Service", spec={"type": "ClusterIP", "ports": ports})
 

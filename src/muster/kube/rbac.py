@@ -79,7 +79,16 @@ EVERYWHERE: tuple[Permission, ...] = (
 AT_HOME: tuple[Permission, ...] = (
     _may("coordination.k8s.io", "leases", "create", "make the Lease; a create cannot be limited to a name"),
     _may("coordination.k8s.io", "leases", "get update", "take the Lease, renew it, give it up", "muster"),
-    _may("", "endpoints", "get update", "put the leader's address behind the Service", "muster"),
+    _may("", "services", "get", "own the EndpointSlices, so that they go with the Service", "muster"),
+    _may("discovery.k8s.io", "endpointslices", "create", "make them; a create cannot be limited to a name"),
+    _may(
+        "discovery.k8s.io",
+        "endpointslices",
+        "get update",
+        "put the leader's address behind the Service",
+        "muster-ipv4",
+        "muster-ipv6",
+    ),
     _may(
         "",
         "secrets",
