@@ -21,12 +21,11 @@ from starlette.responses import Response
 
 from muster import errors, package, run_proof
 from muster.core.keeping import TOKEN
-from muster.core.training import edits
 from muster.ports import Packages, Stored
 from muster.server.answers import StreamedAnswer, as_json
 from muster.server.calls import Call
 from muster.server.describe import Answer, Body, Operation
-from muster.types.codec import Problem, to_wire
+from muster.types.codec import to_wire
 from muster.types.training import PACKAGE
 
 BYTES = "application/octet-stream"
@@ -64,13 +63,24 @@ async def put_package(call: Call) -> Response:
     namespace, digest = call.namespace, _digest(call)
     call.identity.must_write(namespace)
     kept = _packages(call)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(call.services.checks.place(namespace))
+        except errors.TooManyRequests:
+            # A client that still sends would see a broken connection instead of the reason.
+            await _receive(call.request, None)
+            raise
+        return await _take(call, kept, namespace, digest)
+
+
+async def _take(call: Call, kept: Packages, namespace: str, digest: str) -> Response:
     now = call.services.clock.now
     assert call.services.incoming is not None
     draft = call.services.incoming / secrets.token_hex(8)
     try:
         await _receive(call.request, draft)
         if (found := kept.find(namespace, digest)) is None:
-            await asyncio.to_thread(_check, draft, digest)
+            await call.services.checks.check(namespace, draft, digest)
             found = await kept.keep(namespace, digest, draft, now())
             return as_json(to_wire(found), 201)
         await kept.renew(namespace, digest, now())
@@ -80,22 +90,15 @@ async def put_package(call: Call) -> Response:
             draft.unlink()
 
 
-def _check(draft: Path, digest: str) -> None:
-    try:
-        package.check(draft, digest)
-    except package.BadPackage as wrong:
-        raise edits.refused([Problem("body", f"this package is refused: {wrong}")], "the package") from None
-
-
-async def _receive(request: Request, draft: Path) -> None:
-    """Write what comes, or TooLarge as soon as that is certain."""
+async def _receive(request: Request, draft: Path | None) -> None:
+    """Write the body to the draft, or drop it. TooLarge as soon as that is certain."""
     length = request.headers.get("content-length", "")
     expected = int(length[:20]) if length.isascii() and length.isdigit() else package.MOST_PACKED
     if expected > package.MOST_PACKED:
         raise _too_large()
     size = 0
     try:
-        file = open(draft, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        file = open(draft or os.devnull, "xb" if draft else "wb", buffering=0, opener=_private)  # noqa: SIM115
     except OSError as error:
         raise _no_room(error) from None
     try:
@@ -111,6 +114,10 @@ async def _receive(request: Request, draft: Path) -> None:
         raise _no_room(error) from None
     finally:
         file.close()
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def _write_all(file: io.FileIO, part: bytes) -> None:
