@@ -8,15 +8,17 @@ runs in users' images.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import stat
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, Self
 
 MOST_PACKED = 64 << 20
 MOST_UNPACKED = 1 << 30
@@ -34,6 +36,7 @@ _LONGEST_PAX = 8 << 10
 _FILE, _LINK, _PAX = b"0", b"2", b"x"
 _PAX_NAME = b"././@PaxHeader"
 _PAX_KEYS = ("path", "linkpath")
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _ZEROS = bytes(_RECORD)
 _NUMBER = re.compile(rb"([0-7]+)\0")
 _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,3}) ([^=\n]{1,100})=")
@@ -48,10 +51,10 @@ class Entry:
     """A file, or a link, that travels."""
 
     name: str  # with slashes, from the folder's top
-    path: str
     size: int = 0
     executable: bool = False
     link: str | None = None  # where it points
+    inode: tuple[int, int] | None = None  # device and number of the file that was listed; another one is refused
 
 
 class Member(NamedTuple):
@@ -61,6 +64,59 @@ class Member(NamedTuple):
     mode: int
     size: int
     link: str | None
+
+
+class Tree:
+    """The files below a folder, reached through descriptors of folders: no link on the way is followed.
+
+    It keeps the folders of the last name open, so that sorted names cost little.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self._top = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._opened: list[tuple[str, int]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_below(0)
+        os.close(self._top)
+
+    def stat(self, name: str) -> os.stat_result:
+        folder, last = self._folder_of(name)
+        return os.stat(last, dir_fd=folder, follow_symlinks=False)
+
+    def link_of(self, name: str) -> str:
+        folder, last = self._folder_of(name)
+        return os.readlink(last, dir_fd=folder)
+
+    def open(self, name: str) -> int:
+        """Return a descriptor of what has that name; a link raises OSError."""
+        folder, last = self._folder_of(name)
+        try:
+            return os.open(last, os.O_RDONLY | _CAREFUL, dir_fd=folder)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "was replaced by a link after it was listed", name) from None
+            raise
+
+    def _folder_of(self, name: str) -> tuple[int, str]:
+        *folders, last = name.split("/")
+        same = 0
+        for (opened, _), wanted in zip(self._opened, folders, strict=False):
+            if opened != wanted:
+                break
+            same += 1
+        self._close_below(same)
+        for folder in folders[same:]:
+            within = self._opened[-1][1] if self._opened else self._top
+            self._opened.append((folder, os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _CAREFUL, dir_fd=within)))
+        return (self._opened[-1][1] if self._opened else self._top), last
+
+    def _close_below(self, depth: int) -> None:
+        while len(self._opened) > depth:
+            os.close(self._opened.pop()[1])
 
 
 class _Writes(Protocol):
@@ -101,17 +157,18 @@ class _Packed:
         self._out.write(pressed)
 
 
-def pack(entries: Iterable[Entry], out: _Writes, most: int = MOST_PACKED) -> tuple[str, int]:
-    """Write a package of those; return its name and its size. OSError if a file cannot be read or has changed."""
+def pack(folder: Path, entries: Iterable[Entry], out: _Writes, most: int = MOST_PACKED) -> tuple[str, int]:
+    """Write a package of files of that folder; return its name and its size. OSError if a file was replaced."""
     packed = _Packed(out, most)
-    for entry in sorted(entries, key=lambda one: one.name):
-        _add(packed, entry)
+    with Tree(folder) as tree:
+        for entry in sorted(entries, key=lambda one: one.name):
+            _add(packed, entry, tree)
     packed.write(bytes(2 * _BLOCK))
     packed.pad(_RECORD)
     return packed.finish(), packed.size
 
 
-def _add(packed: _Packed, entry: Entry) -> None:
+def _add(packed: _Packed, entry: Entry, tree: Tree) -> None:
     size = entry.size if entry.link is None else 0
     if size > MOST_UNPACKED:
         raise BadPackage(f"it has more than {shown(MOST_UNPACKED)} of files")
@@ -119,12 +176,15 @@ def _add(packed: _Packed, entry: Entry) -> None:
     if entry.link is not None:
         return
     left = size
-    with open(entry.path, "rb") as file:
+    with open(tree.open(entry.name), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or entry.inode not in (None, (about.st_dev, about.st_ino)):
+            raise OSError(errno.ESTALE, "was replaced after it was listed", entry.name)
         while left and (chunk := file.read(min(left, CHUNK))):
             packed.write(chunk)
             left -= len(chunk)
     if left:
-        raise OSError("unexpected end of data")
+        raise OSError(errno.ESTALE, "became shorter after it was listed", entry.name)
     packed.pad(_BLOCK)
 
 
