@@ -14,6 +14,7 @@ import pytest
 
 from muster import package, package_check, run_proof
 from muster.core.keeping import TOKEN
+from muster.core.packages import RECENT, UNUSED, unused
 from muster.package import Entry
 from muster.ports import Record, Write
 from muster.sdk import flows
@@ -154,9 +155,46 @@ def test_there_is_only_so_much_room(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         digest, content = a_package(tmp_path)
         answer = await house.client.put(address(digest), content=content)
-        assert answer.status_code == 413 and "delete trainings" in error_of(answer)["hint"]
+        assert answer.status_code == 403 and "delete trainings" in error_of(answer)["hint"]
 
     in_store(tmp_path, test, most=100)
+
+
+def test_a_full_namespace_loses_what_no_training_names_and_never_what_one_does(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        async def send(number: int, namespace: str = "default") -> tuple[str, int]:
+            (tmp_path / "train.py").write_bytes(os.urandom(200_000))
+            with open(tmp_path / "packed", "wb") as out:
+                digest, _ = package.pack(tmp_path, [Entry("train.py", 200_000)], out)
+            content = (tmp_path / "packed").read_bytes()
+            return digest, (await house.client.put(address(digest, namespace), content=content)).status_code
+
+        named, status = await send(0)
+        assert status == 201
+        await house.submit(package=named, script="train.py", command=None)
+        unused, status = await send(1)
+        assert status == 201
+        _, refused = await send(2)
+        assert refused == 403, "one is in use, and the other was sent just now"
+        house.services.clock.at += RECENT  # type: ignore[attr-defined]
+        third, status = await send(3)
+        assert status == 201
+        kept = [(await house.client.get(address(digest))).status_code for digest in (named, unused, third)]
+        assert kept == [200, 404, 200]
+        assert (await send(4, "other"))[1] == 201, "a full namespace keeps no other one out"
+
+    in_store(tmp_path, test, most=2_000_000)
+
+
+def test_code_that_was_asked_for_stays_for_a_training_that_is_about_to_name_it(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        digest = await sent(house, tmp_path)
+        house.services.clock.at += UNUSED  # type: ignore[attr-defined]
+        await house.client.get(address(digest))
+        assert house.services.packages is not None
+        assert unused(house.services.packages.kept(), [], house.services.clock.now()) == []
+
+    in_store(tmp_path, test)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])

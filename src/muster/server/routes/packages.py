@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 from starlette.requests import Request
@@ -21,7 +22,8 @@ from starlette.responses import Response
 
 from muster import errors, package, run_proof
 from muster.core.keeping import TOKEN
-from muster.ports import Packages, Stored
+from muster.core.packages import names_package
+from muster.ports import Filter, Packages, Store, Stored
 from muster.server.answers import StreamedAnswer, as_json
 from muster.server.calls import Call
 from muster.server.describe import Answer, Body, Operation
@@ -32,6 +34,7 @@ BYTES = "application/octet-stream"
 SLOWEST = 64 << 10  # bytes in a second
 LEAST_S = 60.0
 CHUNK = 1 << 20
+RENEWED_AFTER = timedelta(minutes=1)  # far less than an unused package is safe for
 
 _DIGEST = re.compile(PACKAGE)
 
@@ -53,10 +56,20 @@ async def get_package(call: Call) -> Response:
     """Whether it is here; it stays for a while then, so that a training can be submitted with it."""
     namespace, digest = call.namespace, _digest(call)
     call.identity.must_write(namespace)
-    found = _packages(call).find(namespace, digest)
+    kept = _packages(call)
+    found = kept.find(namespace, digest)
     if found is None:
         raise errors.NotFound(f"package {digest[:19]}… is not in namespace {namespace!r}", hint="send it")
+    if (now := call.services.clock.now()) - found.at > RENEWED_AFTER:
+        await kept.renew(namespace, digest, now)
     return as_json(to_wire(found))
+
+
+def _needed(store: Store, namespace: str) -> set[str]:
+    """Return the packages that trainings of a namespace name."""
+    stored = store.page(Filter(namespace=namespace)).items
+    named = {one.training.spec.package for one in stored if names_package(one.raw)}
+    return {digest for digest in named if digest is not None}
 
 
 async def put_package(call: Call) -> Response:
@@ -81,7 +94,7 @@ async def _take(call: Call, kept: Packages, namespace: str, digest: str) -> Resp
         await _receive(call.request, draft)
         if (found := kept.find(namespace, digest)) is None:
             await call.services.checks.check(namespace, draft, digest)
-            found = await kept.keep(namespace, digest, draft, now())
+            found = await kept.keep(namespace, digest, draft, now(), lambda: _needed(call.services.store, namespace))
             return as_json(to_wire(found), 201)
         await kept.renew(namespace, digest, now())
         return as_json(to_wire(found))
