@@ -24,9 +24,9 @@ def entries_of(folder: Path) -> list[Entry]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            found.append(Entry(name, str(path), link=os.readlink(path)))
+            found.append(Entry(name, link=os.readlink(path)))
         elif path.is_file():
-            found.append(Entry(name, str(path), path.stat().st_size, os.access(path, os.X_OK)))
+            found.append(Entry(name, path.stat().st_size, os.access(path, os.X_OK)))
     return found
 
 
@@ -45,7 +45,7 @@ def code(tmp_path: Path) -> Path:
 
 def packed(folder: Path, into: Path) -> str:
     with open(into, "wb") as out:
-        digest, size = package.pack(entries_of(folder), out)
+        digest, size = package.pack(folder, entries_of(folder), out)
     assert size == into.stat().st_size
     return digest
 
@@ -71,21 +71,21 @@ def test_the_same_files_are_the_same_package_whenever_and_by_whomever_they_were_
     os.utime(code / "train.py", (1, 1))
     (code / "train.py").chmod(0o600)
     with open(tmp_path / "b", "wb") as out:
-        second, _ = package.pack(reversed(entries_of(code)), out)
+        second, _ = package.pack(code, reversed(entries_of(code)), out)
     assert first == second
     (code / "train.py").write_text("print('hullo')\n")
     assert packed(code, tmp_path / "c") != first
 
 
 def test_a_file_that_shrinks_while_it_is_packed_is_an_error(code: Path, tmp_path: Path) -> None:
-    entry = Entry("train.py", str(code / "train.py"), 10_000)
+    entry = Entry("train.py", 10_000)
     with open(tmp_path / "x", "wb") as out, pytest.raises(OSError):
-        package.pack([entry], out)
+        package.pack(code, [entry], out)
 
 
 def test_more_than_may_travel_is_an_error(code: Path, tmp_path: Path) -> None:
     with open(tmp_path / "x", "wb") as out, pytest.raises(BadPackage, match="more than 1 MiB when packed"):
-        package.pack(entries_of(code), out, most=1 << 20)
+        package.pack(code, entries_of(code), out, most=1 << 20)
 
 
 # What is refused -----------------------------------------------------------------------------------
@@ -138,7 +138,70 @@ def a_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     return about.tobuf(tarfile.USTAR_FORMAT)
 
 
+def a_raw_header(
+    name: str = "a", *, size: bytes = b"00000000001", kind: bytes = b"0", mode: bytes = b"0000644"
+) -> bytes:
+    """Return a header with these very bytes in its fields, and the right checksum."""
+    block = bytearray(a_header(name, 1))
+    block[100:108], block[124:136], block[156:157] = mode.ljust(8, b"\0"), size.ljust(12, b"\0"), kind
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def a_pax_file(content: bytes = b"x", **keys: str) -> bytes:
+    return archived(a_file("a", content, pax_headers={key.replace("_", "."): value for key, value in keys.items()}))
+
+
+END = bytes(10_240)
+SPARSE_MAP = b"2000\n" + b"0\n" * 4000
 TRICKS: dict[str, bytes] = {
+    "a sparse map": zipped(
+        a_pax_file(SPARSE_MAP, GNU_sparse_major="1", GNU_sparse_minor="0", GNU_sparse_name="a", GNU_sparse_realsize="9")
+    ),
+    "a sparse map in its header": zipped(a_pax_file(GNU_sparse_map="0,1", GNU_sparse_size="9")),
+    "a sparse map of words": zipped(a_pax_file(GNU_sparse_map="a,b")),
+    "a sparse map of words in its content": zipped(
+        a_pax_file(b"many\n", GNU_sparse_major="1", GNU_sparse_minor="0", GNU_sparse_name="a", GNU_sparse_realsize="9")
+    ),
+    "a sparse size that is no number": zipped(a_pax_file(GNU_sparse_realsize="many")),
+    "an old sparse file": zipped(a_raw_header(kind=b"S") + b"x".ljust(512, b"\0") + END),
+    "a size in pax": zipped(a_pax_file(size="1")),
+    "a negative size in pax": zipped(a_pax_file(size="-1")),
+    "a time in pax": zipped(a_pax_file(mtime="1.5")),
+    "another charset": zipped(a_pax_file(hdrcharset="BINARY")),
+    "a short name in pax": zipped(a_pax_file(path="a")),
+    "a name in pax that is no text": zipped(
+        a_raw_header("p", size=b"00000000012", kind=b"x") + b"10 path=\xff\n".ljust(512, b"\0") + archived(a_file("a"))
+    ),
+    "a pax record that goes on behind its header": zipped(
+        a_raw_header("p", size=b"00000000014", kind=b"x") + b"9999 path=a\n".ljust(512, b"\0") + archived(a_file("a"))
+    ),
+    "a pax record of no length": zipped(
+        a_raw_header("p", size=b"00000000011", kind=b"x") + b"0 path=a\n".ljust(512, b"\0") + archived(a_file("a"))
+    ),
+    "a pax header and no file": zipped(a_raw_header("p", size=b"00000000000", kind=b"x") + END),
+    "a pax header of a pax header": zipped(2 * a_raw_header("p", size=b"00000000000", kind=b"x") + END),
+    "a negative size": zipped(a_raw_header(size=b"\xff" * 12) + END),
+    "a minus before its size": zipped(a_raw_header(size=b"-0000000001") + END),
+    "a size of many bytes": zipped(a_raw_header(size=b"\x80" + bytes(3) + b"\x7f" * 8) + END),
+    "a size with spaces": zipped(a_raw_header(size=b"         1 ") + b"x".ljust(512, b"\0") + END),
+    "rights that are no number": zipped(a_raw_header(mode=b"rw-r--r") + END),
+    "an old file": zipped(a_raw_header(kind=b"\0") + b"x".ljust(512, b"\0") + END),
+    "a file of one piece": zipped(a_raw_header(kind=b"7") + b"x".ljust(512, b"\0") + END),
+    "a kind that nobody knows": zipped(a_raw_header(kind=b"Z") + b"x".ljust(512, b"\0") + END),
+    "a name of GNU's tar": zipped(
+        a_raw_header("././@LongLink", kind=b"L") + b"b".ljust(512, b"\0") + archived(a_file("a"))
+    ),
+    "a link of GNU's tar": zipped(
+        a_raw_header("././@LongLink", kind=b"K") + b"b".ljust(512, b"\0") + archived(a_file("a"))
+    ),
+    "an owner": zipped(archived(a_file("a", uid=1000))),
+    "an owner's name": zipped(archived(a_file("a", uname="root"))),
+    "a time": zipped(archived(a_file("a", mtime=1))),
+    "something between its files": zipped(archived(a_file("a")).replace(b"x" + bytes(511), b"x" + b"y" * 511)),
+    "a record too many": zipped(archived(a_file("a")) + END),
+    "a wrong checksum": zipped(archived(a_file("a")).replace(b"0000644", b"0000755")),
     "an absolute name": zipped(archived(a_file("/etc/passwd"))),
     "a step up": zipped(archived(a_file("../outside"))),
     "a step up within": zipped(archived(a_file("a/../../outside"))),
@@ -215,6 +278,53 @@ def test_every_flipped_byte_is_seen(code: Path, tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(BadPackage, match="not what was sent"):
             package.check(path, digest)
+
+
+def test_other_tools_read_a_package(code: Path, tmp_path: Path) -> None:
+    (code / ("long" * 40)).symlink_to("größe" * 30)
+    packed(code, tmp_path / "packed")
+    with tarfile.open(tmp_path / "packed") as archive:
+        read = {member.name: (member.mode, member.size, member.linkname or None) for member in archive}
+    assert read == {
+        one.name: (0o755 if one.executable else 0o644, one.size if one.link is None else 0, one.link)
+        for one in entries_of(code)
+    }
+
+
+def test_names_that_fill_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = zipped(archived(*(a_file(f"{n}/{'x' * 200}") for n in range(20))))
+    (tmp_path / "packed").write_bytes(content)
+    monkeypatch.setattr(package, "MOST_NAME_BYTES", 4000)
+    with pytest.raises(BadPackage, match=r"its names have more than 3\.9 KiB"):
+        package.check(tmp_path / "packed", package.digest_of(tmp_path / "packed"))
+
+
+FIELDS = {"name": 0, "mode": 100, "uid": 108, "size": 124, "mtime": 136, "kind": 156, "link": 157, "magic": 257}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([*FIELDS]), st.integers(0, 2), st.binary(min_size=1, max_size=14)), max_size=4),
+    st.binary(max_size=600),
+    st.dictionaries(st.sampled_from(["path", "linkpath", "size", "GNU.sparse.map"]), st.text(max_size=150), max_size=3),
+    st.integers(0, 5000),
+)
+def test_whatever_a_header_says_a_check_ends_with_a_package_or_a_reason(
+    changes: list[tuple[str, int, bytes]], content: bytes, keys: dict[str, str], cut: int
+) -> None:
+    """The checksum of a changed header is right, so that the check comes to the changed field."""
+    plain = bytearray(archived(a_file("a/b", content, pax_headers=keys), a_link("c", "a/b")))
+    for field, block, data in changes:
+        start = 512 * block
+        header = plain[start : start + 512]
+        header[FIELDS[field] : FIELDS[field] + len(data)] = data
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        plain[start : start + 512] = header
+    whole = zipped(bytes(plain))
+    for packed_bytes in (whole, whole[:cut]):
+        with contextlib.suppress(BadPackage):
+            for member, read in package._members(io.BytesIO(packed_bytes)):
+                assert sum(map(len, read)) == member.size >= 0
 
 
 @given(st.binary(max_size=2000), st.integers(0, 511), st.binary(min_size=1, max_size=40))

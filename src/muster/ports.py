@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -346,8 +346,14 @@ class Packages(Protocol):
 
     def find(self, namespace: str, digest: str) -> KeptPackage | None: ...
 
-    async def keep(self, namespace: str, digest: str, source: Path, now: datetime) -> KeptPackage:
-        """Take that file, which was checked, for good. Raises `errors.TooLarge` if there is no room for it."""
+    async def keep(
+        self, namespace: str, digest: str, source: Path, now: datetime, needed: Callable[[], Collection[str]]
+    ) -> KeptPackage:
+        """Take that file, which was checked, for good. Unused packages of the namespace make room for it.
+
+        `needed` returns the digests that trainings of the namespace name. Raises `errors.QuotaExceeded` if the
+        namespace has no room left.
+        """
 
     async def renew(self, namespace: str, digest: str, now: datetime) -> None:
         """Somebody is about to use one that is here."""

@@ -45,7 +45,7 @@ async def keeps_and_removes(opened: Open, folder: Path) -> None:
     assert first.find("team", digest) is None
     with pytest.raises(errors.NotFound):
         await first.file("team", digest)
-    made = await first.keep("team", digest, path, NOON)
+    made = await first.keep("team", digest, path, NOON, set)
     assert (made.namespace, made.digest, made.size, made.at) == ("team", digest, SIZE, NOON)
     assert (await first.file("team", digest)).read_bytes() == content
     for one in (first, await opened()):
@@ -64,18 +64,43 @@ async def keeps_and_removes(opened: Open, folder: Path) -> None:
             await one.file("team", digest)
 
 
-async def has_only_so_much_room(opened: Open, folder: Path) -> None:
+async def leaves_room_for_other_namespaces(opened: Open, folder: Path) -> None:
+    """No namespace takes all, and none pushes out what belongs to another one."""
     packages = await opened()
-    for number in range(5):
+    sent = []
+    for namespace in ("a", "b", "c", "d"):
         digest, path = a_file(folder, os.urandom(SIZE))
-        await packages.keep(f"team-{number}", digest, path, NOON)
+        sent.append((namespace, digest))
+        await packages.keep(namespace, digest, path, NOON, set)
+        _, path = a_file(folder, os.urandom(SIZE))
+        with pytest.raises(errors.QuotaExceeded, match=f"namespace '{namespace}' has 1.91 MiB of code"):
+            await packages.keep(namespace, package.digest_of(path), path, NOON, set)
+    later = NOON + timedelta(hours=2)
     digest, path = a_file(folder, os.urandom(SIZE))
-    with pytest.raises(errors.TooLarge, match="take 9 MiB"):
-        await packages.keep("team", digest, path, NOON)
-    assert packages.find("team", digest) is None
+    with pytest.raises(errors.QuotaExceeded, match="namespace 'e' has 0 MiB of code") as refused:
+        await packages.keep("e", digest, path, later, set)
+    assert refused.value.limit == 1_000_000 and "delete trainings" in refused.value.hint
+    small, path = a_file(folder, os.urandom(SIZE // 2))
+    await packages.keep("e", small, path, later, set)
+    assert {(one.namespace, one.digest) for one in packages.kept()} == {*sent, ("e", small)}
 
 
-SCENARIOS = (keeps_and_removes, has_only_so_much_room)
+async def removes_what_its_namespace_does_not_use(opened: Open, folder: Path) -> None:
+    packages = await opened()
+    digests = []
+    for minutes in (0, 10, 20, 30):
+        digest, path = a_file(folder, os.urandom(SIZE // 2))
+        digests.append(digest)
+        now = NOON + timedelta(minutes=minutes)
+        await packages.keep("team", digest, path, now, lambda: {digests[0]})
+    assert [packages.find("team", digest) is not None for digest in digests] == [True, False, False, True]
+    _, path = a_file(folder, os.urandom(SIZE // 2))
+    with pytest.raises(errors.QuotaExceeded):  # one is in use, and the other was sent just now
+        await packages.keep("team", package.digest_of(path), path, now, lambda: {digests[0]})
+    assert len(packages.kept()) == 2 == len((await opened()).kept())
+
+
+SCENARIOS = (keeps_and_removes, leaves_room_for_other_namespaces, removes_what_its_namespace_does_not_use)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)

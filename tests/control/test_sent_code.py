@@ -116,10 +116,35 @@ def test_an_environment_is_made_once_for_all_workers_with_what_is_required(plane
     )
     eventually(lambda: len(ran(plane)) == 2, "both run", 120)
     assert {words[0] for words in ran(plane).values()} == {"required"}
-    made = [one for one in (plane.home / "cache" / "environments").iterdir() if one.is_dir()]
+    made = [one for one in (plane.home / "cache" / "environments" / "default").iterdir() if one.is_dir()]
     assert len(made) == 1
     plane.go()
     training.result(timeout=60)
+
+
+def test_namespaces_share_no_environment_though_their_lines_are_the_same(plane: Plane, project: Path) -> None:
+    (project / "train.py").write_text(TRAIN.replace("local_package.WORD", "__import__('required_by_us').WORD"))
+    for team in ("team-a", "team-b"):
+        wheels = plane.folder / team
+        wheels.mkdir()
+        a_wheel(wheels, "required_by_us", f"WORD = {team!r}\n")
+        training = plane.client.train(
+            script="train.py",
+            args=[str(plane.notes)],
+            ship=True,
+            namespace=team,
+            requirements=["required_by_us==1.0"],
+            env={"PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1"},
+        )
+        eventually(lambda: ran(plane), "it runs", 120)
+        assert {words[0] for words in ran(plane).values()} == {team}
+        plane.go()
+        training.result(timeout=60)
+        for note in plane.notes.iterdir():
+            note.unlink()
+    folders = sorted((plane.home / "cache" / "environments").iterdir())
+    assert [folder.name for folder in folders] == ["team-a", "team-b"]
+    assert {folder.stat().st_mode & 0o077 for folder in folders} == {0}
 
 
 def test_what_cannot_be_installed_is_one_clear_line_before_any_rank(plane: Plane, project: Path) -> None:

@@ -73,12 +73,12 @@ def test_what_a_control_plane_had_not_finished_is_gone_with_the_next_one(
         with monkeypatch.context() as patched:
             patched.setattr(kube_packages, "_piece_of", dies)
             with pytest.raises(errors.Unavailable):
-                await dying.keep("team", digest, path, NOON)
+                await dying.keep("team", digest, path, NOON, set)
         assert dying.find("team", digest) is None
         assert secrets_of(cluster, namespace)
         following = await opened()
         assert list(following.kept()) == [] and secrets_of(cluster, namespace) == []
-        await following.keep("team", digest, path, NOON)
+        await following.keep("team", digest, path, NOON, set)
         assert len(secrets_of(cluster, namespace)) == pieces + 1
         await following.remove("team", digest)
         assert secrets_of(cluster, namespace) == []
@@ -91,7 +91,7 @@ def test_pieces_that_somebody_has_changed_are_not_given_to_anybody(
 ) -> None:
     async def scenario(opened: Open, folder: Path) -> None:
         digest, path = a_file(folder, os.urandom(SIZE))
-        await (await opened()).keep("team", digest, path, NOON)
+        await (await opened()).keep("team", digest, path, NOON, set)
         name = next(one for one in secrets_of(cluster, namespace) if one.endswith("-1"))
         body = {"data": {"piece": base64.b64encode(bytes(kube_packages.PIECE)).decode()}}
         cluster.patch(f"/api/v1/namespaces/{namespace}/secrets/{name}", body)

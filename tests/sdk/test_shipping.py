@@ -70,7 +70,7 @@ def test_what_looks_like_a_secret_stays_and_is_told(folder: Path) -> None:
     secrets = (".env", ".env.local", "keys/server.pem", "id_rsa", ".aws/credentials", "deep/.netrc", "tls.key")
     write(folder, (*secrets, ".env.example", "keyboard.py"))
     parcel = collect(folder)
-    assert set(secrets) == set(parcel.secrets)
+    assert set(secrets) == {file.name for file in parcel.left_out}
     assert {".env.example", "keyboard.py"} <= set(names(parcel))
     (told,) = parcel.warnings()
     assert "left behind" in told and "and 2 more (looks like a secret)" in told
@@ -97,7 +97,7 @@ def test_links_that_stay_inside_and_links_to_folders_travel_as_links(folder: Pat
 def test_what_is_no_file_stays_and_is_told(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     parcel = collect(folder)
-    assert parcel.odd == ("pipe",) and "pipe" not in names(parcel)
+    assert [file.name for file in parcel.left_out] == ["pipe"] and "pipe" not in names(parcel)
 
 
 def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
@@ -181,3 +181,147 @@ def test_a_requirements_file_is_its_lines(tmp_path: Path) -> None:
     assert requirements_of(["a", "b"]) == ["a", "b"]
     with pytest.raises(InvalidRequest, match="cannot be read"):
         requirements_of(str(tmp_path / "none.txt"))
+
+
+# Secrets and replaced files ------------------------------------------------------------------------
+
+SECRETS = [
+    ".envrc",
+    "prod.env",
+    "deploy/Prod.ENV",
+    "secrets.json",
+    "secrets.yml",
+    "SECRETS.yaml",
+    "service_account.json",
+    "my-secrets.toml",
+    "kaggle.json",
+    "server.PEM",
+    "a/ID_RSA",
+    "id_ed25519_work",
+    ".vault-token",
+    "terraform.tfstate",
+    "terraform.tfstate.backup",
+    ".netrc",
+    ".pypirc",
+    ".npmrc",
+    ".AWS/config",
+    ".ssh/config",
+    ".gnupg/x.kbx",
+    ".docker/config.json",
+    ".kube/config",
+    "credentials",
+    "Credentials.csv",
+    "gcp_credentials.json",
+    "token",
+    "hf_token.txt",
+    "client_secret_1.json",
+    ".git-credentials",
+    "prod.tfvars",
+    ".config/gcloud/x.db",
+    "secrets/db.txt",
+    "openai_api_key.txt",
+    "x.p12",
+    "x.PFX",
+    "x.ppk",
+    ".bash_history",
+]
+NO_SECRETS = [
+    ".env.example",
+    "env.sample",
+    "secrets.example.yaml",
+    ".env.template",
+    "credentials.py",
+    "secrets/loader.py",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokens/part-0.npy",
+    "keyboard.py",
+    "docker/config.json",
+    "environment.yml",
+    "model.keys.py",
+    "public.crt",
+    "monkey.txt",
+    "token_classification.py",
+]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_file_that_usually_holds_a_secret_stays(folder: Path, name: str) -> None:
+    write(folder, (name,))
+    parcel = collect(folder)
+    assert name not in names(parcel) and [file.name for file in parcel.left_out] == [name]
+
+
+def test_code_templates_and_models_travel(folder: Path) -> None:
+    write(folder, tuple(NO_SECRETS))
+    parcel = collect(folder)
+    assert set(NO_SECRETS) <= set(names(parcel)) and parcel.left_out == ()
+
+
+def test_a_dry_run_says_of_each_file_why_it_stays_and_how_it_would_travel(folder: Path) -> None:
+    write(folder, {"prod.env": "x", "deep/ID_RSA": "x", ".musterignore": "data/\n"})
+    os.mkfifo(folder / "pipe")
+    assert list(collect(folder).explanations()) == [
+        "left out: deep/ID_RSA (looks like a secret: id_rsa*); to send it, add the line !deep/ID_RSA to .musterignore",
+        "left out: pipe (is neither a file nor a link)",
+        "left out: prod.env (looks like a secret: *.env); to send it, add the line !prod.env to .musterignore",
+        "left out: data/big.bin (named in .musterignore)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "travels"), [("!prod.env", True), ("!/prod.env", True), ("!*.env", False), ("!*", False)]
+)
+def test_a_secret_travels_only_if_it_is_named_wholly(folder: Path, line: str, travels: bool) -> None:
+    write(folder, {"prod.env": "x", ".musterignore": f"{line}\n"})
+    assert ("prod.env" in names(collect(folder))) == travels
+
+
+def test_a_file_that_is_replaced_after_listing_does_not_travel(folder: Path, tmp_path: Path) -> None:
+    write(tmp_path, ("outside/secret", "outside/model.py"))
+
+    def link_file() -> None:
+        (folder / "train.py").unlink()
+        (folder / "train.py").symlink_to(tmp_path / "outside" / "secret")
+
+    def link_folder() -> None:
+        (folder / "pkg").rename(tmp_path / "elsewhere")
+        (folder / "pkg").symlink_to(tmp_path / "outside")
+
+    def hard_link() -> None:
+        (folder / "train.py").unlink()
+        os.link(tmp_path / "outside" / "secret", folder / "train.py")
+
+    def pipe() -> None:
+        (folder / "train.py").unlink()
+        os.mkfifo(folder / "train.py")
+
+    for replace in (hard_link, pipe, link_file, link_folder):
+        (folder / "train.py").unlink(missing_ok=True)
+        (folder / "train.py").write_text("x")
+        parcel = collect(folder)
+        replace()
+        with pytest.raises(InvalidRequest, match="cannot be packed"):
+            pack(parcel, tmp_path / "cache")
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_listed_shows_nothing_outside(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, ("outside/__init__.py", "outside/model.py"))
+    known = [*shipping._walked(folder.resolve(), "")]
+    (folder / "pkg").rename(tmp_path / "elsewhere")
+    (folder / "pkg").symlink_to(tmp_path / "outside")
+    monkeypatch.setattr(shipping, "_known_to_git", lambda _: known)
+    assert names(collect(folder)) == ["data/big.bin", "train.py"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "bytes"])
+def test_a_musterignore_that_is_no_text_is_refused(folder: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(folder / ".musterignore")
+    else:
+        (folder / ".musterignore").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequest, match=r"\.musterignore cannot be read"):
+        collect(folder)

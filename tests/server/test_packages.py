@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from muster import package, run_proof
+from muster import package, package_check, run_proof
 from muster.core.keeping import TOKEN
+from muster.core.packages import RECENT, UNUSED, unused
 from muster.package import Entry
 from muster.ports import Record, Write
+from muster.sdk import flows
+from muster.sdk.effects import Response
+from muster.sdk.shipping import Packed
+from muster.server import package_checks
+from muster.server.package_checks import FairTurns, PackageChecks
 from muster.store.packages import PackageFolder
 from tests.server.house import House, error_of, in_house
 from tests.test_package import TRICKS
@@ -25,7 +34,7 @@ def a_package(folder: Path, text: str = "print('hello')\n") -> tuple[str, bytes]
     (folder / "train.py").write_text(text)
     packed = folder / "packed"
     with open(packed, "wb") as out:
-        digest, _ = package.pack([Entry("train.py", str(folder / "train.py"), len(text))], out)
+        digest, _ = package.pack(folder, [Entry("train.py", len(text))], out)
     return digest, packed.read_bytes()
 
 
@@ -146,9 +155,46 @@ def test_there_is_only_so_much_room(tmp_path: Path) -> None:
     async def test(house: House) -> None:
         digest, content = a_package(tmp_path)
         answer = await house.client.put(address(digest), content=content)
-        assert answer.status_code == 413 and "delete trainings" in error_of(answer)["hint"]
+        assert answer.status_code == 403 and "delete trainings" in error_of(answer)["hint"]
 
     in_store(tmp_path, test, most=100)
+
+
+def test_a_full_namespace_loses_what_no_training_names_and_never_what_one_does(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        async def send(number: int, namespace: str = "default") -> tuple[str, int]:
+            (tmp_path / "train.py").write_bytes(os.urandom(200_000))
+            with open(tmp_path / "packed", "wb") as out:
+                digest, _ = package.pack(tmp_path, [Entry("train.py", 200_000)], out)
+            content = (tmp_path / "packed").read_bytes()
+            return digest, (await house.client.put(address(digest, namespace), content=content)).status_code
+
+        named, status = await send(0)
+        assert status == 201
+        await house.submit(package=named, script="train.py", command=None)
+        unused, status = await send(1)
+        assert status == 201
+        _, refused = await send(2)
+        assert refused == 403, "one is in use, and the other was sent just now"
+        house.services.clock.at += RECENT  # type: ignore[attr-defined]
+        third, status = await send(3)
+        assert status == 201
+        kept = [(await house.client.get(address(digest))).status_code for digest in (named, unused, third)]
+        assert kept == [200, 404, 200]
+        assert (await send(4, "other"))[1] == 201, "a full namespace keeps no other one out"
+
+    in_store(tmp_path, test, most=2_000_000)
+
+
+def test_code_that_was_asked_for_stays_for_a_training_that_is_about_to_name_it(tmp_path: Path) -> None:
+    async def test(house: House) -> None:
+        digest = await sent(house, tmp_path)
+        house.services.clock.at += UNUSED  # type: ignore[attr-defined]
+        await house.client.get(address(digest))
+        assert house.services.packages is not None
+        assert unused(house.services.packages.kept(), [], house.services.clock.now()) == []
+
+    in_store(tmp_path, test)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
@@ -189,3 +235,96 @@ def test_what_is_no_hash_leads_nowhere(tmp_path: Path, name: str) -> None:
         assert (await house.client.put(address(name), content=b"x")).status_code in (404, 405)
 
     in_store(tmp_path, test)
+
+
+# Checks --------------------------------------------------------------------------------------------
+
+
+def test_a_check_is_a_process_of_its_own_with_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control plane itself never reads a package, and a check that takes all memory or time refuses it."""
+    limits = {}
+
+    async def test(house: House) -> None:
+        monkeypatch.setattr(package, "check", None)
+        await sent(house, tmp_path)
+        monkeypatch.setattr(package_check, "__name__", "tests.programs.greedy_check")
+        for what in ("memory", "processor", "crash"):
+            monkeypatch.setenv("LANG", what)  # one of the few variables that a check has
+            digest, content = a_package(tmp_path, what)
+            limits[what] = await house.client.put(address(digest), content=content, timeout=60)
+
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    in_store(tmp_path, test)
+    assert {what: answer.status_code for what, answer in limits.items()} == {
+        "memory": 422,
+        "processor": 422,
+        "crash": 503,
+    }
+    assert "256 MiB of memory" in error_of(limits["memory"])["message"]
+    assert "s of a processor" in error_of(limits["processor"])["message"]
+    assert limits["crash"].headers["retry-after"] == "1"
+
+
+def test_the_largest_package_passes_the_limits_of_a_check(tmp_path: Path) -> None:
+    entries = [Entry(f"{number:05}/{'x' * 150}/{'y' * 100}", link="z") for number in range(33_000)]
+    with open(tmp_path / "packed", "wb") as out:
+        digest, _ = package.pack(tmp_path, entries, out)
+    asyncio.run(PackageChecks().check("default", tmp_path / "packed", digest))
+
+
+def test_too_many_packages_of_a_namespace_wait_for_nobody_and_keep_no_other_namespace_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package_checks, "OPEN_IN_ALL", package_checks.OPEN_OF_NAMESPACE + 1)
+
+    async def test(house: House) -> None:
+        digest, content = a_package(tmp_path)
+        checks = house.services.checks
+        with contextlib.ExitStack() as open_ones:
+            for _ in range(package_checks.OPEN_OF_NAMESPACE):
+                open_ones.enter_context(checks.place("default"))
+            refused = await house.client.put(address(digest), content=content + bytes(1 << 20))
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+            assert "namespace 'default'" in error_of(refused)["message"]
+            assert (await house.client.put(address(digest, "other"), content=content)).status_code == 201
+            open_ones.enter_context(checks.place("other"))
+            full = await house.client.put(address(digest, "third"), content=content)
+            assert full.status_code == 429 and full.headers["retry-after"] == "1"
+        assert (await house.client.put(address(digest), content=content)).status_code == 201
+
+    in_store(tmp_path, test)
+
+
+def test_turns_go_round_between_namespaces() -> None:
+    order: list[str] = []
+
+    async def one(turns: FairTurns, namespace: str) -> None:
+        async with turns.turn(namespace):
+            order.append(namespace)
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        turns = FairTurns(1)
+        waiting = [asyncio.create_task(one(turns, name)) for name in ("a", "a", "a", "a", "b", "b", "c")]
+        await asyncio.sleep(0)
+        waiting[2].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await one(turns, "a")
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert order == ["a", "a", "b", "c", "a", "b", "a"]
+
+
+def test_a_client_sends_again_what_came_while_too_many_were_checked(tmp_path: Path) -> None:
+    """It is asked as a flow, so that no time passes."""
+    (tmp_path / "packed").write_bytes(b"x")
+    flow = flows.send_package("default", Packed(f"sha256:{'0' * 64}", tmp_path / "packed", 1))
+    busy = Response(429, b'{"error": {"code": "too_many_requests", "message": "busy"}}')
+    absent = Response(404, b'{"error": {"code": "not_found", "message": "absent"}}')
+    effects: list[object] = [next(flow), flow.send(absent), flow.send(0.0), flow.send(busy)]
+    effects += [flow.send(1.0), flow.send(None)]
+    kinds = [type(effect).__name__ for effect in effects]
+    assert kinds == ["HttpRequest", "Now", "HttpRequest", "Now", "Pause", "HttpRequest"]
+    with pytest.raises(StopIteration) as done:
+        flow.send(Response(201, b"{}"))
+    assert done.value.value is True

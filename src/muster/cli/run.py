@@ -200,8 +200,8 @@ def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
         parcel = shipping.collect(folder)
         for entry in parcel.entries:
             print(shown(f"{entry.name} -> {entry.link}" if entry.link is not None else entry.name))
-        for warning in parcel.warnings():
-            typer.echo(f"muster: {shown(warning)}", err=True)
+        for line in parcel.explanations():
+            typer.echo(f"muster: {shown(line)}", err=True)
         packed = shipping.pack(parcel, files.home() / "cache")
         sizes = f"{package.shown(parcel.size)}, {package.shown(packed.size)} packed"
         typer.echo(f"{len(parcel.entries)} files of {folder} would be sent: {sizes}", err=True)

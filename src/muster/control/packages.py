@@ -13,8 +13,6 @@ from muster.ports import Clock, Filter, Packages, Store, StoreChange
 log = logging.getLogger("muster.control")
 
 LOOK_EVERY_S = 600.0
-_NAMES_ONE = b'"package":"sha256:'
-_NAMES_ONE_SPACED = b'"package": "sha256:'
 
 
 class PackageTidier:
@@ -33,7 +31,7 @@ class PackageTidier:
         await self._tasks.finish()
 
     def _changed(self, change: StoreChange) -> None:
-        if change.type == "DELETED" and _names_one(change.stored.raw):
+        if change.type == "DELETED" and rules.names_package(change.stored.raw):
             left = change.stored.training.spec.package
             self._tasks.start(self.look((change.stored.key.namespace, left) if left is not None else None))
 
@@ -45,15 +43,10 @@ class PackageTidier:
     async def look(self, left: tuple[str, str] | None = None) -> None:
         named = set()
         for stored in self._store.page(Filter()).items:
-            if _names_one(stored.raw) and (digest := stored.training.spec.package) is not None:
+            if rules.names_package(stored.raw) and (digest := stored.training.spec.package) is not None:
                 named.add((stored.key.namespace, digest))
         for one in rules.unused(self._packages.kept(), named, self._clock.now(), left):
             try:
                 await self._packages.remove(one.namespace, one.digest)
             except errors.MusterError as error:
                 log.warning("package %s… cannot be removed now: %s", one.digest[:19], error)
-
-
-def _names_one(raw: bytes) -> bool:
-    """Most name none, and their bytes say so."""
-    return _NAMES_ONE in raw or _NAMES_ONE_SPACED in raw

@@ -268,7 +268,8 @@ def _prepare(given: argparse.Namespace, words: list[str]) -> None:
             fetching.enter(fetching.within(code, given.working_dir) if given.working_dir else code)
         if given.requirement:
             cache = Path(given.cache_dir or "~/.cache/muster").expanduser().absolute()
-            python = _behind_others(lambda: environment.python(given.requirement, given.package or "", cache))
+            namespace = os.environ.get("MUSTER_NAMESPACE", "")
+            python = _behind_others(lambda: environment.python(given.requirement, cache, namespace))
             os.execv(python, [python, "-m", "muster.node.cli", "--prepared", *words])
     except (package.BadPackage, environment.CannotMake, ValueError) as error:
         print(f"muster-node: {error}", file=sys.stderr)

@@ -1,73 +1,77 @@
-"""How does a worker get the packages that its training requires? A virtual environment, made once for the same lines.
+"""Virtual environments with the packages that trainings require, made once for the same requirements.
 
-It sees what the interpreter that runs us sees, muster among it, and what is installed in it comes first. Several
-workers of one machine that want the same wait for the first of them. Standard library only.
+An environment sees what the interpreter that runs the agent sees, muster among it, and what is installed in it comes
+first. Its name covers all that pip or uv reads to make it. Namespaces share neither environments nor the caches of pip
+and uv. Several workers of one machine that want the same environment wait for the first of them. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
-import platform
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from muster import files
+from muster.node import installer_inputs
+from muster.node.installer_inputs import CannotMake
+
+__all__ = ["CannotMake", "python"]
 
 UNUSED_S = 14 * 86_400.0
 LAST_LINES = 400
 _WHOLE, _LOCK, _PARENT = "whole", ".lock", "_muster_parent.pth"
 _OPTIONS, _FILES = ("-e", "--editable"), ("-r", "--requirement", "-c", "--constraint")
-_LOCAL = (".", "/", "file:", *_OPTIONS, *_FILES)
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_OWN = "_own"  # of an agent that no control plane started; no namespace has such a name
 
 
-class CannotMake(Exception):
-    """Says in one line why the environment cannot be made."""
-
-
-def name_of(lines: Sequence[str], package: str) -> str:
-    """The same for the same content. Lines that name files of the package mean others in another one."""
-    local = any(line.strip().startswith(_LOCAL) or " @ file:" in line for line in lines)
-    told = [sys.version, platform.machine(), sys.prefix, *lines, package if local else ""]
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:32]
-
-
-def python(lines: Sequence[str], package: str, cache: Path) -> str:
-    """The interpreter of an environment with those. Lines that name files mean those of the folder that we are in."""
-    folder = files.private_folder(cache / "environments")
-    place = folder / name_of(lines, package)
-    _forget_unused(folder)
+def python(lines: Sequence[str], cache: Path, namespace: str) -> str:
+    """Return the interpreter of an environment with those. Lines that name files mean those of the current folder."""
+    if namespace and not _NAMESPACE.fullmatch(namespace):
+        raise CannotMake(f"{namespace[:80]!r} is no name of a namespace")
+    group = namespace or _OWN
+    environments = files.private_folder(cache / "environments")
+    folder = files.private_folder(environments / group)
+    caches = {
+        "PIP_CACHE_DIR": str(files.private_folder(cache / "pip" / group)),
+        "UV_CACHE_DIR": str(files.private_folder(cache / "uv" / group)),
+    }
+    # What was downloaded is found again by its address. A proxy of another namespace may have answered there.
+    env = {**os.environ, **caches}
+    place = folder / installer_inputs.name_of(lines, env, Path.cwd())
+    _forget_unused(environments)
     lock = os.open(f"{place}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)  # comes when whoever makes it is done
+    fcntl.flock(lock, fcntl.LOCK_SH)  # comes when the worker that makes it is done
     if not (place / _WHOLE).exists():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / _WHOLE).exists():
-            _make(place, lines)
+            _make(place, lines, env)
         fcntl.flock(lock, fcntl.LOCK_SH)
     os.utime(place / _WHOLE)
     os.set_inheritable(lock, True)  # held for as long as we live, also as another program
     return str(place / "bin" / "python")
 
 
-def _make(place: Path, lines: Sequence[str]) -> None:
+def _make(place: Path, lines: Sequence[str], env: Mapping[str, str]) -> None:
     shutil.rmtree(place, ignore_errors=True)
     print(f"muster-node: making an environment with {len(lines)} requirements", file=sys.stderr, flush=True)
     wanted = f"{place}.txt"
     Path(wanted).write_text("\n".join(map(_placed, lines)) + "\n")
     uv = shutil.which("uv")
     made = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
-    _run([*made, str(place)])
+    _run([*made, str(place)], env)
     _show_ours(place)
     own = str(place / "bin" / "python")
     install = [uv, "pip", "install", "--python", own] if uv else [own, "-m", "pip", "install", "--no-input"]
-    _run([*install, "-r", wanted])
+    _run([*install, "-r", wanted], env)
     (place / _WHOLE).touch()
 
 
@@ -87,9 +91,9 @@ def _show_ours(place: Path) -> None:
     (site / _PARENT).write_text("\n".join(lines) + "\n")
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str], env: Mapping[str, str]) -> None:
     """What it prints is ours to print; its last words say why it failed."""
-    quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1", "NO_COLOR": "1"}
+    quiet = {**env, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1", "NO_COLOR": "1"}
     quiet.pop("PYTHONPATH", None)
     last = ""
     try:
@@ -109,8 +113,8 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _forget_unused(folder: Path) -> None:
-    """Those that nobody has used for long, and nobody uses now."""
-    for whole in folder.glob(f"*/{_WHOLE}"):
+    """Remove environments of all namespaces that no worker has used for long, and none uses now."""
+    for whole in folder.glob(f"*/*/{_WHOLE}"):
         with contextlib.suppress(OSError):
             if time.time() - whole.stat().st_mtime < UNUSED_S:
                 continue

@@ -25,6 +25,7 @@ from muster.errors import (
     MusterError,
     NotFound,
     ScaleSuperseded,
+    TooManyRequests,
     Unavailable,
     from_wire,
 )
@@ -49,6 +50,7 @@ STOPPED_S = 60.0  # how long a wait lasts for one that was stopped on purpose: i
 MOST_FAILED_STARTS = 5  # an embedded control plane that fails that often in a row will not come by itself
 PAGE = 500
 SEND_TIMEOUT_S = 600.0
+BUSY_S = 60.0  # how long a package is sent again to a server that has too many to check
 _CODE = re.compile(r"[-\w]{1,128}", re.ASCII)
 
 
@@ -338,11 +340,20 @@ def send_package(namespace: str, packed: Packed) -> Flow[bool]:
         pass
     headers = {"Content-Type": "application/octet-stream"}
     put = HttpRequest("PUT", path, content=packed.content(), headers=headers, timeout_s=SEND_TIMEOUT_S)
-    try:
-        yield from call(put)
-    except NotFound as error:
-        raise MusterError("the control plane takes no code", hint="it may be older than this client") from error
-    return True
+    began: float = yield Now()
+    failures = 0
+    while True:
+        try:
+            yield from call(put)
+            return True
+        except NotFound as error:
+            raise MusterError("the control plane takes no code", hint="it may be older than this client") from error
+        except TooManyRequests:
+            now: float = yield Now()
+            failures += 1
+            if now + RETRY.after(failures) - began > BUSY_S:
+                raise
+            yield Pause(RETRY.after(failures))
 
 
 def apply(manifest: Mapping[str, Any], namespace: str, idempotency_key: str, *, force: bool = False) -> Flow[Training]:

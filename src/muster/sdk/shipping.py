@@ -1,7 +1,8 @@
-"""Which files go along with a training, and what is its program called there?
+"""The files that go along with a training, and the name of its program there.
 
-What git does not ignore, or everything where there is no git, without what `.musterignore` names; never files that look
-like secrets, and no link that leads out of the folder. What was packed is remembered by names, sizes and times of the
+They are the files that git does not ignore, or all where there is no git, without those that `.musterignore` names. A
+file that looks like a secret travels only if `.musterignore` names it wholly behind a `!`. No link is followed, and
+none that leads out of the folder travels. What was packed is remembered by names, sizes and times of the
 files, so that unchanged code is neither packed nor sent again.
 """
 
@@ -15,14 +16,16 @@ import re
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from muster import files, package
 from muster.errors import InvalidRequest
-from muster.package import BadPackage, Entry
+from muster.package import BadPackage, Entry, Tree
+from muster.sdk.secret_names import secret_pattern
 from muster.types.codec import Problem
 
 IGNORE = ".musterignore"
@@ -32,38 +35,60 @@ MOST_REMEMBERED = 50
 _GIT_S = 30.0
 _LARGEST_SHOWN = 3
 _NOBODYS = re.compile(r"(^|/)(\.git|\.hg|\.svn|__pycache__|\.venv)/|\.pyc$|(^|/)\.musterignore$")
-SECRETS = (
-    *(".env", ".env.*", "!.env.example", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "id_rsa*", "id_dsa*"),
-    *("id_ecdsa*", "id_ed25519*", ".netrc", ".pgpass", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd"),
-    *(".ssh/", ".aws/", ".kube/", ".docker/config.json", ".azure/", ".gnupg/", "credentials.json", "*.kdbx"),
-    *("service-account*.json", "secrets.y*ml", "*.ovpn", "kubeconfig", ".huggingface/token", ".muster/"),
-)
-# Matching patterns takes a while for many files: these words are in all of them.
-_MAY_BE_SECRET = re.compile(
-    r"\.env|\.pem|\.key|\.p12|\.pfx|\.jks|id_|rc$|\.pgpass|credentials|\.htpasswd|\.ssh|\.aws|\.kube|config\.json|\.azure"
-    r"|\.gnupg|\.kdbx|service-account|secrets\.|\.ovpn|kubeconfig|token|\.muster|netrc"
-)
+_SHOWN_NAMES = 5
+
+
+class Why(StrEnum):
+    """Why a file stays."""
+
+    SECRET = "looks like a secret"
+    ODD = "is neither a file nor a link"
+    IGNORED = f"named in {IGNORE}"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that does not travel."""
+
+    name: str
+    why: Why
+    pattern: str = ""  # by which it looks like a secret
+
+    def explanation(self) -> str:
+        if self.why is not Why.SECRET:
+            return f"left out: {self.name} ({self.why})"
+        return f"left out: {self.name} ({self.why}: {self.pattern}); to send it, add the line !{self.name} to {IGNORE}"
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What would travel from a folder, and what would not although nothing says that it should not."""
+    """The files of a folder that would travel, and those that would not."""
 
     folder: Path
     entries: tuple[Entry, ...]
     stamp: str  # of names, rights, sizes and times: what changes a file changes one of them
-    secrets: tuple[str, ...] = ()
-    odd: tuple[str, ...] = ()  # neither files nor links
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def size(self) -> int:
         return sum(one.size for one in self.entries)
 
     def warnings(self) -> Iterator[str]:
-        for names, why in ((self.secrets, "looks like a secret"), (self.odd, "is neither a file nor a link")):
-            if names:
-                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-                yield f"left behind: {', '.join(names[:5])}{more} ({why})"
+        """Return a line for each reason why files stay that the user has not named."""
+        for why in (Why.SECRET, Why.ODD):
+            if names := [file.name for file in self.left_out if file.why is why]:
+                yield f"left behind: {_listed(names)} ({why})"
+
+    def explanations(self) -> Iterator[str]:
+        """Return a line for each file that stays; those that the user has named have one together."""
+        yield from (file.explanation() for file in self.left_out if file.why is not Why.IGNORED)
+        if names := [file.name for file in self.left_out if file.why is Why.IGNORED]:
+            yield f"left out: {_listed(names)} ({Why.IGNORED})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -82,59 +107,80 @@ class Packed:
 
 
 def collect(folder: Path) -> Parcel:
-    """Raises InvalidRequest if something in the folder cannot travel."""
+    """List what would travel. InvalidRequest if something in the folder cannot."""
     folder = folder.resolve()
-    ignored, secret = _ignored(folder), _patterns(SECRETS)
+    lines = _ignore_lines(folder)
+    ignored, wanted = _patterns(lines), _named_on_purpose(lines)
     entries: list[Entry] = []
-    secrets: list[str] = []
-    odd: list[str] = []
+    left_out: list[LeftOut] = []
     problems: list[Problem] = []
     stamp = hashlib.sha256(str(folder).encode())
-    for name, about in sorted(_found(folder)):
-        if _NOBODYS.search(name) or ignored(name):
-            continue
-        if _MAY_BE_SECRET.search(name) and secret(name):
-            secrets.append(name)
-            continue
-        entry = _entry(folder, name, about, problems)
-        if entry is None:
-            odd.append(name)
-            continue
-        entries.append(entry)
-        told = (name, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, entry.link)
-        stamp.update(repr(told).encode(errors="surrogateescape"))
+    with Tree(folder) as tree:
+        for name in sorted(_names(folder, tree)):
+            if _NOBODYS.search(name):
+                continue
+            if ignored(name):
+                left_out.append(LeftOut(name, Why.IGNORED))
+                continue
+            if name not in wanted and (pattern := secret_pattern(name)) is not None:
+                left_out.append(LeftOut(name, Why.SECRET, pattern))
+                continue
+            try:
+                about = tree.stat(name)
+                entry = _entry(name, about, tree, problems)
+            except OSError:
+                continue  # it is gone, or a folder above it is a link now
+            if entry is None:
+                left_out.append(LeftOut(name, Why.ODD))
+                continue
+            entries.append(entry)
+            seen = (name, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, entry.link)
+            stamp.update(repr(seen).encode(errors="surrogateescape"))
     if problems:
         listed = "; ".join(f"{one.field}: {one.message}" for one in problems[:5])
         raise InvalidRequest(f"the code of {folder} cannot be sent: {listed}", problems=tuple(problems))
-    return Parcel(folder, tuple(entries), stamp.hexdigest(), tuple(secrets), tuple(odd))
+    return Parcel(folder, tuple(entries), stamp.hexdigest(), tuple(left_out))
 
 
-def _ignored(folder: Path) -> Callable[[str], bool]:
+def _ignore_lines(folder: Path) -> Sequence[str]:
     try:
-        return _patterns((folder / IGNORE).read_text().splitlines())
+        return files.read_text(folder / IGNORE).splitlines()
     except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise _refused(f"{folder / IGNORE} cannot be read: {why}") from None
+
+
+def _named_on_purpose(lines: Iterable[str]) -> Collection[str]:
+    """Return the files that a line `!NAME` names wholly: they travel though they look like secrets."""
+    return {line.strip()[1:].removeprefix("/") for line in lines if line.startswith("!")}
+
+
+def _patterns(lines: Sequence[str]) -> Callable[[str], bool]:
+    if not lines:
         return lambda name: False
-
-
-def _patterns(lines: Iterable[str]) -> Callable[[str], bool]:
     import pathspec
 
     match: Callable[[str], bool] = pathspec.GitIgnoreSpec.from_lines(lines).match_file
     return match
 
 
-def _found(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """All files and links below, as git sees them."""
+def _names(folder: Path, tree: Tree) -> Iterator[str]:
+    """Return all files and links below, as git sees them."""
     known = _known_to_git(folder)
-    for name in _walked(folder, "") if known is None else known:
+    if known is None:
+        yield from _walked(folder, "")
+        return
+    for name in known:
         try:
-            about = os.lstat(f"{folder}/{name}")
+            is_folder = stat.S_ISDIR(tree.stat(name).st_mode)
         except OSError:
-            continue  # gone, though git has not heard of it
-        if stat.S_ISDIR(about.st_mode):  # a repository within the repository
-            yield from ((below, os.lstat(f"{folder}/{below}")) for below in _walked(folder, name))
+            continue  # git has not noticed yet that it is gone
+        if is_folder:  # a repository within the repository
+            yield from _walked(folder, name)
         else:
-            yield name, about
+            yield name
 
 
 def _known_to_git(folder: Path) -> list[str] | None:
@@ -163,19 +209,18 @@ def _walked(folder: Path, below: str) -> Iterator[str]:
         yield from (f"{prefix}{name}" for name in (*names, *links))
 
 
-def _entry(folder: Path, name: str, about: os.stat_result, problems: list[Problem]) -> Entry | None:
-    """None if it is neither a file nor a link."""
-    path = f"{folder}/{name}"
+def _entry(name: str, about: os.stat_result, tree: Tree, problems: list[Problem]) -> Entry | None:
+    """Return None if it is neither a file nor a link."""
     if not name.isprintable() or "\udc80" <= max(name) <= "\udcff":
         problems.append(Problem(repr(name)[:120], "its name is not UTF-8, or has control characters"))
     if stat.S_ISLNK(about.st_mode):
-        target = os.readlink(path)
+        target = tree.link_of(name)
         if not package.stays_inside(name, target):
             problems.append(Problem(name[:120], f"is a link that leads out of the folder, to {target[:120]!r}"))
-        return Entry(name, path, link=target)
+        return Entry(name, link=target)
     if not stat.S_ISREG(about.st_mode):
         return None
-    return Entry(name, path, about.st_size, bool(about.st_mode & 0o100))
+    return Entry(name, about.st_size, bool(about.st_mode & 0o100), inode=(about.st_dev, about.st_ino))
 
 
 # Packing -----------------------------------------------------------------------------------------
@@ -199,13 +244,13 @@ def _pack_anew(parcel: Parcel, folder: Path, known: Path) -> Packed:
         raise _refused(f"there is nothing to send in {parcel.folder}")
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as draft:
         try:
-            digest, size = package.pack(parcel.entries, draft, _most())
+            digest, size = package.pack(parcel.folder, parcel.entries, draft, _most())
         except BadPackage as error:
             os.unlink(draft.name)
             raise _refused(f"the code in {parcel.folder} is too much to send: {error}", hint=_largest(parcel)) from None
         except OSError as error:
             os.unlink(draft.name)
-            what = f"{error.filename}: {error.strerror}" if error.filename else "a file changed while it was read"
+            what = f"{error.filename}: {error.strerror}"
             raise _refused(f"the code in {parcel.folder} cannot be packed: {what}") from None
     path = folder / digest.removeprefix("sha256:")
     os.replace(draft.name, path)

@@ -89,7 +89,7 @@ _REFUSALS = {
     410: "The history asked for is no longer kept: list, then watch again.",
     413: "The body is too large.",
     422: "Something in the request is wrong; details.fields lists all of it.",
-    429: "Too much at once with this token: try again after Retry-After.",
+    429: "Too much at once with this token, or too many packages to check: try again after Retry-After.",
     500: "A fault of the server's own.",
     503: "Not now: try again.",
 }

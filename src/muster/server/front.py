@@ -237,8 +237,10 @@ class _Exchange:
 def _headers_of(error: MusterError) -> Mapping[str, str]:
     if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
-    # Whoever asks for too much gives its connection back.
-    return {"Retry-After": "1", "Connection": "close"} if isinstance(error, TooManyRequests) else {}
+    if not isinstance(error, Unavailable) or not error.retryable:
+        return {}
+    # A client that asks for too much gives its connection back.
+    return {"Retry-After": "1"} | ({"Connection": "close"} if isinstance(error, TooManyRequests) else {})
 
 
 def _forwarded_for(scope: Scope) -> str:

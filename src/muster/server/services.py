@@ -15,6 +15,7 @@ from muster.server.attempts import FailedAttempts
 from muster.server.audit import Audit
 from muster.server.auth import Tokens
 from muster.server.metrics import Meter
+from muster.server.package_checks import PackageChecks
 from muster.server.quotas import Quotas
 from muster.server.sealing import PageSeal
 from muster.server.sign_in import SignInCodes
@@ -66,5 +67,6 @@ class Services:
     packages: Packages | None = None  # None: no code is taken
     measured: Measured | None = None  # None: nothing is known of how trainings learn
     incoming: Path | None = None  # where it is written while it comes
+    checks: PackageChecks = field(default_factory=PackageChecks)  # of packages that come
     sending: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SENT_AT_ONCE))
     place: str = ""  # which files this process sees; a client that sees the same need not send its own

@@ -11,17 +11,17 @@ import base64
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from muster import errors
-from muster.core.packages import KeptPackage, too_many
+from muster.core.packages import KeptPackage
 from muster.files import private_folder
 from muster.kube.client import KubeApi, again
-from muster.store.packages import is_whole, missing
+from muster.store.packages import PackageRoom, is_whole, missing
 from muster.types.codec import show_time
 
 log = logging.getLogger("muster.store")
@@ -77,7 +77,7 @@ class KubePackages:
         self._home = namespace
         self._path = f"/api/v1/namespaces/{namespace}/secrets"
         self._folder = private_folder(folder)
-        self._most = most
+        self._room = PackageRoom(most)
         self._kept: dict[tuple[str, str], _Index] = {}
         self._turns: dict[tuple[str, str], asyncio.Lock] = {}
 
@@ -105,27 +105,31 @@ class KubePackages:
     def _turn(self, namespace: str, digest: str) -> asyncio.Lock:
         return self._turns.setdefault((namespace, digest), asyncio.Lock())
 
-    async def keep(self, namespace: str, digest: str, source: Path, now: datetime) -> KeptPackage:
+    async def keep(
+        self, namespace: str, digest: str, source: Path, now: datetime, needed: Callable[[], Collection[str]]
+    ) -> KeptPackage:
         async with self._turn(namespace, digest):
             if (index := self._kept.get((namespace, digest))) is not None:
                 return index.about
-            size = os.stat(source).st_size
-            if why := too_many(self.kept(), size, self._most):
-                raise errors.TooLarge(why, hint="delete trainings that are no longer needed: their code goes with them")
-            index = _Index(KeptPackage(namespace, digest, size, now), -(-size // PIECE))
-            await self._put(replace(index, begun=True).name, _INDEX, replace(index, begun=True).annotations())
-            room = asyncio.Semaphore(AT_ONCE)
+            new = KeptPackage(namespace, digest, os.stat(source).st_size, now)
+            async with self._room.taken(self, new, needed):
+                await self._write(new, source)
+        return new
 
-            async def send(number: int) -> None:
-                async with room:
-                    piece = await asyncio.to_thread(_piece_of, source, number)
-                    data = {"piece": base64.b64encode(piece).decode()}
-                    await self._put(index.piece(number), _PIECE, {}, data)
+    async def _write(self, new: KeptPackage, source: Path) -> None:
+        index = _Index(new, -(-new.size // PIECE))
+        await self._put(replace(index, begun=True).name, _INDEX, replace(index, begun=True).annotations())
+        turns = asyncio.Semaphore(AT_ONCE)
 
-            await asyncio.gather(*(send(number) for number in range(index.pieces)))
-            await self._put(index.name, _INDEX, index.annotations())
-            self._kept[(namespace, digest)] = index
-        return index.about
+        async def send(number: int) -> None:
+            async with turns:
+                piece = await asyncio.to_thread(_piece_of, source, number)
+                data = {"piece": base64.b64encode(piece).decode()}
+                await self._put(index.piece(number), _PIECE, {}, data)
+
+        await asyncio.gather(*(send(number) for number in range(index.pieces)))
+        await self._put(index.name, _INDEX, index.annotations())
+        self._kept[(new.namespace, new.digest)] = index
 
     async def renew(self, namespace: str, digest: str, now: datetime) -> None:
         if (index := self._kept.get((namespace, digest))) is not None:

@@ -6,16 +6,49 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from muster import errors, package
-from muster.core.packages import KeptPackage, too_many
+from muster.core.packages import KeptPackage, plan_room
 from muster.files import private_folder, sync_folder
+from muster.ports import Packages
 
 MOST = 4 << 30
 _HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class PackageRoom:
+    """The room for packages, with those that are being written."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._coming: list[KeptPackage] = []
+
+    @asynccontextmanager
+    async def taken(
+        self, packages: Packages, new: KeptPackage, needed: Callable[[], Collection[str]]
+    ) -> AsyncIterator[None]:
+        """Make room and hold it while the package is written. QuotaExceeded if its namespace has none left."""
+        plan = plan_room((*packages.kept(), *self._coming), new, self._most, needed)
+        if plan.refusal:
+            raise errors.QuotaExceeded(
+                plan.refusal,
+                resource="package bytes",
+                current=plan.taken,
+                requested=new.size,
+                limit=plan.share,
+                hint="delete trainings that are no longer needed: their code goes with them",
+            )
+        self._coming.append(new)
+        try:
+            for old in plan.removed:
+                await packages.remove(old.namespace, old.digest)
+            yield
+        finally:
+            self._coming.remove(new)
 
 
 class PackageFolder:
@@ -23,7 +56,7 @@ class PackageFolder:
 
     def __init__(self, folder: Path, most: int = MOST) -> None:
         self._folder = private_folder(folder)
-        self._most = most
+        self._room = PackageRoom(most)
         self._kept = {(one.namespace, one.digest): one for one in self._found()}
 
     def _found(self) -> Iterator[KeptPackage]:
@@ -44,13 +77,14 @@ class PackageFolder:
     def find(self, namespace: str, digest: str) -> KeptPackage | None:
         return self._kept.get((namespace, digest))
 
-    async def keep(self, namespace: str, digest: str, source: Path, now: datetime) -> KeptPackage:
-        size = os.stat(source).st_size
-        if why := too_many(self._kept.values(), size, self._most):
-            raise errors.TooLarge(why, hint="delete trainings that are no longer needed: their code goes with them")
-        await asyncio.to_thread(self._take, source, self.path(namespace, digest), now)
-        self._kept[(namespace, digest)] = made = KeptPackage(namespace, digest, size, now)
-        return made
+    async def keep(
+        self, namespace: str, digest: str, source: Path, now: datetime, needed: Callable[[], Collection[str]]
+    ) -> KeptPackage:
+        new = KeptPackage(namespace, digest, os.stat(source).st_size, now)
+        async with self._room.taken(self, new, needed):
+            await asyncio.to_thread(self._take, source, self.path(namespace, digest), now)
+            self._kept[(namespace, digest)] = new
+        return new
 
     def _take(self, source: Path, path: Path, now: datetime) -> None:
         private_folder(path.parent)

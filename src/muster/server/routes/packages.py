@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 from starlette.requests import Request
@@ -21,18 +22,19 @@ from starlette.responses import Response
 
 from muster import errors, package, run_proof
 from muster.core.keeping import TOKEN
-from muster.core.training import edits
-from muster.ports import Packages, Stored
+from muster.core.packages import names_package
+from muster.ports import Filter, Packages, Store, Stored
 from muster.server.answers import StreamedAnswer, as_json
 from muster.server.calls import Call
 from muster.server.describe import Answer, Body, Operation
-from muster.types.codec import Problem, to_wire
+from muster.types.codec import to_wire
 from muster.types.training import PACKAGE
 
 BYTES = "application/octet-stream"
 SLOWEST = 64 << 10  # bytes in a second
 LEAST_S = 60.0
 CHUNK = 1 << 20
+RENEWED_AFTER = timedelta(minutes=1)  # far less than an unused package is safe for
 
 _DIGEST = re.compile(PACKAGE)
 
@@ -54,24 +56,45 @@ async def get_package(call: Call) -> Response:
     """Whether it is here; it stays for a while then, so that a training can be submitted with it."""
     namespace, digest = call.namespace, _digest(call)
     call.identity.must_write(namespace)
-    found = _packages(call).find(namespace, digest)
+    kept = _packages(call)
+    found = kept.find(namespace, digest)
     if found is None:
         raise errors.NotFound(f"package {digest[:19]}… is not in namespace {namespace!r}", hint="send it")
+    if (now := call.services.clock.now()) - found.at > RENEWED_AFTER:
+        await kept.renew(namespace, digest, now)
     return as_json(to_wire(found))
+
+
+def _needed(store: Store, namespace: str) -> set[str]:
+    """Return the packages that trainings of a namespace name."""
+    stored = store.page(Filter(namespace=namespace)).items
+    named = {one.training.spec.package for one in stored if names_package(one.raw)}
+    return {digest for digest in named if digest is not None}
 
 
 async def put_package(call: Call) -> Response:
     namespace, digest = call.namespace, _digest(call)
     call.identity.must_write(namespace)
     kept = _packages(call)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(call.services.checks.place(namespace))
+        except errors.TooManyRequests:
+            # A client that still sends would see a broken connection instead of the reason.
+            await _receive(call.request, None)
+            raise
+        return await _take(call, kept, namespace, digest)
+
+
+async def _take(call: Call, kept: Packages, namespace: str, digest: str) -> Response:
     now = call.services.clock.now
     assert call.services.incoming is not None
     draft = call.services.incoming / secrets.token_hex(8)
     try:
         await _receive(call.request, draft)
         if (found := kept.find(namespace, digest)) is None:
-            await asyncio.to_thread(_check, draft, digest)
-            found = await kept.keep(namespace, digest, draft, now())
+            await call.services.checks.check(namespace, draft, digest)
+            found = await kept.keep(namespace, digest, draft, now(), lambda: _needed(call.services.store, namespace))
             return as_json(to_wire(found), 201)
         await kept.renew(namespace, digest, now())
         return as_json(to_wire(found))
@@ -80,22 +103,15 @@ async def put_package(call: Call) -> Response:
             draft.unlink()
 
 
-def _check(draft: Path, digest: str) -> None:
-    try:
-        package.check(draft, digest)
-    except package.BadPackage as wrong:
-        raise edits.refused([Problem("body", f"this package is refused: {wrong}")], "the package") from None
-
-
-async def _receive(request: Request, draft: Path) -> None:
-    """Write what comes, or TooLarge as soon as that is certain."""
+async def _receive(request: Request, draft: Path | None) -> None:
+    """Write the body to the draft, or drop it. TooLarge as soon as that is certain."""
     length = request.headers.get("content-length", "")
     expected = int(length[:20]) if length.isascii() and length.isdigit() else package.MOST_PACKED
     if expected > package.MOST_PACKED:
         raise _too_large()
     size = 0
     try:
-        file = open(draft, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        file = open(draft or os.devnull, "xb" if draft else "wb", buffering=0, opener=_private)  # noqa: SIM115
     except OSError as error:
         raise _no_room(error) from None
     try:
@@ -111,6 +127,10 @@ async def _receive(request: Request, draft: Path) -> None:
         raise _no_room(error) from None
     finally:
         file.close()
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def _write_all(file: io.FileIO, part: bytes) -> None:

@@ -1,0 +1,82 @@
+"""Names of files that usually hold secrets, in small and in large letters. Such files do not travel with code.
+
+Templates without values, such as `.env.example`, are no secrets. Source files are none by a word in their name alone:
+`credentials.py` is a module.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable
+
+# Files and folders, by one part of their path or by several.
+NAMES = (
+    *(".env", ".env.*", "*.env", ".envrc", ".envrc.*", ".flaskenv", "*.env.local"),
+    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.ppk", "*.kdb", "*.kdbx"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "*.ovpn"),
+    *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".pypirc", ".npmrc", ".yarnrc.yml", ".git-credentials", ".htpasswd"),
+    *(".dockercfg", ".docker/config.json", ".s3cfg", ".boto", ".databrickscfg", ".terraformrc", ".terraform.d"),
+    *(
+        ".ssh",
+        ".aws",
+        ".azure",
+        ".kube",
+        ".gnupg",
+        ".gcloud",
+        ".config/gcloud",
+        ".config/gh",
+        ".huggingface",
+        ".muster",
+    ),
+    *("huggingface/token", "huggingface/stored_tokens", "rclone.conf", "kubeconfig", "kubeconfig.*", "*.kubeconfig"),
+    *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".vault-token", ".vault_pass*", "*.vault", ".*_history"),
+    *("kaggle.json", "service_account*.json", "service-account*.json", "*serviceaccount*.json", "local.settings.json"),
+)
+_TOKENS = ("access", "api", "auth", "hf", "gh", "github", "gitlab", "wandb")
+# The same, but not for source files.
+WORDS = (
+    *("credential", "credentials", "credentials*", ".credentials*", "*credentials.json", "client_secret*", "auth.json"),
+    *("secret", "secrets", "secret.*", "secrets.*", ".secret*", "*secret*.json", "*secret*.y*ml", "*secret*.toml"),
+    *("*secret*.ini", "*secret*.txt", "*secret*.conf", "token", "token.txt", "token.json", "token.pickle"),
+    *("tokens.json", ".token*", "*.token", *(f"*{kind}[_-]token" for kind in _TOKENS)),
+    *(f"*{kind}[_-]token.*" for kind in _TOKENS),
+    *("*api[_-]key*", "apikey*", "*.apikey", ".passwd*", "password*", "*passwords.*", "*passwords"),
+)
+_SOURCE = re.compile(r"\.(py|pyi|pyx|ipynb|c|cc|cpp|cu|cuh|h|hpp|rs|go|java|js|ts|md|rst)$")
+_TEMPLATE = re.compile(r"(^|[._-])(example|sample|template|tmpl|dist)([._-]|$)")
+
+
+def _one_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Match one of the patterns by its last part. That decides for most names, and quickly."""
+    return re.compile("|".join(fnmatch.translate(pattern.rpartition("/")[2]) for pattern in patterns))
+
+
+_NAMES, _WORDS = _one_of(NAMES), _one_of((*NAMES, *WORDS))
+
+
+def secret_pattern(name: str) -> str | None:
+    """Return the pattern by which a file of that name, from the folder's top, or a folder above it looks secret."""
+    folder, _, file = name.lower().rpartition("/")
+    is_source = _SOURCE.search(file) is not None
+    if folder and (pattern := _of_folder(folder, is_source)) is not None:
+        return pattern
+    return None if _TEMPLATE.search(file) else _match(folder, file, is_source)
+
+
+@functools.lru_cache(4096)
+def _of_folder(folder: str, for_source: bool) -> str | None:
+    above, _, name = folder.rpartition("/")
+    pattern = _of_folder(above, for_source) if above else None
+    return pattern if pattern is not None else _match(above, name, for_source)
+
+
+def _match(folder: str, name: str, is_source: bool) -> str | None:
+    if not (_NAMES if is_source else _WORDS).fullmatch(name):
+        return None
+    parts = [*folder.split("/"), name]
+    for pattern in NAMES if is_source else (*NAMES, *WORDS):
+        if fnmatch.fnmatchcase("/".join(parts[-1 - pattern.count("/") :]), pattern):
+            return pattern
+    return None
