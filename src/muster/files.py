@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX = "muster-"  # of temporary folders of ours
+_MOST_REMOVED = 16  # folders that one start removes, so that it is not slow
 _CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -103,10 +104,67 @@ def scratch(*names: str) -> Path:
 
 
 def temporary() -> str:
-    """A new folder of our own there, to be removed by whoever has asked for it."""
+    """Make a folder for this process in the temporary folder; the caller removes it.
+
+    Folders of processes that were killed are removed first.
+    """
     import tempfile
 
-    return tempfile.mkdtemp(prefix=PREFIX, dir=_shared_place())
+    parent = _shared_place()
+    _remove_abandoned(parent)
+    return tempfile.mkdtemp(prefix=_prefix_of_process(), dir=parent)
+
+
+def _prefix_of_process() -> str:
+    """Return the start of a folder's name that says whose it is; without a process where the kernel does not say it.
+
+    The name has the process from the first moment on, so that no folder is ever without an owner.
+    """
+    started, space = start_of(os.getpid()), _process_space()
+    return f"{PREFIX}{os.getpid()}-{started}-{space}-" if started and space else PREFIX
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process started, in clock ticks after the boot; None if there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _process_space() -> str:
+    """Return a name for the boot and the pid namespace in which a pid means something; "" if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot[:8]}-{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return ""
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove folders whose process is known to be dead: of this boot and pid namespace, and of this user."""
+    import re
+    import shutil
+
+    if not (space := _process_space()):
+        return
+    name = re.compile(rf"{PREFIX}(\d+)-(\d+)-{re.escape(space)}-\w+")
+    removed = 0
+    with os.scandir(parent) as entries:
+        for entry in entries:
+            match = name.fullmatch(entry.name)
+            if match is None or removed >= _MOST_REMOVED:
+                continue
+            try:
+                is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid() and entry.is_dir(
+                    follow_symlinks=False
+                )
+                is_dead = start_of(int(match[1])) != int(match[2])
+            except OSError:
+                continue  # in doubt it stays
+            if is_own and is_dead:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                removed += 1
 
 
 def _shared_place() -> Path:

@@ -134,6 +134,36 @@ def test_starting_what_runs_is_no_error_unless_it_should_be_another(
     assert "hint: muster server stop" in other.err
 
 
+def test_a_setting_that_the_running_control_plane_does_not_have_is_named(
+    muster: Muster, daemon: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_GPUS", "4")
+    said = muster("server", "start", "--log-bytes", "5Mi")
+
+    assert said.code == 4
+    assert "runs already at http://127.0.0.1:1" in said.err
+    assert "these settings are not in force: MUSTER_GPUS=4, --log-bytes 5242880" in said.err
+    assert "hint: muster server stop, then the same command again" in said.err
+
+
+def test_settings_that_the_running_control_plane_has_are_no_error(
+    muster: Muster, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_GPUS", "4")
+    command = [sys.executable, "-m", "muster.daemon", "--home", str(place), "--log-bytes", "5242880"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "muster serves on" in process.stdout.readline()
+            assert muster("server", "start", "--log-bytes", "5Mi").code == 0
+            assert muster("server", "start").code == 0
+            monkeypatch.setenv("MUSTER_GPUS", "8")
+            other = muster("server", "start")
+            assert (other.code, "MUSTER_GPUS=8" in other.err) == (4, True)
+        finally:
+            process.kill()
+
+
 def test_foreground_becomes_the_daemon(muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, args: called.append(args))

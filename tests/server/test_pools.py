@@ -149,7 +149,9 @@ def test_usage_has_pipelines_for_those_who_may_see_whose_they_are(tmp_path: Path
         headers = {"Pipeline-Training": mine, "Pipeline-Round": "0", "Pipeline-Session": "s1"}
         path = f"{POOL}/pipelines/p1"
         assert (await house.client.put(path, json={"clusters": CLUSTERS}, headers=headers)).status_code == 200
-        assert (await train(house, wait=5)).status_code == 200
+        body, keys = {"cluster": "actor_train", "priority": 1}, {**headers, "Idempotency-Key": "t1"}
+        granted = await house.client.post(f"{path}/requests", params={"wait": 5}, json=body, headers=keys)
+        assert granted.status_code == 200
         await put(house, pipeline="p2", clusters={"actor_train": {"gpus": [3]}, "actor_infer": {"gpus": [3]}})
         assert (await train(house, "t2", 5, "p2")).status_code == 200
 
@@ -221,7 +223,8 @@ def test_a_viewer_freezes_nobody_and_only_an_admin_takes_a_node_out_of_use(tmp_p
         for path, status in ((f"{POOL}/nodes/0", 200), (f"{POOL}/nodes/9", 422), (f"{POOL}/nodes/-1", 404)):
             assert (await house.client.put(path, json=lost)).status_code == status, path
         assert pool.scheduler.snapshot().quarantined == {f"gpu {gpu}": "its rack is dark" for gpu in range(4)}
-        assert (await editor.post(f"{P1}/quarantine", json={})).status_code == 200
+        assert (await editor.post(f"{P1}/quarantine", json={})).status_code == 403, "another token registered it"
+        assert (await house.client.post(f"{P1}/quarantine", json={})).status_code == 200
         assert pool.scheduler.snapshot().quarantined["p1"] == "no reason was given"
 
     in_pool(tmp_path, test)

@@ -21,7 +21,7 @@ from muster.server.routes.watch import EVENT_STREAM
 from muster.sharing.service import PoolService
 from tests.server.house import BOUND_S, TRAININGS, House, a_body, error_of, in_house
 from tests.server.test_guests import Line, asking
-from tests.server.test_pools import CLUSTERS, P1, in_pool, put, train
+from tests.server.test_pools import CLUSTERS, P1, Going, in_pool, put, train
 
 A_SECOND = 1.0
 BUSY_S = 1.0  # both cores may be busy with other tests
@@ -48,7 +48,7 @@ ASKED: dict[str, tuple[str, str, dict[str, str], object]] = {
     "requestGpus": (
         "POST",
         f"{P1.replace('p1', 'p2')}/requests?wait=20",
-        {"Idempotency-Key": "t2"},
+        {"Idempotency-Key": "t2", "Pipeline-Session": "p2"},
         {"cluster": "actor_train", "priority": "ACTOR_TRAINING"},
     ),
     "releaseGpus": ("POST", f"{P1}/release?wait=20", {"Pipeline-Session": "s1"}, {"cluster": "actor_train"}),
@@ -62,11 +62,11 @@ def test_nothing_that_lasts_is_forgotten_here() -> None:
 
 
 async def _prepare(house: House) -> None:
-    await house.submit()
-    first = {"Pipeline-Session": "s1", "Pipeline-Process": "one"}
-    answer = await house.client.put(P1, json={"clusters": CLUSTERS}, headers=first)
-    assert answer.status_code == 200, answer.text
-    await put(house, "p2")
+    uid = (await house.submit())["metadata"]["uid"]  # of the namespace in which the token may write
+    for path, session in ((P1, "s1"), (P1.replace("p1", "p2"), "p2")):
+        headers = {"Pipeline-Session": session, "Pipeline-Training": uid, "Pipeline-Round": "0"}
+        answer = await house.client.put(path, json={"clusters": CLUSTERS}, headers=headers)
+        assert answer.status_code == 200, answer.text
 
 
 async def _revoke(house: House) -> None:
@@ -125,7 +125,7 @@ def test_a_wait_or_stream_ends_with_its_token(
         if name == "watchTrainings":
             assert '"code": "un' in said  # unauthenticated, or unavailable
 
-    in_pool(tmp_path, test)
+    in_pool(tmp_path, test, rounds=Going())
 
 
 async def _never(*_: object) -> None:

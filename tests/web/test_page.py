@@ -55,6 +55,7 @@ def test_the_dashboard_s_address_signs_in_once_and_nothing_of_it_stays(plane: Pl
     page = visitor.page
     address = plane.muster("dashboard", "--no-browser").expect(r"http://\S+/#/sign-in/\S+")[0]
     page.goto(address)
+    visitor.button("Sign in as embedded").click()
     page.get_by_role("navigation", name="Views").wait_for()
     assert page.evaluate("location.hash") == "#/trainings"
     assert page.evaluate("history.length") <= 2
@@ -66,6 +67,46 @@ def test_the_dashboard_s_address_signs_in_once_and_nothing_of_it_stays(plane: Pl
     visitor.see("the code was used already")
     visitor.may_fail = False
     assert page.evaluate("location.hash") == "#/trainings"
+
+
+def test_a_link_with_somebody_elses_code_signs_in_only_at_a_click_that_names_the_user(
+    plane: Plane, visitor: Visitor
+) -> None:
+    serve(plane)
+    page = visitor.page
+    mallory = {"Authorization": f"Bearer {token_of(plane, 'mallory', 'editor')}"}
+
+    def link() -> str:
+        return f"{plane.url}/#/sign-in/{httpx2.post(f'{plane.url}/v1/sign-in-codes', headers=mallory).json()['code']}"
+
+    page.goto(link())
+    visitor.see("This link signs you in as")
+    assert visitor.faults() == []
+    assert page.evaluate("sessionStorage.length") == 0
+    visitor.button("Cancel").click()
+    page.get_by_label("Token").wait_for()
+    visitor.sign_in(plane.url, plane.api_token)
+    page.evaluate("address => { location.hash = new URL(address).hash }", link())
+    visitor.see("You are signed in as")
+    page.reload()
+    page.get_by_title("Signed in as embedded").wait_for()
+    page.evaluate("address => { location.hash = new URL(address).hash }", link())
+    visitor.button("Sign in as mallory").click()
+    page.get_by_title("Signed in as mallory").wait_for()
+
+
+def test_an_address_that_is_no_utf_8_does_not_break_the_page(plane: Plane, visitor: Visitor) -> None:
+    serve(plane)
+    visitor.sign_in(plane.url, plane.api_token)
+    for address in ("#/%E0%A4%A", "#/trainings/default/%E0%A4%A", "#/%"):
+        visitor.go(address)
+        visitor.page.get_by_role("navigation", name="Views").wait_for()
+        visitor.page.get_by_role("link", name="Events").click()
+        expect(visitor.page).to_have_title("Events · muster")
+    visitor.page.goto(f"{plane.url}/#/%E0%A4%A")
+    visitor.page.reload()
+    visitor.page.get_by_role("navigation", name="Views").wait_for()
+    assert visitor.errors == []
 
 
 def test_nothing_yet_says_what_to_run_and_a_wrong_token_is_told(plane: Plane, visitor: Visitor) -> None:

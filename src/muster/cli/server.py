@@ -21,7 +21,7 @@ from muster.errors import Conflict, MusterError, Unavailable
 from muster.sdk import home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from muster.daemon.backups import Restored
     from muster.sdk.home import Running
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
+# The variables that a control plane reads when it starts.
+_SETTINGS = (
+    "MUSTER_GPUS",
+    "MUSTER_POOL_GPUS",
+    "MUSTER_POOL_GPUS_PER_NODE",
+    "MUSTER_LOG_BYTES",
+    "MUSTER_AUDIT_BYTES",
+    "MUSTER_AUDIT_FILES",
+    "MUSTER_DOMAIN",
+    "MUSTER_MESH_ENDPOINT",
+)
 _STOP_S = 30.0  # how long it may take to end by itself
 
 
@@ -121,8 +132,10 @@ def start(
         options += ["--forget"]
     where = files.home()
     if home.is_locked(where):
-        if options or foreground:
+        if foreground:
             raise _runs(where)
+        if missing := _not_in_force(home.running(where), options, os.environ):
+            raise _runs(where, missing)
         typer.echo(_runs(where).message, err=True)
         return
     if foreground:
@@ -130,10 +143,40 @@ def start(
     _start(where, options)
 
 
-def _runs(where: Path) -> Conflict:
+def _runs(where: Path, missing: Sequence[str] = ()) -> Conflict:
     running = home.running(where)
     at = f" at {running.url}" if running else ""
-    return Conflict(f"the control plane runs already{at}", hint="muster server stop, then start it again")
+    story = f", and these settings are not in force: {', '.join(missing)}" if missing else ""
+    hint = "muster server stop, then the same command again; trainings go on meanwhile"
+    return Conflict(f"the control plane runs already{at}{story}", hint=hint)
+
+
+def _not_in_force(running: Running | None, options: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Return the asked settings that the running control plane does not have. What cannot be read counts as missing."""
+    arguments, settings = _started_with(running)
+    asked = [(name, value) for name in _SETTINGS if (value := env.get(name))]
+    missing = [f"{name}={value}" for name, value in asked if settings.get(name) != value]
+    words = list(options)
+    while words:
+        size = 2 if len(words) > 1 and not words[1].startswith("--") else 1
+        option, words = words[:size], words[size:]
+        if not any(arguments[start : start + size] == option for start in range(len(arguments))):
+            missing.append(" ".join(option))
+    return missing
+
+
+def _started_with(running: Running | None) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the variables with which the control plane was started, as the kernel has them."""
+    if running is None:
+        return [], {}
+    try:
+        arguments, variables = (
+            Path(f"/proc/{running.pid}/{name}").read_bytes().decode(errors="replace").split("\0")
+            for name in ("cmdline", "environ")
+        )
+    except OSError:
+        return [], {}
+    return arguments, dict(text.split("=", 1) for text in variables if "=" in text)
 
 
 def _start(where: Path, options: list[str]) -> str:

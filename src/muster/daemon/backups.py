@@ -12,7 +12,6 @@ got to: versions, events and transactions are never numbered twice.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import hmac
 import io
@@ -33,6 +32,7 @@ from muster.core.home import FileState, Found, Kept
 from muster.daemon import home as homes
 from muster.daemon.home import HomeIdentity
 from muster.files import own_folder, sync_folder, write_private
+from muster.home_lock import HomeLock
 from muster.store import evidence, reached, schema
 from muster.types.codec import Invalid, from_wire, to_wire
 
@@ -231,16 +231,16 @@ def restore(home: Path, backup: Path, *, force: bool = False) -> Restored:
 @contextlib.contextmanager
 def _alone(home: Path) -> Iterator[None]:
     """As long as this lasts no control plane serves the home."""
-    lock = os.open(home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        lock = HomeLock(home)
     except BlockingIOError:
         raise errors.Conflict(
             "the control plane runs: what it knows cannot be replaced under it", hint="muster server stop, then again"
         ) from None
+    try:
+        yield
     finally:
-        os.close(lock)
+        lock.release()
 
 
 def _look_if_possible(home: Path) -> Found | None:

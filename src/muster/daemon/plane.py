@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import importlib.util
 import json
 import logging
@@ -38,6 +37,7 @@ from muster.daemon.local import LocalSite
 from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
 from muster.files import own_folder, place, private_folder, read_text, write_private
+from muster.home_lock import HomeLock
 from muster.ports import Backend, Clock, Filter, Keys, Packages, Store
 from muster.sdk.home import mark_stopped, process_of
 from muster.types.codec import Invalid, show_time
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("muster.daemon")
 
 DEFAULT_POOL = "default"
+HOME_CHECK_S = 1.0  # how often the home is looked for at its path
 REPLACED = 75  # another control plane acts: start again, and stand by
 SWITCH_S = 0.0005  # the coordinator's thread waits no longer than this for a busy API, each time it is woken
 DRAIN_S = 1.0  # how long open requests may take to end at a stop
@@ -378,7 +379,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(options: Options, ready: Callable[[str], None]) -> int:
+async def _serve(options: Options, ready: Callable[[str], None], lock: HomeLock) -> int:
     """Until told to stop, or replaced by another control plane; returns an exit code."""
     loop = asyncio.get_running_loop()
     stopped = loop.create_future()
@@ -399,14 +400,22 @@ async def _serve(options: Options, ready: Callable[[str], None]) -> int:
         ready(url)
     except asyncio.CancelledError:
         return 0
-    replaced = loop.create_task(plane.until_replaced())
-    await asyncio.wait({stopped, replaced}, return_when=asyncio.FIRST_COMPLETED)
-    if replaced.done():
-        log.error("this control plane ends: %s", replaced.result())
-        os._exit(REPLACED)  # nothing of what it knows may be written any more
-    replaced.cancel()
+    reasons = {loop.create_task(plane.until_replaced()), loop.create_task(_until_home_is_lost(options.home, lock))}
+    ended, _ = await asyncio.wait({stopped, *reasons}, return_when=asyncio.FIRST_COMPLETED)
+    for reason in reasons:
+        if reason in ended:
+            log.error("this control plane ends: %s", reason.result())
+            os._exit(REPLACED)  # nothing of what it knows may be written any more
+        reason.cancel()
     await plane.stop()
     return 0
+
+
+async def _until_home_is_lost(home: Path, lock: HomeLock) -> str:
+    """Wait until the home has another path, or its lock is gone; return the reason."""
+    while await asyncio.to_thread(lock.is_ours):
+        await asyncio.sleep(HOME_CHECK_S)
+    return f"its home {home}, or the lock in it, was moved or removed; the next start adopts trainings that run"
 
 
 def run(options: Options) -> int:
@@ -421,13 +430,11 @@ def run(options: Options) -> int:
             own_folder(options.home)  # who writes tokens.json there is an admin
         else:  # a Pod's own folder, which is the group's as Kubernetes makes it
             options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(options.home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = HomeLock(options.home)
+    except BlockingIOError:
+        return _refuse(f"another control plane serves {options.home}; see muster server status")
     except (OSError, ValueError) as error:
         return _refuse(str(error))
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return _refuse(f"another control plane serves {options.home}; see muster server status")
 
     sys.setswitchinterval(SWITCH_S)
     before, now = descriptors.raise_limit()
@@ -442,7 +449,7 @@ def run(options: Options) -> int:
         os.close(options.ready_fd)
 
     try:
-        return asyncio.run(_serve(options, ready))
+        return asyncio.run(_serve(options, ready, lock))
     except OSError as error:
         what = error.filename or f"cannot serve on {options.listen or '127.0.0.1'}"
         return _refuse(f"{what}: {error.strerror or error}")

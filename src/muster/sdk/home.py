@@ -1,6 +1,6 @@
 """Where does the embedded control plane of this user live, and does it run?
 
-HOME is MUSTER_HOME or ~/.muster. The daemon holds a lock on HOME/daemon.lock for its whole life, so the lock alone
+HOME is MUSTER_HOME or ~/.muster. The daemon holds the lock of HOME (`home_lock`) for its whole life, so the lock alone
 says whether it runs: a pid in a file may long belong to somebody else. Nothing here starts or creates anything.
 
 What stands in HOME decides where tokens go, so it counts only if nobody but this user or root can have written it.
@@ -9,7 +9,6 @@ What stands in HOME decides where tokens go, so it counts only if nobody but thi
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import stat
@@ -17,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster import files
+from muster import files, home_lock
 from muster.errors import Unavailable
 
 _CAREFUL = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -46,14 +45,7 @@ class Running:
 
 
 def is_locked(home: Path) -> bool:
-    try:
-        with open(os.open(home / "daemon.lock", _CAREFUL)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none
-        return False
+    return home_lock.is_locked(home)
 
 
 def process_of(pid: int) -> str | None:
@@ -103,9 +95,8 @@ def wait_until_unlocked(home: Path, timeout_s: float) -> bool:
     freed = threading.Event()
 
     def take() -> None:
-        with open(home / "daemon.lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            freed.set()
+        home_lock.wait_until_free(home)
+        freed.set()
 
     threading.Thread(target=take, daemon=True).start()
     return freed.wait(timeout_s)

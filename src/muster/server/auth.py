@@ -197,6 +197,12 @@ class Tokens:
         if not stored.identity.covers(shown.identity):
             raise Unauthenticated("the token may do less than before", hint="ask again with what it may do now")
 
+    def peers(self, identity: Identity) -> frozenset[str]:
+        """Return the names of the tokens that are no admins' and share a namespace with that token."""
+        tokens = (stored.identity for stored, _ in self._by_hash.values() if stored.role != "admin")
+        shared = set(identity.namespaces)
+        return frozenset(one.name for one in tokens if not shared.isdisjoint(one.namespaces))
+
     def refresh(self) -> None:
         """Read the file again if it has changed. Raises Unavailable."""
         stamp = _stamp_of(self._path)

@@ -44,13 +44,20 @@ class SignInCodes:
         return code
 
     def redeem(self, code: str, user: int | None, now: float) -> str | None:
-        """The token behind a code, which is then used up; None if it is not good, or not for that user."""
-        kept = self._kept.pop(_digest(code), None)
+        """Return the token behind a code and use the code up; None if it is not good, or not for that user.
+
+        A code that another user shows stays good: who sees it must not keep its owner from signing in.
+        """
+        digest = _digest(code)
+        kept = self._kept.get(digest)
         if kept is None or kept.until <= now:
             return None
         known = kept.user is None or user in (kept.user, _ROOT)
         elsewhere = user is None and not kept.here
-        return kept.token if known or elsewhere else None
+        if not (known or elsewhere):
+            return None
+        del self._kept[digest]
+        return kept.token
 
     def _drop(self, is_over: Callable[[_Kept], bool]) -> None:
         self._kept = {digest: one for digest, one in self._kept.items() if not is_over(one)}

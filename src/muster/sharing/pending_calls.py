@@ -11,11 +11,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from muster.errors import Conflict
+from muster.errors import Conflict, TooManyRequests
 
 T = TypeVar("T")
 
 MOST_REMEMBERED = 256  # calls of one pipeline that have ended
+MOST_WAITING = 32  # calls of one caller that have not ended
 
 
 @dataclass(eq=False)
@@ -24,6 +25,7 @@ class PendingCall(Generic[T]):
     asked: object  # what the caller wants; the same key with another wish is a mistake
     task: asyncio.Task[T]
     had: bool = False  # its caller had what it asks for before
+    caller: str = ""
     withdrawn: bool = False
 
 
@@ -42,8 +44,12 @@ class PendingCalls(Generic[T]):
         *,
         had: bool = False,
         replay: bool = True,
+        caller: str = "",
     ) -> PendingCall[T]:
-        """The call of that key; a new one if there is none. Without `replay` one that has ended is none."""
+        """Return the call of that key, or start one. Without `replay` a call that has ended is started again.
+
+        Raise TooManyRequests when too many calls of that caller have not ended.
+        """
         if key in self._gone:
             raise _is_withdrawn(key)
         there = self._by_key.get(key)
@@ -55,10 +61,10 @@ class PendingCalls(Generic[T]):
             if there.withdrawn:
                 raise _is_withdrawn(key)
             return there
-        self._make_room()
+        self._make_room(caller)
         task = asyncio.create_task(start(), name=f"call {key}")
         task.add_done_callback(_read)
-        self._by_key[key] = call = PendingCall(key, asked, task, had)
+        self._by_key[key] = call = PendingCall(key, asked, task, had, caller)
         return call
 
     async def outcome(self, call: PendingCall[T], wait_s: float) -> T | None:
@@ -91,7 +97,12 @@ class PendingCalls(Generic[T]):
         for call in self._by_key.values():
             call.task.cancel()
 
-    def _make_room(self) -> None:
+    def _make_room(self, caller: str) -> None:
+        waiting = sum(1 for one in self._by_key.values() if one.caller == caller and not one.task.done())
+        if waiting >= MOST_WAITING:
+            raise TooManyRequests(
+                f"{waiting} calls under other keys have not ended", hint="ask again with the key of an earlier call"
+            )
         ended = [key for key, one in self._by_key.items() if one.task.done()]
         for key in ended[: max(0, len(ended) - MOST_REMEMBERED + 1)]:
             del self._by_key[key]

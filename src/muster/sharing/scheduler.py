@@ -150,7 +150,7 @@ class Scheduler:
         name = PipelineId(pipeline)
         leases.check_not_killed(self._state.shares, name, tenant or Tenant())
         shares = leases.registered(self._state.shares, name, clusters, weight)
-        if tenant is None or tenant.process is None:
+        if tenant is None or (tenant.process is None and name in self._state.shares.pipelines):
             tenant = shares.pipelines[name].tenant  # who does not say who he is changes nothing about that
         if name in self._state.shares.pipelines and tenant.is_another_than(shares.pipelines[name].tenant):
             self._proofs.supersede(name)

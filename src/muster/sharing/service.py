@@ -240,7 +240,7 @@ class PoolService:
         why = f"by {by}: {form.why or 'no reason was given'}"
         name = key or f"kill {pipeline} {form.force}"
         call = self._kills.begin(
-            name, (pipeline, form), lambda: self._kill(pipeline, why, form), replay=key is not None
+            name, (pipeline, form), lambda: self._kill(pipeline, why, form), replay=key is not None, caller=by
         )
         found = await self._kills.outcome(call, self.tenants.hold(wait_s))
         return found or StillWaiting(f"{pipeline} was asked to shrink what it generates on")

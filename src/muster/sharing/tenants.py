@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,9 +25,11 @@ from muster.core.sharing import demand, leases
 from muster.errors import (
     AlreadyExists,
     Conflict,
+    Forbidden,
     JournalUnusable,
     MusterError,
     NotFound,
+    QuotaExceeded,
     RequestRefused,
     SchedulerStopped,
 )
@@ -49,6 +53,8 @@ log = logging.getLogger("muster.sharing")
 
 LOOK_S = 1.0  # how often what a living pipeline has started is looked at, and what a dead one has left
 LOOK_SHARE = 20  # where a look takes long, because very many processes run, looks are rarer
+MOST_OF_TOKEN = 32  # pipelines that one token has registered
+MOST_OF_NAMESPACE = 128  # pipelines that all tokens of one namespace have registered
 AT_ONCE_S = 0.05  # how long a call that does not wait may still take to end
 
 
@@ -60,6 +66,23 @@ class Rounds(Protocol):
 
     def over(self, training: str, number: int) -> str:
         """Why no process of that round is left; "" while one may be, and in doubt."""
+
+
+@dataclass(frozen=True)
+class TokenRights:
+    """The rights of a caller's token over pipelines."""
+
+    token: str
+    is_admin: bool
+    peers: frozenset[str]  # the tokens that share a namespace with it
+    writes_for: Callable[[str], bool]  # whether it may write in the namespace of the training with that uid
+
+    def may_end(self, tenant: Tenant) -> bool:
+        return self.is_admin or (tenant.training is not None and self.writes_for(tenant.training))
+
+    def may_register(self, tenant: Tenant) -> bool:
+        """Whether the token may speak for a pipeline that has no session, or register it again."""
+        return tenant.token == self.token or self.may_end(tenant)
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,7 @@ class Remote:
     heard: float
     attached: bool = False  # its hooks are these actions
     tells: bool = False  # they ask it whether its GPUs are vacated
-    session: str | None = None  # of the process that registered it last: others of that name speak no more
+    session: str | None = None  # the digest of the session that registered it last; None: see its tenant
     arrival: Arrival | None = None
     calls: PendingCalls[Granted] = field(default_factory=PendingCalls)
 
@@ -177,13 +200,23 @@ class Tenants:
     # Coming and going
 
     async def register(
-        self, pipeline: str, form: Registration, wait_s: float, session: str | None = None, tenant: Tenant | None = None
+        self,
+        pipeline: str,
+        form: Registration,
+        wait_s: float,
+        session: str | None = None,
+        tenant: Tenant | None = None,
+        rights: TokenRights | None = None,
     ) -> StillWaiting | None:
-        """None once it is registered. It may have to wait for the process before it, or to shrink all its ranks."""
+        """None once it is registered. It may have to wait for the process before it, or to shrink all its ranks.
+
+        Without `rights` the caller is this process itself, which may register everything.
+        """
         self._must_run()
         deadline = _now() + self.hold(wait_s)
         await self._end_if_over(pipeline)
         await self._end_if_gone(pipeline)
+        self._check_rights(pipeline, session, rights)
         tenant = self._credible(pipeline, _named(tenant, session), form)
         _must_not_be_killed(self._scheduler.shares, PipelineId(pipeline), tenant)
         if form.only_attach:
@@ -197,6 +230,7 @@ class Tenants:
                 return StillWaiting(f"{pipeline} is being registered by another process")
             if self._remote(pipeline).arrival is other:
                 break
+        self._check_room(pipeline, rights)
         remote = self._remote(pipeline)
         arrival = self._arrival(pipeline, remote, form, session, tenant)
         await asyncio.wait({arrival.task}, timeout=max(AT_ONCE_S, deadline - _now()))
@@ -207,6 +241,43 @@ class Tenants:
             return StillWaiting(before if arrival.waits else f"{pipeline} has to shrink all its ranks first")
         self._settle_arrival(pipeline, remote, arrival)
         return None
+
+    def _check_rights(self, pipeline: str, session: str | None, rights: TokenRights | None) -> None:
+        """Raise Forbidden if the caller may not register that pipeline again."""
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is None or rights is None:
+            return
+        if not rights.may_register(there.tenant):
+            hint = f"use the token that registered it, or ask an admin to type muster share kill {pipeline}"
+            raise Forbidden(f"{pipeline} was registered with another token than {rights.token!r}", hint=hint)
+        if session is None:
+            self.must_be_current(pipeline, None)
+
+    def _check_room(self, pipeline: str, rights: TokenRights | None) -> None:
+        """Raise QuotaExceeded if the token, or its namespace, has as many pipelines as it may have."""
+        pipelines = self._scheduler.shares.pipelines
+        if rights is None or rights.is_admin or PipelineId(pipeline) in pipelines:
+            return
+        arriving = [
+            remote.arrival.tenant.token
+            for name, remote in self._remotes.items()
+            if remote.arrival is not None and name != pipeline and PipelineId(name) not in pipelines
+        ]
+        tokens = [one.tenant.token for one in pipelines.values()] + arriving
+        own, shared = tokens.count(rights.token), sum(token in rights.peers for token in tokens)
+        for whose, current, limit in (
+            (f"token {rights.token!r}", own, MOST_OF_TOKEN),
+            (f"the namespaces of token {rights.token!r}", shared, MOST_OF_NAMESPACE),
+        ):
+            if current >= limit:
+                raise QuotaExceeded(
+                    f"{pipeline} cannot be registered: {whose} may have {limit} pipelines and has {current}",
+                    hint="unregister pipelines that have ended",
+                    resource="pipelines",
+                    current=current,
+                    requested=1,
+                    limit=limit,
+                )
 
     def _credible(self, pipeline: str, tenant: Tenant, form: Registration) -> Tenant:
         """What counts of what a process says of itself. A training that nobody here knows is none."""
@@ -232,10 +303,40 @@ class Tenants:
             raise _is_replaced(pipeline)
 
     def must_be_current(self, pipeline: str, session: str | None) -> None:
-        """A process that was taken for dead and is not must not speak for the one that came after it."""
-        remote = self._remotes.get(pipeline)
-        if remote is not None and session is not None and remote.session not in (None, session):
+        """Raise if another session controls the pipeline: Forbidden without a session, AlreadyExists with a wrong one.
+
+        The digest of the session is in the journal, so this holds over a restart.
+        """
+        current = self._session_of(pipeline)
+        if current and session is None:
+            raise Forbidden(
+                f"{pipeline} is controlled only with the session that registered it",
+                hint="send the header Pipeline-Session; an admin can type muster share kill " + pipeline,
+            )
+        if current and session is not None and not hmac.compare_digest(current, digest_of(session)):
             raise _is_replaced(pipeline)
+
+    def _session_of(self, pipeline: str) -> str:
+        remote = self._remotes.get(pipeline)
+        if remote is not None and remote.session is not None:
+            return remote.session
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        return "" if there is None else there.tenant.session
+
+    def is_current(self, pipeline: str, session: str | None) -> bool:
+        """Return whether that session controls the pipeline."""
+        current = self._session_of(pipeline)
+        return bool(current) and session is not None and hmac.compare_digest(current, digest_of(session))
+
+    def must_speak(self, pipeline: str, session: str | None, rights: TokenRights) -> None:
+        """Raise if that caller may not speak for the pipeline. A waiting newcomer may: `heard` bounds what it does."""
+        remote = self._remotes.get(pipeline)
+        there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
+        if there is None or (remote is not None and remote.is_arriving(session)):
+            return
+        self.must_be_current(pipeline, session)
+        if not self._session_of(pipeline) and not rights.may_register(there.tenant):
+            raise Forbidden(f"{pipeline} was registered with another token than {rights.token!r}")
 
     def _arrival(
         self, pipeline: str, remote: Remote, form: Registration, session: str | None, tenant: Tenant
@@ -275,7 +376,7 @@ class Tenants:
                 await self._vacancy(remote)
             remote.actions.wake()
             remote.actions = Actions(self._epochs)  # what the one before was asked is not for this one
-        before, remote.session = remote.session, session
+        before, remote.session = remote.session, digest_of(session)
         try:
             if not self._is_as(pipeline, remote, form, tenant):
                 infer = form.specs.get(GENERATION_CLUSTER, ClusterSpec())
@@ -450,6 +551,7 @@ class Tenants:
         """
         remote = self._remotes.get(pipeline)
         if remote is None:
+            self.must_be_current(pipeline, session)
             return
         arrival = remote.arrival
         if arrival is not None and remote.is_arriving(session):
@@ -546,12 +648,18 @@ def _must_not_be_killed(shares: Shares, pipeline: PipelineId, tenant: Tenant) ->
         leases.check_not_killed(shares, pipeline, tenant)
 
 
+def digest_of(session: str | None) -> str:
+    """Return the part of a session that is kept; "" without a session. Who reads the journal cannot use it."""
+    return "" if session is None else hashlib.sha256(session.encode()).hexdigest()
+
+
 def _named(tenant: Tenant | None, session: str | None) -> Tenant:
     """A process that does not name itself is known by its session; one without a session cannot be told from others."""
-    if session is None:
-        return Tenant()
     tenant = tenant or Tenant()
-    return tenant if tenant.process is not None else replace(tenant, process=session)
+    if session is None:
+        return Tenant(token=tenant.token)
+    digest = digest_of(session)
+    return replace(tenant, process=tenant.process or f"session-{digest[:32]}", session=digest)
 
 
 def _end_watch(watch: Watch) -> None:
@@ -575,7 +683,7 @@ def _end_turn(remote: Remote, error: MusterError | None = None) -> None:
 def _lives(pipeline: str) -> AlreadyExists:
     return AlreadyExists(
         f"{pipeline} is registered by another process, which was heard just now",
-        hint="end that process, or unregister the pipeline, then register again",
+        hint="end that process, or type muster share kill, then register again",
     )
 
 

@@ -212,6 +212,8 @@ class Tenant:
     round: int | None = None  # and in which round
     processes: tuple[PipelineProcess, ...] = ()  # proved: the one that speaks first, then other ranks; () if unproved
     children: tuple[PipelineProcess, ...] = ()  # what they had started before the registration
+    session: str = ""  # a digest of the session that controls the pipeline; "" if it registered without a session
+    token: str = ""  # the name of the token that registered it
 
     def is_another_than(self, before: Tenant) -> bool:
         """Whether these are known to be two processes."""

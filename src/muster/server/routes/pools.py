@@ -19,7 +19,7 @@ from muster.server.calls import MOST, Call
 from muster.server.describe import Answer, Body, Header, Operation
 from muster.sharing import families
 from muster.sharing.service import PoolService
-from muster.sharing.tenants import Granted, StillWaiting
+from muster.sharing.tenants import Granted, StillWaiting, TokenRights
 from muster.types.codec import Problem, limited, to_wire
 from muster.types.pools import (
     LONGEST_WAIT_S,
@@ -33,7 +33,7 @@ from muster.types.pools import (
     ReleaseOrder,
     Why,
 )
-from muster.types.sharing import MOST_PROCESSES, PipelineProcess, Tenant
+from muster.types.sharing import MOST_PROCESSES, PipelineId, PipelineProcess, Tenant
 from muster.types.training import API_VERSION
 
 POOLS = "/v1/pools"
@@ -97,26 +97,28 @@ async def get_reports(call: Call) -> Response:
 async def put_pipeline(call: Call) -> Response:
     pool, pipeline = _pipeline(call, anew=True)
     wait, session = call.query(WaitQuery).wait, _named(call, SESSION)
-    found = await pool.tenants.register(pipeline, await call.record(Registration), wait, session, await _tenant(call))
+    form, tenant = await call.record(Registration), await _tenant(call)
+    found = await pool.tenants.register(pipeline, form, wait, session, tenant, _rights(call))
     if found is not None:
         return as_json({"state": "pending", "reason": found.reason}, 202)
     return as_json({"state": "registered"})
 
 
 async def delete_pipeline(call: Call) -> Response:
-    pool, pipeline = _pipeline(call)
+    # A process that was replaced still sends its session at its end: it must not end its successor.
+    pool, pipeline = _pipeline(call) if _named(call, SESSION) else _ended_pipeline(call)
     await pool.tenants.unregister(pipeline, call.query(Why).why)
     return as_json({"state": "unregistered"})
 
 
 async def quarantine_pipeline(call: Call) -> Response:
-    pool, pipeline = _pipeline(call, anew=True)
+    pool, pipeline = _ended_pipeline(call)
     await pool.scheduler.quarantine_pipeline(pipeline, (await call.record(Why)).why)
     return as_json({"state": "quarantined"})
 
 
 async def kill_pipeline(call: Call) -> Response:
-    pool, pipeline = _pipeline(call, anew=True)
+    pool, pipeline = _ended_pipeline(call)
     call.request.scope["muster.routine"] = False
     wait, key = call.query(WaitQuery).wait, _named(call, KEY)
     return _outcome(await pool.kill(pipeline, key, await call.record(KillOrder), call.identity.name, wait))
@@ -169,6 +171,7 @@ async def report_progress(call: Call) -> Response:
 async def get_action(call: Call) -> Response:
     pool, pipeline = _pipeline(call, anew=True)
     query, session = call.query(ActionsQuery), _named(call, SESSION)
+    pool.tenants.must_speak(pipeline, session, _rights(call))
     action = await pool.next_action(pipeline, query.after, query.wait, session)
     return Response(status_code=204) if action is None else as_json(to_wire(action))
 
@@ -202,8 +205,36 @@ def _pipeline(call: Call, *, anew: bool = False) -> tuple[PoolService, str]:
     call.request.scope["muster.routine"] = True  # pipelines speak at every step: the audit need not tell each word
     pipeline = _part(call, "pipeline", "pipeline")
     if not anew:
-        pool.tenants.heard(pipeline, _named(call, SESSION))
+        session = _named(call, SESSION)
+        pool.tenants.must_speak(pipeline, session, _rights(call))
+        pool.tenants.heard(pipeline, session)
     return pool, pipeline
+
+
+def _ended_pipeline(call: Call) -> tuple[PoolService, str]:
+    """Return the pipeline that the caller ends or freezes: it has the session, or its token may do so."""
+    pool, pipeline = _pipeline(call, anew=True)
+    session, there = _named(call, SESSION), pool.scheduler.shares.pipelines.get(PipelineId(pipeline))
+    rights = _rights(call)
+    if there is None or pool.tenants.is_current(pipeline, session) or rights.may_end(there.tenant):
+        return pool, pipeline
+    if not there.tenant.session and rights.may_register(there.tenant):
+        return pool, pipeline
+    raise Forbidden(
+        f"token {call.identity.name!r} may not end {pipeline}, which another process registered",
+        hint="only its own session, an admin, and tokens that may write in its training's namespace may",
+    )
+
+
+def _rights(call: Call) -> TokenRights:
+    identity = call.identity
+
+    def writes_for(training: str) -> bool:
+        namespace = _namespace_of(call, training)
+        return namespace is not None and identity.role != "viewer" and identity.sees(namespace)
+
+    peers = call.services.tokens.peers(identity)
+    return TokenRights(identity.name, identity.role == "admin", peers, writes_for)
 
 
 async def _tenant(call: Call) -> Tenant:
@@ -216,7 +247,8 @@ async def _tenant(call: Call) -> Tenant:
     if training is not None:
         _must_be_his(call, training)
     processes, children = await _processes(call)
-    return Tenant(process, training, None if number is None else int(number), processes, children)
+    round_number = None if number is None else int(number)
+    return Tenant(process, training, round_number, processes, children, token=call.identity.name)
 
 
 async def _processes(call: Call) -> tuple[tuple[PipelineProcess, ...], tuple[PipelineProcess, ...]]:
@@ -234,9 +266,13 @@ async def _processes(call: Call) -> tuple[tuple[PipelineProcess, ...], tuple[Pip
 
 def _must_be_his(call: Call, training: str) -> None:
     """What a pipeline uses counts for its training: nobody lets others pay."""
+    if (namespace := _namespace_of(call, training)) is not None:
+        call.identity.must_write(namespace)
+
+
+def _namespace_of(call: Call, training: str) -> str | None:
     found = next((one for one in call.services.store.page(Filter()).items if one.uid == training), None)
-    if found is not None:
-        call.identity.must_write(found.key.namespace)
+    return None if found is None else found.key.namespace
 
 
 def _part(call: Call, parameter: str, what: str) -> str:
@@ -262,7 +298,7 @@ def _outcome(found: Granted | StillWaiting) -> Response:
 
 _READ = (403, 404, 422)
 _WRITE = (403, 404, 409, 413, 422)
-_SESSION_HEADER = Header(SESSION, "Which process speaks; calls of one that registered earlier are refused.", NAME)
+_SESSION_HEADER = Header(SESSION, "Which registration speaks. It alone controls the pipeline that it registered.", NAME)
 _TENANT_HEADERS = (
     Header(PROCESS, "The process behind sessions; another one waits until it has ended.", NAME),
     Header(TRAINING, "The uid of the training of which the process is a rank: what it holds ends with it.", NAME),
@@ -335,6 +371,7 @@ OPERATIONS = (
         {200: _STATE},
         _WRITE,
         body=Body("Why"),
+        headers=(_SESSION_HEADER,),
     ),
     Operation(
         "POST",
@@ -345,7 +382,7 @@ OPERATIONS = (
         _WRITE,
         WaitQuery,
         Body("KillOrder"),
-        (_KEY_HEADER,),
+        (_KEY_HEADER, _SESSION_HEADER),
     ),
     Operation(
         "POST",

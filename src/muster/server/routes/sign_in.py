@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from muster import sockets
-from muster.errors import Unauthenticated
+from muster.errors import Unauthenticated, Unavailable
 from muster.sdk import peers
 from muster.server.answers import as_json
 from muster.server.calls import Call
@@ -52,12 +52,17 @@ async def sign_in(call: Call) -> Response:
 
 
 async def _user(call: Call) -> int | None:
-    """Whose process is at the other end; None if it is on another machine."""
+    """Return the user whose process is at the other end; None if that is on another machine.
+
+    Raise Unavailable if the kernel does not answer: then nobody is known to be elsewhere.
+    """
     connection = call.request.scope["muster.guest"].connection
     try:
+        if connection is None:
+            raise OSError("the connection is closed")
         return await asyncio.to_thread(peers.owner_of, connection)
-    except OSError:
-        return None
+    except OSError as error:
+        raise Unavailable(f"whose connection this is cannot be seen: {error}", hint=_HINT) from error
 
 
 def _is_here(call: Call) -> bool:

@@ -22,11 +22,21 @@ function showTheme(theme) {
   else document.documentElement.dataset.theme = theme;
 }
 
-const parts = () => location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+const parts = () => location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
+
+/** Decode a part of the address. A part that is no UTF-8 stays as it is, and names nothing. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
 
 function Page() {
   const [who, setWho] = useState(null);
   const [problem, setProblem] = useState(null);
+  const [offer, setOffer] = useState(null);
   const signOut = (why) => {
     keepToken("");
     forget();
@@ -48,7 +58,7 @@ function Page() {
       const code = takeCode();
       if (!code) return;
       try {
-        await signIn(await redeemed(code));
+        setOffer(await redeemed(code));
       } catch (error) {
         setProblem(error);
       }
@@ -64,8 +74,25 @@ function Page() {
     follow(gone.signal, signOut);
     return () => gone.abort();
   }, [who]);
+  const accept = async () => {
+    setOffer(null);
+    await signIn(offer.token);
+  };
+  if (offer) return html`<${Offer} offer=${offer} who=${who} accept=${accept} refuse=${() => setOffer(null)} />`;
   if (!who) return html`<${SignIn} signIn=${signIn} problem=${problem} waiting=${hasToken() && !problem} />`;
   return html`<${Frame} who=${who} signOut=${signOut} />`;
+}
+
+/** Ask before a code signs in: anybody can send a link with a code of their own. */
+function Offer({ offer, who, accept, refuse }) {
+  return html`<main class="signin"><div class="card" role="dialog" aria-labelledby="offer">
+    <img src="/assets/icon.svg" alt="" width="44" height="44" />
+    <h1 id="offer">Sign in as ${offer.name}?</h1>
+    <p>This link signs you in as <b>${offer.name}</b> (${offer.role}).${who && html` You are signed in as <b>${who.name}</b>.`}</p>
+    <p class="quiet">If you did not type <code>muster dashboard</code> just now, somebody else made this link.</p>
+    <button class="primary" onClick=${accept}>Sign in as ${offer.name}</button>
+    <button onClick=${refuse}>Cancel</button>
+  </div></main>`;
 }
 
 function SignIn({ signIn, problem, waiting }) {

@@ -12,6 +12,7 @@ export function takeCode() {
   return found?.[1] ?? "";
 }
 
+/** Exchange a code for the token behind it, with the token's name, role and namespaces. */
 export async function redeemed(code) {
   let answer;
   try {
@@ -22,5 +23,5 @@ export async function redeemed(code) {
   }
   const told = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Refusal(answer.status, told.error);
-  return told.token;
+  return told;
 }
