@@ -39,6 +39,7 @@ from muster.daemon.options import Options
 from muster.daemon.rounds import TrainingRounds
 from muster.files import own_folder, place, private_folder, read_text, write_private
 from muster.ports import Backend, Clock, Filter, Keys, Packages, Store
+from muster.sdk import launch_record
 from muster.sdk.home import mark_stopped, process_of
 from muster.types.codec import Invalid, show_time
 from muster.types.frames import MetricsFrame
@@ -286,11 +287,23 @@ class ControlPlane:
         if options.tls_cert:
             shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
         write_private(self._home / "server.json", json.dumps(shown) + "\n")
+        if self._site.name == "local":
+            self._record_launch()
         mark_stopped(self._home, False)
         return int(port)
 
+    def _record_launch(self) -> None:
+        """Let agents start this control plane again; one in the foreground has a supervisor that does."""
+        launch_record.remove(self._home)
+        if self._options.ready_fd is not None:
+            try:
+                launch_record.write(self._home)
+            except OSError as error:
+                log.warning("no agent can start this control plane again: %s", error)
+
     async def stop(self) -> None:
-        """End everything but the workers."""
+        """End everything but the workers. Whoever asked for it does not want it to come back by itself."""
+        launch_record.remove(self._home)
         if self._http is not None:
             self._http.should_exit = True
         for pool in self._pools.values():

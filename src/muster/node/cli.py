@@ -251,6 +251,7 @@ def main(argv: list[str] | None = None) -> int:
         standalone=standalone,
         keeps_token=keeps_token,
         hold=_held(os.environ),
+        home=Path(given.coordinator_file).absolute().parent if given.coordinator_file else None,
     )
     agent.main(config)
 

@@ -69,6 +69,7 @@ class Membership:
         news: Callable[[], RenewFrame] = RenewFrame,
         on_frame: Callable[[Frame], None] = lambda frame: None,
         on_post: Callable[[Address], None] = lambda address: None,
+        on_down: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = state
         self._identity = identity
@@ -76,6 +77,7 @@ class Membership:
         self._news = news
         self._on_frame = on_frame
         self._on_post = on_post
+        self._on_down = on_down
         self._loop = asyncio.get_running_loop()
         self._orders: deque[Order] = deque()
         self._busy = False
@@ -92,7 +94,7 @@ class Membership:
             token=identity.token,
             hello=self._hello,
             on_frame=self._hear,
-            on_down=lambda why: self.handle(state.down(why, self.now)),
+            on_down=self._lost,
             on_dead=lambda: state.found_dead(self.now),
             on_gone=self._leader_gone,
         )
@@ -135,6 +137,10 @@ class Membership:
         finally:
             self._busy = False
         self._set_timer()
+
+    def _lost(self, why: str) -> None:
+        self.handle(self.state.down(why, self.now))
+        self._on_down()
 
     def _set_timer(self) -> None:
         """A timer that comes too early does no harm; one that comes too late would."""
