@@ -237,6 +237,7 @@ def main(argv: list[str] | None = None) -> int:
         probe_addr=given.probe_addr,
         checks_health=given.health_check is not None,
         launch=launch_id,
+        is_directed_here=given.coordinator_file is not None,
     )
     config = agent.NodeConfig(
         program=program,

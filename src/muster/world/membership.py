@@ -52,6 +52,7 @@ class MemberIdentity:
     launcher: str = "node"
     checks_health: bool = False
     launch: str = ""  # the identity of its launch, if there is one
+    is_directed_here: bool = False  # by a control plane on this machine, which nobody succeeds while it lives
 
 
 class Membership:
@@ -161,7 +162,10 @@ class Membership:
             case Send(frame=frame):
                 self.connection.send(frame)
             case Renew(round=number):
+                sent_at = self.now
                 self.connection.send(replace(self._news(), round=number))
+                if self._identity.is_directed_here and self.connection.has_delivered():
+                    self.state.delivered(sent_at)
             case Drop(why=why):
                 self.connection.drop(why)
             case Listen():
