@@ -30,6 +30,7 @@ from muster.control.packages import PackageTidier
 from muster.control.publish import Publisher
 from muster.core import keeping
 from muster.core.training.metering import Rates, read_rates
+from muster.core.training.pacing import most_at_once
 from muster.core.training.reconcile import settings_of
 from muster.core.training.status import in_effect
 from muster.daemon import options as told
@@ -149,6 +150,7 @@ class ControlPlane:
             delay_s=self._options.reconcile_delay_s,
             alive_every_s=site.alive_every_s,
             step_writes_per_s=site.step_writes_per_s,
+            most_starts={site.name: most_at_once(len(os.sched_getaffinity(0)))} if site.name == "local" else None,
         )
         self._curves = CurveKeeper(store, worlds, self._clock, bytes_per_s=site.curve_bytes_per_s)
         self._packages = await site.packages()
