@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -79,14 +80,14 @@ def test_a_control_plane_whose_home_is_moved_ends_and_says_why(home: Path, start
 
 
 def test_a_file_system_that_locks_no_folders_has_the_file_s_lock(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = home_lock.fcntl.flock
+    real = fcntl.flock
 
     def flock(opened: int, operation: int) -> None:
         if os.path.isdir(f"/proc/self/fd/{opened}"):
             raise OSError(9, "Bad file descriptor")  # what Linux answers on NFS
         real(opened, operation)
 
-    monkeypatch.setattr(home_lock.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     held = home_lock.HomeLock(home)
     assert home_lock.is_locked(home) and held.is_ours()
     with pytest.raises(BlockingIOError):

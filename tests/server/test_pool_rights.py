@@ -172,8 +172,9 @@ def test_a_pipeline_without_a_session_is_controlled_by_the_token_that_registered
         owner, mallory = house.as_role("editor", "team-a"), house.as_role("editor", "team-b")
         assert (await register(owner, {})).status_code == 200
         assert await refusals(mallory, attacks()) == [403] * len(attacks())
-        request = {"json": TRAIN, "headers": {"Idempotency-Key": "t1"}, "params": {"wait": 5}}
-        assert (await owner.post(f"{P1}/requests", **request)).json()["gpus"] == [0, 1]
+        key = {"Idempotency-Key": "t1"}
+        reply = await owner.post(f"{P1}/requests", json=TRAIN, headers=key, params={"wait": 5})
+        assert reply.json()["gpus"] == [0, 1]
         assert (await register(owner, {})).status_code == 200
         assert (await owner.delete(P1)).status_code == 200
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from muster import files
-from muster.cli import durations, exits, session
+from muster.cli import durations, exits, session, systemd_unit
 from muster.cli.output import Report, write_data, write_table
-from muster.errors import Conflict, MusterError, Unavailable
+from muster.errors import Conflict, MusterError, NotFound, Unavailable
 from muster.sdk import home
 
 if TYPE_CHECKING:
@@ -141,6 +141,59 @@ def start(
     if foreground:
         _become(where, options)
     _start(where, options)
+
+
+@app.command(epilog="Example: muster server install --listen 127.0.0.1:8470")
+def install(
+    listen: str | None = typer.Option(None, metavar="HOST:PORT", help="Where to listen; a free port of loopback."),
+    tls_cert: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="Its certificate."),
+    tls_key: Path | None = typer.Option(None, exists=True, dir_okay=False, metavar="FILE", help="The key to it."),
+    insecure: bool = typer.Option(False, help="Listen beyond loopback without TLS: tokens travel in clear."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the unit, and write nothing."),
+) -> None:
+    """Let systemd start the control plane with this user's session, and again whenever it ends by itself."""
+    if (tls_cert is None) != (tls_key is None):
+        raise exits.Misused("--tls-cert and --tls-key need each other")
+    if listen is not None:
+        _check_listen(listen, tls=tls_cert is not None, insecure=insecure)
+    where, path = files.home(), systemd_unit.path(os.environ)
+    command = [sys.executable, "-m", "muster.daemon", "--home", str(where)]
+    try:
+        unit = systemd_unit.render([*command, *_options(listen, tls_cert, tls_key, insecure=insecure)], os.environ)
+    except ValueError as error:
+        raise exits.Misused(str(error)) from error
+    if dry_run:
+        typer.echo(unit, nl=False)
+        return
+    if home.is_locked(where):
+        raise Conflict("a control plane runs that systemd did not start", hint="muster server stop, then install again")
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    systemd_unit.write(path, unit)
+    typer.echo(f"the unit is in {path}", err=True)
+    _tell_systemd(("daemon-reload",), ("enable", "--now", systemd_unit.NAME))
+    typer.echo("to have it run while you are not logged in: loginctl enable-linger", err=True)
+
+
+@app.command(epilog="Example: muster server uninstall")
+def uninstall() -> None:
+    """Remove the unit that `muster server install` wrote, and stop its control plane. Trainings go on."""
+    path = systemd_unit.path(os.environ)
+    if not systemd_unit.is_ours(path):
+        raise NotFound(f"there is no unit of muster in {path}", hint="muster server install writes it")
+    _tell_systemd(("disable", "--now", systemd_unit.NAME))
+    path.unlink()
+    typer.echo(f"{path} is removed", err=True)
+    _tell_systemd(("daemon-reload",))
+
+
+def _tell_systemd(*orders: tuple[str, ...]) -> None:
+    """Give orders to this user's systemd, or print them where it does not answer, for the user to type."""
+    for index, order in enumerate(orders):
+        if problem := systemd_unit.order(order):
+            later = " && ".join(f"systemctl --user {' '.join(words)}" for words in orders[index:])
+            typer.echo(f"systemd did not take the order: {problem}", err=True)
+            typer.echo(f"type this in a session that has a systemd of its own: {later}", err=True)
+            return
 
 
 def _runs(where: Path, missing: Sequence[str] = ()) -> Conflict:

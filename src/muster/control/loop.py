@@ -54,10 +54,12 @@ class Loop:
         delay_s: float = 0.0,
         step_writes_per_s: float = STEP_WRITES_PER_S,
         alive_every_s: float | None = ALIVE_EVERY_S,
+        most_starts: Mapping[str, int] | None = None,
     ) -> None:
         """`delay_s` holds every look back by that long: it shows that no wait believes an old status.
 
-        `alive_every_s`: how often word is left of what time it is; None for never.
+        `alive_every_s`: how often word is left of what time it is; None for never. `most_starts`: how many workers may
+        start at once, by backend.
         """
         self._store = store
         self._backends = backends
@@ -65,7 +67,7 @@ class Loop:
         self._clock = clock
         self._alive_every_s = alive_every_s
         self._step_writes_per_s = step_writes_per_s
-        self._observer = Observer(backends, worlds, clock, self._marks)
+        self._observer = Observer(backends, worlds, clock, self._marks, most_starts=most_starts)
         self._publisher = publisher
         self._queue = WorkQueue(self._look, self._failed, delay_s=delay_s)
         self._steps_at: dict[Key, datetime] = {}
@@ -222,6 +224,8 @@ class Loop:
             await self._write_status(stored, plan, now)
             if plan.wake_at is not None:
                 self._queue.wake_in(key, (plan.wake_at - self._clock.steady()).total_seconds())
+        if (following := self._observer.next_to_start()) is not None and following != key:
+            self.wake(following)
 
     async def _carry_out(self, stored: Stored, plan: Plan) -> None:
         training = stored.training

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from muster.control.pool_claims import PoolClaims
+from muster.core.training import pacing, reconcile
 from muster.core.training.admission import Grant, backend_of, suspended
 from muster.core.training.edits import altered
+from muster.core.training.pacing import StartAllowance, StartRequest
 from muster.core.training.status import Observed
 from muster.core.world import safe_state
 from muster.ports import Backend, Clock, Worlds
@@ -26,8 +29,13 @@ class Observer:
         worlds: Worlds,
         clock: Clock,
         marks: Callable[[Uid], Mapping[str, str]] = lambda uid: {},
+        *,
+        most_starts: Mapping[str, int] | None = None,
     ) -> None:
-        """`marks` says what a training's fixed fields were when its workers were started."""
+        """`marks` says what a training's fixed fields were when its workers were started.
+
+        `most_starts` has the backends that run all workers on one machine, and how many may start there at once.
+        """
         self._marks = marks
         self._backends = backends
         self._worlds = worlds
@@ -38,6 +46,9 @@ class Observer:
         self._wanting: dict[Uid, str] = {}  # trainings that want GPUs of a pool, with their backend's name
         self._joined: dict[Uid, set[str]] = {}
         self._absent: dict[Uid, dict[str, datetime]] = {}
+        self._most_starts = dict(most_starts or {})
+        self._requests: dict[Uid, StartRequest] = {}
+        self._allowed: dict[Uid, tuple[int, datetime]] = {}
 
     @property
     def live(self) -> int:
@@ -49,6 +60,8 @@ class Observer:
         if training.is_terminal:
             self._live.discard(uid)
             self._release(uid)
+            self._requests.pop(uid, None)
+            self._allowed.pop(uid, None)
             return
         self._live.add(uid)
         name = backend_of(training.spec, self._backends)
@@ -61,6 +74,8 @@ class Observer:
         uid = training.uid
         self._live.discard(uid)
         self._release(uid)
+        self._requests.pop(uid, None)
+        self._allowed.pop(uid, None)
         for kept in (self._keys, self._joined, self._absent):
             kept.pop(uid, None)
 
@@ -100,7 +115,7 @@ class Observer:
         grant = self._grant(training, name, backend)
         workers = tuple(self.workers(training.uid, name)) if backend is not None else ()
         view = self._worlds.look(training.uid)
-        return Observed(
+        seen = Observed(
             run=view.run if view is not None else None,
             reason=view.reason if view is not None else "",
             confirmed=view.confirmed if view is not None else False,
@@ -112,6 +127,49 @@ class Observer:
             kept=safe_state.kept(view.run, self._clock.monotonic()) if view is not None else None,
             ahead=self._clock.now() - self._clock.steady(),
         )
+        return replace(seen, starts=self._allowance(training, seen, name)) if name in self._most_starts else seen
+
+    # Starts, on a machine that starts only so many workers at once
+
+    def _allowance(self, training: Training, seen: Observed, name: str) -> StartAllowance:
+        """What is allowed counts as starting until the next look, which sees the workers themselves."""
+        uid, now = training.uid, self._clock.steady()
+        self._allowed.pop(uid, None)
+        actives, spares = reconcile.lacking(training, seen, now)
+        if not actives + spares:
+            self._requests.pop(uid, None)
+            return StartAllowance()
+        since = self._requests[uid].since if uid in self._requests else now
+        self._requests[uid] = StartRequest(uid, since, actives, spares)
+        found = pacing.allow(uid, self._requests.values(), self._starting(name, now), self._most_starts[name])
+        started = found.count or 0
+        if started:
+            self._allowed[uid] = started, now
+        if started >= actives + spares:
+            del self._requests[uid]
+        else:
+            held = StartRequest(uid, since, max(0, actives - started), spares - max(0, started - actives))
+            self._requests[uid] = held
+        return found
+
+    def _starting(self, name: str, now: datetime) -> int:
+        """Workers that have not joined yet, or still import what their ranks need."""
+        count = sum(allowed for allowed, at in self._allowed.values() if now - at < pacing.STARTING)
+        for uid in self._live:
+            young = [one for one in self._backends[name].workers(uid) if _is_young(one, now)]
+            view = self._worlds.look(uid) if young else None
+            members = {member.name: member for member in view.run.members.values()} if view is not None else {}
+            count += sum(one.name not in members or bool(members[one.name].doing) for one in young)
+        return count
+
+    def next_to_start(self) -> Key | None:
+        """The training that has waited longest for a worker's start, if one may start now."""
+        now = self._clock.steady()
+        waiting = min(self._requests.values(), key=lambda one: (not one.actives, one.since, one.uid), default=None)
+        if waiting is None or waiting.uid in self._allowed:
+            return None
+        free = any(self._starting(name, now) < most for name, most in self._most_starts.items())
+        return self._keys.get(waiting.uid) if free else None
 
     def _grant(self, training: Training, name: str, backend: Backend | None) -> Grant:
         spec = training.spec
@@ -150,3 +208,7 @@ class Observer:
             else:
                 absent.pop(worker.name, None)
         return dict(absent)
+
+
+def _is_young(worker: Worker, now: datetime) -> bool:
+    return worker.alive and not worker.stopping and now - worker.started_at < pacing.STARTING

@@ -61,6 +61,7 @@ class LocalSite:
         self._mesh_endpoint = ""
 
     async def open(self) -> SqliteStore:
+        processes.MemoryGroup.leave()
         room.give_up(self._home / RESERVE)  # what is written at a start needs room, too
         found = home.look(self._home) if self._options.forget else home.checked(self._home)
         if self._options.forget:

@@ -29,6 +29,7 @@ from muster.control.packages import PackageTidier
 from muster.control.publish import Publisher
 from muster.core import keeping
 from muster.core.training.metering import Rates, read_rates
+from muster.core.training.pacing import most_at_once
 from muster.core.training.reconcile import settings_of
 from muster.core.training.status import in_effect
 from muster.daemon import options as told
@@ -39,6 +40,7 @@ from muster.daemon.rounds import TrainingRounds
 from muster.files import own_folder, place, private_folder, read_text, write_private
 from muster.home_lock import HomeLock
 from muster.ports import Backend, Clock, Filter, Keys, Packages, Store
+from muster.sdk import launch_record
 from muster.sdk.home import mark_stopped, process_of
 from muster.types.codec import Invalid, show_time
 from muster.types.frames import MetricsFrame
@@ -149,6 +151,7 @@ class ControlPlane:
             delay_s=self._options.reconcile_delay_s,
             alive_every_s=site.alive_every_s,
             step_writes_per_s=site.step_writes_per_s,
+            most_starts={site.name: most_at_once(len(os.sched_getaffinity(0)))} if site.name == "local" else None,
         )
         self._curves = CurveKeeper(store, worlds, self._clock, bytes_per_s=site.curve_bytes_per_s)
         self._packages = await site.packages()
@@ -287,11 +290,23 @@ class ControlPlane:
         if options.tls_cert:
             shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
         write_private(self._home / "server.json", json.dumps(shown) + "\n")
+        if self._site.name == "local":
+            self._record_launch()
         mark_stopped(self._home, False)
         return int(port)
 
+    def _record_launch(self) -> None:
+        """Let agents start this control plane again; one in the foreground has a supervisor that does."""
+        launch_record.remove(self._home)
+        if self._options.ready_fd is not None:
+            try:
+                launch_record.write(self._home)
+            except OSError as error:
+                log.warning("no agent can start this control plane again: %s", error)
+
     async def stop(self) -> None:
-        """End everything but the workers."""
+        """End everything but the workers. Whoever asked for it does not want it to come back by itself."""
+        launch_record.remove(self._home)
         if self._http is not None:
             self._http.should_exit = True
         for pool in self._pools.values():

@@ -43,6 +43,7 @@ from muster.node import fencing, guard, health, logs, saves, system, telling
 from muster.node.findings import Findings
 from muster.node.heirs import Experience
 from muster.node.keeping import Keeping, Means
+from muster.node.plane_restart import PlaneRestart
 from muster.node.program import Program
 from muster.node.rank_files import RankFiles, key_of, rank_of
 from muster.node.rank_processes import RankProcesses, offer_store
@@ -78,6 +79,7 @@ class NodeConfig:
     keeps_token: bool = False  # it was not given by a person: others of this user may find it here
     state: Means = field(default_factory=Means)
     hold: tuple[int, ...] = ()  # descriptors for everything below us to keep open
+    home: Path | None = None  # of the control plane that directs this worker, if it is on this machine
 
 
 class Agent:
@@ -108,6 +110,9 @@ class Agent:
         self._held = self._state.held
         self._lifelines = Lifelines(mine.run_id, mine.member_id, mine.name, mine.token)
         self._kept_token: KeptToken | None = None
+        self._plane = None
+        if config.home is not None:
+            self._plane = PlaneRestart(config.home, lambda: self._state.at.connected, self._say)
         self._member = Membership(
             mine,
             self._state,
@@ -115,6 +120,7 @@ class Agent:
             news=self._news,
             on_frame=self._hear,
             on_post=self._keep_token,
+            on_down=self._plane.notice_loss if self._plane is not None else lambda: None,
         )
         self._keeping = Keeping(
             mine.run_id,
@@ -166,6 +172,8 @@ class Agent:
             self._member.handle(self._state.checked(unfit, self._member.now))
         self._tasks.start(self._member.run())
         self._tasks.start(self._watch_files())
+        if self._plane is not None:
+            self._tasks.start(self._plane.run())
         self._findings.start()
         if self._config.log_bytes:
             self._tasks.start(logs.keep_small(self._config.log_dir, self._config.log_bytes, self._at_work, self._say))

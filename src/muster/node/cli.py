@@ -237,6 +237,7 @@ def main(argv: list[str] | None = None) -> int:
         probe_addr=given.probe_addr,
         checks_health=given.health_check is not None,
         launch=launch_id,
+        is_directed_here=given.coordinator_file is not None,
     )
     config = agent.NodeConfig(
         program=program,
@@ -251,6 +252,7 @@ def main(argv: list[str] | None = None) -> int:
         standalone=standalone,
         keeps_token=keeps_token,
         hold=_held(os.environ),
+        home=Path(given.coordinator_file).absolute().parent if given.coordinator_file else None,
     )
     agent.main(config)
 

@@ -65,6 +65,16 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+@contextlib.contextmanager
+def orphans_go_to_init() -> Iterator[None]:
+    """Undo `adopt_orphans` for a moment, so that a process which is to outlive us is not ended as one of ours."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    try:
+        yield
+    finally:
+        adopt_orphans()
+
+
 def children() -> list[int]:
     """Direct children of this process, zombies not counted."""
     me = os.getpid()

@@ -73,6 +73,7 @@ class Connection:
         self._spoken_to: Address | None = None  # who may have read our hello
         self._sought = asyncio.Event()
         self._channel: Channel | None = None
+        self._is_near = False  # the process that has proved itself is at the other end, on this machine
         self._welcomed = False  # ever
         self._home: Address | None = None  # where the coordinator last proved itself, and the socket behind which
         self._listener: Listener | None = None
@@ -92,6 +93,13 @@ class Connection:
             return False
         self._channel.send(frame, epoch=self.epoch)
         return True
+
+    def has_delivered(self) -> bool:
+        """Return True if all that was sent is where the coordinator reads it: in the kernel of this machine.
+
+        A connection that has ended, or to a process between us and the coordinator, has delivered nothing.
+        """
+        return self.up and self._is_near and self._channel is not None and self._channel.has_delivered()
 
     def drop(self, why: str) -> None:
         """Give up on a connection that is open but silent."""
@@ -193,6 +201,7 @@ class Connection:
                 greeting.set_result(None)
                 self._home, self._listener = address, _listener(channel)
                 self._silent = None
+                self._is_near = opening.proved and opening.near
             self._follow(frame)
 
         def ended(channel: Channel, why: str) -> None:

@@ -52,6 +52,7 @@ class MemberIdentity:
     launcher: str = "node"
     checks_health: bool = False
     launch: str = ""  # the identity of its launch, if there is one
+    is_directed_here: bool = False  # by a control plane on this machine, which nobody succeeds while it lives
 
 
 class Membership:
@@ -69,6 +70,7 @@ class Membership:
         news: Callable[[], RenewFrame] = RenewFrame,
         on_frame: Callable[[Frame], None] = lambda frame: None,
         on_post: Callable[[Address], None] = lambda address: None,
+        on_down: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = state
         self._identity = identity
@@ -76,6 +78,7 @@ class Membership:
         self._news = news
         self._on_frame = on_frame
         self._on_post = on_post
+        self._on_down = on_down
         self._loop = asyncio.get_running_loop()
         self._orders: deque[Order] = deque()
         self._busy = False
@@ -92,7 +95,7 @@ class Membership:
             token=identity.token,
             hello=self._hello,
             on_frame=self._hear,
-            on_down=lambda why: self.handle(state.down(why, self.now)),
+            on_down=self._lost,
             on_dead=lambda: state.found_dead(self.now),
             on_gone=self._leader_gone,
         )
@@ -136,6 +139,10 @@ class Membership:
             self._busy = False
         self._set_timer()
 
+    def _lost(self, why: str) -> None:
+        self.handle(self.state.down(why, self.now))
+        self._on_down()
+
     def _set_timer(self) -> None:
         """A timer that comes too early does no harm; one that comes too late would."""
         due = self.state.wake_at
@@ -155,7 +162,10 @@ class Membership:
             case Send(frame=frame):
                 self.connection.send(frame)
             case Renew(round=number):
+                sent_at = self.now
                 self.connection.send(replace(self._news(), round=number))
+                if self._identity.is_directed_here and self.connection.has_delivered():
+                    self.state.delivered(sent_at)
             case Drop(why=why):
                 self.connection.drop(why)
             case Listen():

@@ -55,6 +55,7 @@ class Opening:
         self._tasks = Tasks()
         self.proved = not token
         self.direct = False  # nobody is between us and the other end, as far as both can see
+        self.near = False  # that, and both ends are on this machine
         self.another = False  # whoever is there is not our coordinator, unless it has proved itself
         self.turned_away = False
         self.refusal: CoordinatorRefused | None = None
@@ -99,6 +100,7 @@ class Opening:
     def _challenged(self, channel: Channel, challenge: ChallengeFrame) -> None:
         wire.agree(challenge.low, challenge.high, self._version)
         self.direct = _is_direct(channel, challenge)
+        self.near = is_near(channel, challenge)
         if not self._token or channel.encrypted:
             self._say_hello(channel, challenge, proofs.IN_TLS)
         elif not challenge.tls:
@@ -106,7 +108,7 @@ class Opening:
                 "the coordinator does not prove that it knows the run token: it has none, or it is of muster 0.1 "
                 "(update it before its workers), or somebody else listens there"
             )
-        elif _is_near(channel, challenge):
+        elif is_near(channel, challenge):
             self._say_hello(channel, challenge, proofs.ends(channel.here, channel.there))
         else:
             self._asked_for_tls = True
@@ -152,7 +154,7 @@ class Opening:
         self.proved = channel.proved = True
 
 
-def _is_near(channel: Channel, challenge: ChallengeFrame) -> bool:
+def is_near(channel: Channel, challenge: ChallengeFrame) -> bool:
     """Both ends are on this machine, with nobody between them: then the kernel keeps what is said to itself."""
     return neighbours.on_this_machine(channel.here, channel.there) and _is_direct(channel, challenge)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import hashlib
 import hmac
@@ -16,6 +17,7 @@ import json
 import socket
 import ssl
 import struct
+import termios
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -346,6 +348,19 @@ class Channel(asyncio.Protocol):
         self._transport.write(data)
         if self._transport.get_write_buffer_size() > MAX_UNSENT:
             self.abort("it does not read what it is sent")
+
+    def has_delivered(self) -> bool:
+        """Return True if the connection is open and the other end's kernel has all that was written to it."""
+        if self._transport is None or self._socket is None or self._ended or self._nothing_follows:
+            return False
+        if self._transport.is_closing() or self._transport.get_write_buffer_size():
+            return False
+        unacknowledged = bytearray(4)
+        try:
+            fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, unacknowledged)
+        except OSError:
+            return False
+        return unacknowledged == b"\0\0\0\0"
 
     def refuse(self, code: str, message: str) -> None:
         """Tell the peer what is wrong, then end this connection and nothing else."""

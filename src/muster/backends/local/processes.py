@@ -139,6 +139,15 @@ class MemoryGroup:
             return False
         return True
 
+    @classmethod
+    def leave(cls) -> None:
+        """Take this process out of the group of a worker, whose agent has started it."""
+        with contextlib.suppress(OSError):
+            groups = (_PROC / "self/cgroup").read_text().splitlines()
+            if any(Path(line.split(":", 2)[2]).parent.name == "muster" for line in groups):
+                root = cls._V1 if cls._V1.is_dir() else cls._V2
+                (root / "cgroup.procs").write_text(str(os.getpid()))
+
     def add(self, pid: int) -> None:
         with contextlib.suppress(OSError):
             (self.path / "cgroup.procs").write_text(str(pid))

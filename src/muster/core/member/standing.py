@@ -37,6 +37,15 @@ class MemberLease:
         if self.renews_sent:
             self.since = max(self.since, self.renews_sent.pop(0))
 
+    def delivered(self, now: float, lease_s: float) -> None:
+        """Prolong the lease by a renewal that the coordinator has, though it has not answered.
+
+        It reads all that has come before it gives a worker up. So it cannot have given up one whose renewals came
+        without a gap of a lease, however long it stands still itself.
+        """
+        if now <= self.since + lease_s:
+            self.since = max(self.since, now)
+
     def over_at(self, lease_s: float) -> float:
         """When ranks have to end. A coordinator that is dead gives nothing away; only silence is dangerous."""
         return max(self.since, self.dead_at) + lease_s

@@ -178,6 +178,11 @@ class MemberState:
 
     # The connection
 
+    def delivered(self, sent_at: float) -> None:
+        """The coordinator of this machine has a renewal of that time. One that can be succeeded may be by now."""
+        if self.at.connected and not electorate.can_succeed(self.at.electorate):
+            self.at.lease.delivered(sent_at, self.at.settings.lease_s)
+
     def hello(self, now: float) -> Presented:
         """A connection is open: everything that a coordinator which knows nothing of us needs to know."""
         at = self.at

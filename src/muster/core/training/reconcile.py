@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from muster.backoff import Backoff
-from muster.core.training import exits, lifecycle, metering, moments
+from muster.core.training import exits, lifecycle, metering, moments, pacing
 from muster.core.training import status as statuses
 from muster.core.training.status import Observed
 from muster.core.world import run
@@ -457,15 +457,7 @@ def _end(training: Training, seen: Observed, order: EndRun, now: datetime) -> Pl
 
 def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Action], datetime | None]:
     """Start those that are missing, each under a name that nobody had before; stop spares that are too many."""
-    spec = training.spec
-    back = statuses.taken_back(training, seen)
-    size = back.size if back is not None else statuses.size_of(spec, seen)
-    wanted = min(size + spec.spares, seen.grant.workers)
-    leaving = {
-        member.name
-        for member in (seen.run.members.values() if seen.run is not None else ())
-        if member.role is world.Role.LEAVING
-    }
+    size, wanted = _wanted(training, seen)
     here = [worker for worker in seen.workers if worker.alive and not worker.stopping]
     alive = [worker for worker in here if worker.name not in seen.grant.lent]
     useless: list[Action] = [StopWorker(name, "it does not leave its GPUs", kill=True) for name in seen.grant.overdue]
@@ -482,7 +474,7 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
         if now >= since + ABSENT:
             useless.append(StopWorker(worker.name, "it runs, but the world lost it", kill=True))
         wake = _sooner(wake, since + ABSENT)
-    have = [worker for worker in alive if worker.name not in leaving]
+    have = _not_leaving(alive, seen)
     # One that has left the run is on its way out, though its process may still be there for a moment.
     present = [worker for worker in have if worker.name not in seen.absent_since]
     if len(present) > wanted:
@@ -493,9 +485,36 @@ def _workers(training: Training, seen: Observed, now: datetime) -> tuple[list[Ac
     ready_at = _may_start_at(seen.workers, now)
     if now < ready_at:
         return useless, _sooner(wake, ready_at)
+    if seen.starts.count is not None and seen.starts.count < missing:
+        missing, wake = seen.starts.count, _sooner(wake, now + pacing.LOOK_AGAIN)
     first = 1 + max((_ordinal(worker.name) for worker in seen.workers), default=-1)
     names = [f"{training.metadata.name}-{first + index}" for index in range(missing)]
     return [*useless, *_started(names, seen)], wake
+
+
+def _wanted(training: Training, seen: Observed) -> tuple[int, int]:
+    """How many workers are to train together, and how many are wanted with the spares."""
+    back = statuses.taken_back(training, seen)
+    size = back.size if back is not None else statuses.size_of(training.spec, seen)
+    return size, min(size + training.spec.spares, seen.grant.workers)
+
+
+def _not_leaving(workers: list[Worker], seen: Observed) -> list[Worker]:
+    members = seen.run.members.values() if seen.run is not None else ()
+    leaving = {member.name for member in members if member.role is world.Role.LEAVING}
+    return [worker for worker in workers if worker.name not in leaving]
+
+
+def lacking(training: Training, seen: Observed, now: datetime) -> tuple[int, int]:
+    """How many workers of the world, and how many spares, have yet to be started. None while it pauses."""
+    ends = training.is_terminal or training.status.outcome is not None or training.spec.suspend
+    if ends or not seen.grant.admitted or now < _may_start_at(seen.workers, now):
+        return 0, 0
+    size, wanted = _wanted(training, seen)
+    alive = [worker for worker in seen.workers if worker.alive and not worker.stopping]
+    have = len(_not_leaving([worker for worker in alive if worker.name not in seen.grant.lent], seen))
+    actives = max(0, min(size, wanted) - have)
+    return actives, max(0, wanted - have - actives)
 
 
 def _started(names: list[str], seen: Observed) -> list[StartWorker]:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from muster.core.training import lifecycle, moments, present
 from muster.core.training.admission import Grant
+from muster.core.training.pacing import ANY_NUMBER, StartAllowance
 from muster.core.world import run, sizes
 from muster.core.world.safe_state import Kept
 from muster.types import world
@@ -65,6 +66,7 @@ class Observed:
     backend: str = "local"  # where it runs: what the spec's word for it stands for here
     altered: tuple[str, ...] = ()  # fields that were changed around us since its workers were started with them
     kept: Kept | None = None  # what of its state is safe
+    starts: StartAllowance = ANY_NUMBER  # how many more workers its machine may start now
     ahead: timedelta = timedelta()  # by how much the time of day is ahead of the clock that durations are measured with
 
     def shown(self, at: datetime) -> datetime:
@@ -251,6 +253,8 @@ def _why(seen: Observed, wanted: int, invalid: str) -> str:
     running = sum(worker.alive and not worker.waiting and not worker.stopping for worker in seen.workers)
     if running < wanted and (told := waits(seen)):
         return told
+    if running < wanted and seen.starts.reason:
+        return seen.starts.reason
     failed = _not_started(seen) if running < wanted else ""
     if seen.run is not None:
         return f"{seen.reason}; {failed}" if failed else seen.reason
