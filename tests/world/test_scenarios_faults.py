@@ -294,8 +294,8 @@ def test_with_the_budget_spent_the_outcome_names_the_failing_rank_and_its_last_w
     took = everyone_leaves(fleet)
     outcome = fleet.outcome
     assert outcome is not None and (outcome.state, outcome.reason) == (OutcomeState.FAILED, "rank_failed")
-    assert "rank 1 on b: Signal SIGKILL in round 1; 1 of 1 restarts used" in outcome.message
-    assert "rank 1 gives up" in outcome.message
+    assert outcome.message.startswith("Signal SIGKILL (rank 1); last output: rank 1 gives up")
+    assert "worker b, round 1; 1 of 1 restarts used" in outcome.message
     assert codes(fleet) == {"a": 1, "b": 1, "c": 1} and took < 1.0
 
 
@@ -356,7 +356,8 @@ def test_a_hang_with_the_budget_spent_is_a_failure_that_names_the_rank() -> None
     fleet.hang("a")
     everyone_leaves(fleet, 20.0)
     assert fleet.outcome is not None and fleet.outcome.reason == "hang"
-    assert "rank 0 on a: HangDetected" in fleet.outcome.message
+    assert fleet.outcome.message.startswith("HangDetected")
+    assert "(rank 0); worker a" in fleet.outcome.message
 
 
 def test_a_hang_is_found_by_a_coordinator_that_came_after_it() -> None:

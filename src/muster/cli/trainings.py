@@ -105,7 +105,7 @@ def show_all(trainings: Sequence[Training], output: Output, *, with_namespace: b
         now = datetime.now(UTC)
         space = ("NAMESPACE",) if with_namespace else ()
         rows = [((one.metadata.namespace,) if with_namespace else ()) + row_of(one, now) for one in trainings]
-        write_table(space + COLUMNS, rows)
+        write_table(space + COLUMNS, rows, wrap=True)
     else:
         write_data({"items": [one.to_wire() for one in trainings]}, output)
 

@@ -146,6 +146,8 @@ ABOUT: dict[str, str] = {
     "status.rankExits.restartCount": "How often this rank had been started again.",
     "status.rankExits.finishedAt": "When it ended.",
     "status.rankExits.stderrTail": "The last lines that it wrote to stderr.",
+    "status.rankExits.exception": "The line that ended its last traceback; empty if it printed none.",
+    "status.rankExits.place": "File and line of that traceback's last frame in the user's own code, like train.py:71.",
     "status.outcome": "How the training ended; stored before the ranks are stopped, so it comes before the last phase.",
     "status.outcome.state": "succeeded, failed or cancelled.",
     "status.outcome.reason": "Why, in one word.",

@@ -206,8 +206,8 @@ def _exits(training: Training) -> Iterator[str]:
     if len(failed) > _EXITS_SHOWN:
         yield f"and {len(failed) - _EXITS_SHOWN} more ranks that failed"
     first = training.status.outcome.first_failure if training.status.outcome else None
-    if first is not None and (words := last_words.line(first.stderr_tail)):
-        yield f"last words of rank {first.rank}: {words}"
+    if first is not None and (words := last_words.last_output(first.stderr_tail)):
+        yield f"last output of rank {first.rank}: {words}"
 
 
 def _last_events(training: Training, events: Sequence[Event], now: datetime) -> Iterator[str]:

@@ -40,7 +40,8 @@ function One({ training, who }) {
   const metrics = useMetrics(training);
   const timeline = useMemo(() => html`<${Timeline} journal=${journal} />`, [journal.events, journal.older, journal.loaded]);
   const curves = useMemo(() => html`<${Curves} metrics=${metrics} />`, [metrics.series]);
-  const log = useMemo(() => html`<${LogPanel} training=${metadata} />`, [live.epoch, live.connected]);
+  const failure = status.phase === "failed" ? status.outcome?.firstFailure ?? null : null;
+  const log = useMemo(() => html`<${LogPanel} training=${metadata} failure=${failure} />`, [live.epoch, live.connected, Boolean(failure)]);
   const heal = lastHeal(journal.events);
   const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, rank]);
   return html`
