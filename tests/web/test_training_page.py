@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Iterator
@@ -331,7 +332,7 @@ def test_a_failed_training_opens_its_log_at_the_traceback_that_caused_it(plane: 
         expect(marks.last).to_contain_text("ValueError: label 7 is out of range")
         expect(marks.filter(has_text="after 0")).to_have_count(0)
         box = page.get_by_role("log", name="Log", exact=True)
-        eventually(lambda box=box, mark=mark: is_inside(mark, box), "the traceback in sight", 30)
+        eventually(functools.partial(is_inside, mark, box), "the traceback in sight", 30)
         page.reload()
         page.get_by_role("navigation", name="Views").wait_for()
     assert visitor.faults() == []

@@ -427,3 +427,22 @@ def test_an_outcome_that_is_told_again_is_acknowledged_when_ranks_are_gone() -> 
     fleet.advance(0.5)
     assert slow.machine.ranks and not fleet.run.farewell_said
     everyone_leaves(fleet)
+
+
+def test_steps_that_stop_coming_are_told_once_without_any_setting() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, no_progress_rounds=9)  # only then do simulated ranks tell steps
+    fleet.advance(10.0)
+    assert steps_told(fleet) and told(fleet, "stalled") == []
+    fleet.hang("a")
+    fleet.hang("b")
+    took = fleet.until("the warning", lambda: told(fleet, "stalled"), 60.0)
+    assert took == pytest.approx(50.0, abs=1.0), "a hundred steps of half a second"
+    fleet.advance(200.0)
+    [warning] = told(fleet, "stalled")
+    assert re.fullmatch(r"no step for more than (49.9|50) s, usually 0.5 s per step", warning)
+    assert fleet.trains(0, 2) and fleet.run.stall is not None, "it only warns"
+    fleet.fail("b", 3)
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+    fleet.until("steps again", lambda: told(fleet, "steps-again"))
+    fleet.advance(60.0)
+    assert len(told(fleet, "stalled")) == len(told(fleet, "steps-again")) == 1

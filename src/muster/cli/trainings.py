@@ -22,7 +22,13 @@ app = typer.Typer(rich_markup_mode=None)
 COLUMNS = ("NAME", "PHASE", "READY", "SPARES", "ROUND", "RESTARTS", "AGE", "REASON")
 
 # Conditions that explain why a training is not well, the most telling first, and the status that says so.
-_WORRIES = (("Admitted", "False"), ("BelowMinimum", "True"), ("Resizing", "True"), ("TargetReached", "False"))
+_WORRIES = (
+    ("Admitted", "False"),
+    ("BelowMinimum", "True"),
+    ("Resizing", "True"),
+    ("TargetReached", "False"),
+    ("Stalled", "True"),
+)
 
 
 _PHASES = ("ready", "pending", "failed", "cancelled", "succeeded")

@@ -98,7 +98,7 @@ ABOUT: dict[str, str] = {
     "status": "What is; written by the control plane alone, in one step per change.",
     "status.observedGeneration": "The generation that the rest of the status is about.",
     "status.phase": "pending, ready once min workers have run ranks, then succeeded, failed or cancelled, which stays.",
-    "status.conditions": "Admitted, TargetReached, BelowMinimum, Resizing, MeshReady, DegradedMesh; "
+    "status.conditions": "Admitted, TargetReached, BelowMinimum, Resizing, Stalled, MeshReady, DegradedMesh; "
     "Valid is False while the spec makes no sense.",
     "status.conditions.type": "Which condition.",
     "status.conditions.status": "Whether it holds: True, False or Unknown.",

@@ -359,6 +359,8 @@ class RunProtocol:
                 at.outbox += frames_out.notices(at.moment, at.agents, NoticeFrame(withdrawn=True))
             case runs.TakeBack():
                 at.tell(Kind.TAKEN_BACK, decision.reason, now)
+            case runs.TellStall(stall=stall):
+                at.tell(Kind.STALLED if stall is not None else Kind.STEPS_AGAIN, decision.reason, now)
             case runs.TellUnwatched():
                 at.tell(Kind.UNWATCHED, decision.reason, now)
             case runs.CheckHealth(members=ids):

@@ -1,5 +1,7 @@
 """The cause of a rank's end is read from what it printed."""
 
+# ruff: noqa: RUF005  lists of lines are read one part at a time
+
 from __future__ import annotations
 
 import pytest
