@@ -344,3 +344,20 @@ def is_inside(part: Any, box: Any) -> bool:
         return inner.top >= outer.top - 1 && inner.top < outer.bottom - 10;
     }"""
     return bool(part.page.evaluate(script, [part.element_handle(), box.element_handle()]))
+
+
+def test_a_spare_that_still_imports_is_shown_as_warming(plane: Plane, visitor: Visitor) -> None:
+    gate = plane.folder / "gate"
+    module = f"import os, time\nwhile os.path.exists({str(gate)!r}):\n    time.sleep(0.05)\n"
+    (plane.folder / "slow_to_import.py").write_text(module)
+    env = {"PYTHONPATH": str(plane.folder)}
+    training = stepping(plane, spares=1, preload=["slow_to_import"], env=env)
+    eventually(lambda: fresh(training).training.status.spares.ready == 1, "a spare", 60)
+    gate.touch()
+    [spare] = [worker.name for worker in training.training.status.workers if worker.role == "spare"]
+    plane.kill_worker(spare)
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+    visitor.page.get_by_role("img", name="warming: importing its modules").wait_for()
+    gate.unlink()
+    visitor.page.get_by_role("img", name="A spare is ready").wait_for()
+    assert visitor.faults() == []

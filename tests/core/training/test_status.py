@@ -19,6 +19,7 @@ from muster.core.training.status import Observed
 from muster.core.world.pace import Stall
 from muster.core.world.run import Run
 from muster.core.world.safe_state import Kept
+from muster.core.world.transitions import does
 from muster.types.bench import Bench
 from muster.types.event import TERMINAL_EDIT
 from muster.types.state import KeptState
@@ -495,3 +496,13 @@ def test_a_stall_is_a_condition_in_ps_and_in_the_explanation_until_steps_come_ag
     assert explain.explain(training, (), NOW).summary == f"demo is ready, but its steps have stalled: {warning}."
     training = after(training, reconcile(training, seen(*workers, run=run), NOW))
     assert reason_of(training) == "" and "stalled" not in explain.explain(training, (), NOW).summary
+
+
+def test_a_spare_that_still_imports_is_not_ready() -> None:
+    run, training = a_run("demo-0 demo-1", "demo-2", min=2, max=2), a_training(world=(2, 2, 2), spares=1)
+    workers = [a_worker(f"demo-{number}") for number in range(3)]
+    warming = does(run, an_id("demo-2"), "importing torch")
+    status = reconcile(training, seen(*workers, run=warming), NOW).status
+    assert (status.spares.ready, status.workers[-1].note) == (0, "warming: importing torch")
+    status = reconcile(training, seen(*workers, run=does(warming, an_id("demo-2"), "")), NOW).status
+    assert (status.spares.ready, status.workers[-1].note) == (1, "")

@@ -427,7 +427,7 @@ def _spares(seen: Observed) -> int:
         return 0
     out, lent = seen.run.kept_out, seen.run.lent
     spares = (one for one in seen.run.members.values() if one.role is world.Role.SPARE)
-    return sum(one.member_id not in out and one.name not in lent for one in spares)
+    return sum(one.member_id not in out and one.name not in lent and not one.doing for one in spares)
 
 
 # State -------------------------------------------------------------------------------------------
