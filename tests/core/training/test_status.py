@@ -293,8 +293,9 @@ def in_training(**edit: Any) -> tuple[Training, Observed]:
     """Two workers train; then the spec is edited."""
     training = a_training(world=(2, 2, 2))
     run = a_run("demo-0 demo-1", min=2, max=2)
-    assert run.round is not None
-    run = replace(run, round=replace(run.round, up=frozenset({an_id("demo-0"), an_id("demo-1")})))
+    last = run.round
+    assert last is not None
+    run = replace(run, round=replace(last, up=frozenset({an_id("demo-0"), an_id("demo-1")})))
     world = seen(a_worker("demo-0"), a_worker("demo-1"), run=run)
     training = after(training, reconcile(training, world, NOW))
     assert training.status.holds("TargetReached")
@@ -485,12 +486,13 @@ def test_the_moment_since_which_a_step_is_safe_is_kept_while_it_is() -> None:
 def test_a_stall_is_a_condition_in_ps_and_in_the_explanation_until_steps_come_again() -> None:
     warning = "no step for more than 40 s, usually 0.1 s per step"
     run = a_run("demo-0 demo-1", min=2, max=2)
-    assert run.round is not None
-    run = replace(run, round=replace(run.round, up=frozenset(seat.member_id for seat in run.round.seats), up_at=0.0))
+    last = run.round
+    assert last is not None
+    run = replace(run, round=replace(last, up=frozenset(seat.member_id for seat in last.seats), up_at=0.0))
     workers = [a_worker("demo-0"), a_worker("demo-1")]
     training = after(a_training(world=(2, 2, 2)), reconcile(a_training(world=(2, 2, 2)), seen(*workers, run=run), NOW))
     assert training.status.condition("Stalled") is None and reason_of(training) == ""
-    stalled = replace(run, stall=Stall(run.round.number, 0.0, warning))
+    stalled = replace(run, stall=Stall(last.number, 0.0, warning))
     training = after(training, reconcile(training, seen(*workers, run=stalled), NOW))
     assert reason_of(training) == warning
     assert explain.explain(training, (), NOW).summary == f"demo is ready, but its steps have stalled: {warning}."
