@@ -26,6 +26,7 @@ NOISE = "import atexit, sys\natexit.register(print, 'Warning: the group was not 
 CRASH = "import ctypes, sys\nprint('step 7', file=sys.stderr)\nctypes.string_at(0)\n"
 ABORT = "import os, sys\nprint('what():  bad weights', file=sys.stderr, flush=True)\nos.abort()\n"
 ONE = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('rank 1 has no data')\ntime.sleep(60)\n"
+INFO = "import logging\nlogging.basicConfig(level=20)\nlogging.info('INFO saved step 7')\nraise SystemExit(3)\n"
 HANG = "import muster, time\nmuster.progress(3)\ntime.sleep(60)\n"
 SLEEP = "import time\ntime.sleep(60)\n"
 
@@ -41,29 +42,38 @@ class Break:
 
 
 BREAKS = {
-    "syntax": Break(("SyntaxError: '(' was never closed",), "print(1\n"),
+    "syntax": Break(("SyntaxError: '(' was never closed at train.py:1 (rank 0)",), "print(1\n"),
     "module": Break(("ModuleNotFoundError: No module named 'numpi'",), "import numpi\n"),
     "name": Break(("ImportError: cannot import name 'pathh' from 'os'",), "from os import pathh\n"),
     "usage": Break(("error: the following arguments are required: --data",), USAGE),
     "file": Break(("FileNotFoundError", "'/nowhere/data.bin'"), "open('/nowhere/data.bin')\n", options=ONCE),
     "assertion": Break(("AssertionError: 3 shards, not 4",), "assert 3 == 4, '3 shards, not 4'\n", options=ONCE),
     "restarts": Break(("KeyError: 'lr'", "1 of 1 restarts used"), "{}['lr']\n", options=("--max-restarts", "1")),
-    "one-rank": Break(("rank 1", "ValueError: rank 1 has no data"), ONE, options=("--workers", "2", *ONCE)),
+    "one-rank": Break(
+        ("ValueError: rank 1 has no data at train.py:3 (rank 1)",), ONE, options=("--workers", "2", *ONCE)
+    ),
     "many-lines": Break(("RuntimeError: no data",), MANY, options=ONCE),
     "noise": Break(("ZeroDivisionError: division by zero",), NOISE + "1 / 0\n", options=ONCE),
     "exit": Break(
-        ("no space left", "Exit 3"), "import sys\nprint('no space left', file=sys.stderr)\nsys.exit(3)\n", options=ONCE
+        ("exited with code 3 (rank 0); last output: no space left",),
+        "import sys\nprint('no space left', file=sys.stderr)\nsys.exit(3)\n",
+        options=ONCE,
     ),
+    "info": Break(("exited with code 3 (rank 0); last output: ", "INFO saved step 7"), INFO, options=ONCE),
     "words": Break(
-        ("the licence has run out", "Exit 1"), "raise SystemExit('the licence has run out')\n", options=ONCE
+        ("exited with code 1 (rank 0)", "the licence has run out"),
+        "raise SystemExit('the licence has run out')\n",
+        options=ONCE,
     ),
-    "memory": Break(("MemoryError",), "bytearray(1 << 62)\n", options=ONCE),
+    "memory": Break(("MemoryError at train.py:1 (rank 0)",), "bytearray(1 << 62)\n", options=ONCE),
     "killed": Break(("Signal SIGKILL", "memory"), "import os\nos.kill(os.getpid(), 9)\n", options=ONCE),
-    "crash": Break(("Signal SIGSEGV at ", "string_at in round 0"), CRASH, options=ONCE),
+    "crash": Break(("Signal SIGSEGV at ", "string_at (rank 0)"), CRASH, options=ONCE),
     "abort": Break(("Signal SIGABRT", "bad weights"), ABORT, options=ONCE),
     "not-found": Break(("no such command: trian",), command=("trian",)),
     "forbidden": Break(("permission denied: ./train.py",), SLEEP, command=("./train.py",)),
-    "shell": Break(("no such bucket", "Exit 7"), command=("sh", "-c", "echo no such bucket >&2; exit 7"), options=ONCE),
+    "shell": Break(
+        ("exited with code 7", "no such bucket"), command=("sh", "-c", "echo no such bucket >&2; exit 7"), options=ONCE
+    ),
     "late": Break(("its deadline of 2 s",), SLEEP, options=("--deadline", "2s", "--grace", "0.2s")),
     "waits": Break(("64 GPUs",), SLEEP, options=("--gpus", "64", "--deadline", "1s")),
     "hang": Break(("HangDetected at ", "train.py:3"), HANG, options=("--hang-timeout", "1s", *ONCE)),
@@ -134,7 +144,7 @@ def test_whoever_cancelled_it_is_not_told_of_failures(broken: Plane) -> None:
 
 
 def test_ps_and_explain_have_the_same_line(broken: Plane, last_lines: dict[str, str]) -> None:
-    cause = "AssertionError: 3 shards, not 4 (Exit 1 in round 0; 0 of 0 restarts used)"
+    cause = "AssertionError: 3 shards, not 4 at train.py:1 (rank 0); worker assertion-0, round 0; 0 of 0 restarts used"
     assert cause in last_lines["assertion"]
     listed, explained = broken.muster("ps"), broken.muster("explain", "assertion")
     assert listed.wait() == 0 and explained.wait() == 0

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.fleet import eventually
-from tests.plane import Plane
+from tests.plane import Plane, fresh
 
 MUSTER = str(Path(sys.executable).parent / "muster")
 ENTER, LEAVE, HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
@@ -227,3 +227,24 @@ def test_leaving_the_panel_of_a_run_clears_it_and_says_how_to_come_back(busy: Pl
         assert "detached; shown goes on. To come back:" in terminal.text
     finally:
         terminal.close()
+
+
+LABEL = "import sys\ndef loss(label):\n    raise ValueError(f'label {label} is out of range')\nloss(7)\n"
+
+
+@pytest.mark.parametrize("columns", [100, 80])
+def test_ps_shows_the_cause_of_a_failure_on_a_narrow_terminal(tmp_path: Path, columns: int) -> None:
+    plane = Plane(tmp_path)
+    plane.serve()
+    try:
+        script = plane.folder / "my_train.py"
+        script.write_text(LABEL)
+        training = plane.train("f-torchoom", script=str(script), world=(1, 1, 1), max_restarts=0)
+        eventually(lambda: fresh(training).is_terminal, "the end", 60)
+        terminal = Terminal(plane, "ps", columns=columns)
+        assert terminal.ends() == 0
+        lines = terminal.text.replace("\r", "").splitlines()
+        assert any(line.startswith("  ValueError: label 7 is out of range at my_train.py:3 (rank 0)") for line in lines)
+        assert all(len(line) <= columns for line in lines)
+    finally:
+        plane.close()

@@ -246,13 +246,16 @@ def test_the_schema_is_structural() -> None:
     assert set(SCHEMA["properties"]["metadata"]["properties"]) == {"name"}
 
 
+EXIT_TEXTS = ("terminationReason", "worker", "node", "exception", "place")
+
+
 def test_texts_that_may_be_empty_are_nullable_and_nothing_else_is() -> None:
     assert {path for path, part in FIELDS.items() if part.get("nullable")} == {
         *(f"status.conditions.{name}" for name in ("reason", "message")),
         *(f"status.ranks.{name}" for name in ("worker", "node")),
         *(f"status.workers.{name}" for name in ("node", "ranks", "note")),
-        *(f"status.rankExits.{name}" for name in ("terminationReason", "worker", "node")),
-        *(f"status.outcome.firstFailure.{name}" for name in ("terminationReason", "worker", "node")),
+        *(f"status.rankExits.{name}" for name in EXIT_TEXTS),
+        *(f"status.outcome.firstFailure.{name}" for name in EXIT_TEXTS),
         *(f"status.outcome.{name}" for name in ("reason", "message")),
         *(f"status.keptState.{name}" for name in ("where", "loss", "resumed", "refused")),
         *(f"status.bench.{name}" for name in ("via", "error")),

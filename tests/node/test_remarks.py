@@ -45,6 +45,40 @@ def test_a_script_that_starts_its_own_ranks(tmp_path: Path, call: str, name: str
 
 
 @pytest.mark.parametrize(
+    ("script", "place", "remedy"),
+    [
+        ("import os\nos.environ.update({'A': '1'})\nimport torch\n", "train.py:2", "with constants"),
+        ("import os\nos.environ |= {'A': '1'}\nimport torch\n", "train.py:2", "with constants"),
+        ("import os, sys\nos.environ['A'] = sys.argv[1]\nimport torch\n", "train.py:2", "with constants"),
+        (
+            "import os, warnings\nwarnings.filterwarnings('ignore')\nos.environ['A'] = '1'\nimport torch\n",
+            "train.py:2",
+            "move it below the imports",
+        ),
+        ("import setup\nimport torch\n", "setup.py:3", "with constants"),
+    ],
+)
+def test_a_line_that_keeps_torch_from_being_imported_ahead_is_named(
+    tmp_path: Path, script: str, place: str, remedy: str
+) -> None:
+    (line,) = lines(tmp_path, script, {"setup.py": "import os\n\nos.environ.update(A='1')\n"})
+    assert line.startswith(f"{place} keeps torch from being imported ahead") and remedy in line
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os\nos.environ['A'] = '1'\nimport torch\n",
+        "import warnings\nwarnings.filterwarnings('ignore')\nimport torch\n",
+        "import torch\nimport os\nos.environ.update({'A': '1'})\n",
+        "import os\nos.environ.update({'A': '1'})\n",
+    ],
+)
+def test_a_script_that_can_be_prepared_gets_no_remark(tmp_path: Path, script: str) -> None:
+    assert lines(tmp_path, script) == []
+
+
+@pytest.mark.parametrize(
     "script",
     [
         "import torch.multiprocessing as mp\nmp.spawn(lambda rank: None)\n",

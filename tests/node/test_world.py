@@ -79,7 +79,8 @@ def test_a_rank_failure_with_the_budget_spent_ends_everyone_with_the_same_reason
     assert codes == [1, 1, 1]
     assert max(node.ended_at for node in nodes) - begun < 12.0  # not after a lease
     for node in nodes:
-        assert f"rank 1 on {guilty}: rank 1 gives up (Exit 3 in round 0; 0 of 0 restarts used)" in node.text
+        assert "exited with code 3 (rank 1); last output: rank 1 gives up" in node.text
+        assert f"worker {guilty}, round 0; 0 of 0 restarts used" in node.text
 
 
 def test_an_early_finisher_runs_again_when_a_peer_fails(fleet: Fleet) -> None:

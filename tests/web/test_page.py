@@ -153,7 +153,9 @@ def test_a_killed_worker_is_seen_with_its_reason_and_its_successor_without_a_rel
     expect(row.get_by_role("img", name="2 of 2 workers ready, 2 to 4 allowed, 1 of 1 spares ready")).to_be_visible()
     expect(row).to_contain_text("2 of 2 workers train")
     sweep = page.get_by_role("row").filter(has_text="sweep")
-    expect(sweep).to_contain_text("rank 0 on sweep-0: rank 0 ends at step 5 (Exit 3 in round 0")
+    expect(sweep).to_contain_text(
+        "exited with code 3 (rank 0); last output: rank 0 ends at step 5; worker sweep-0, round 0"
+    )
     visitor.picture("trainings")
     assert visitor.faults() == []
 

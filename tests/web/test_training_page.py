@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Iterator
@@ -294,4 +295,69 @@ def test_trainings_are_sorted_by_click_and_key_and_stay_so(plane: Plane, visitor
     page.get_by_label("Order").select_option("Age")
     expect(names).to_have_text(["c", "a", "b"])
     visitor.picture("sorted")
+    assert visitor.faults() == []
+
+
+LABELS = """import os, sys, time
+print("begins", flush=True)
+def loss(label):
+    raise ValueError(f"label {label} is out of range")
+if os.environ["RANK"] == "1":
+    try:
+        loss(7)
+    finally:
+        for line in range(300):
+            print("cleaning", line)
+        sys.stdout.flush()
+        import atexit
+        atexit.register(lambda: [print("after", line, file=sys.stderr) for line in range(300)])
+time.sleep(600)
+"""
+
+
+def test_a_failed_training_opens_its_log_at_the_traceback_that_caused_it(plane: Plane, visitor: Visitor) -> None:
+    script = plane.folder / "labels.py"
+    script.write_text(LABELS)
+    training = plane.train("demo", script=str(script), world=(2, 2, 2), max_restarts=0)
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+    eventually(lambda: fresh(training).is_terminal, "the end", 60)
+    page = visitor.page
+    expect(page.locator("p.why")).to_contain_text("ValueError: label 7 is out of range at labels.py:4 (rank 1)")
+    log = visitor.card("Log")
+    for _ in range(2):  # while the page is open, and after it was opened again
+        expect(log.get_by_label("Rank")).to_have_value("1")
+        expect(log.get_by_label("Round")).to_have_value("0")
+        mark, marks = log.locator("mark").first, log.locator("mark")  # two: lines are drawn in blocks
+        expect(mark).to_contain_text("Traceback (most recent call last)")
+        expect(marks.last).to_contain_text("ValueError: label 7 is out of range")
+        expect(marks.filter(has_text="after 0")).to_have_count(0)
+        box = page.get_by_role("log", name="Log", exact=True)
+        eventually(functools.partial(is_inside, mark, box), "the traceback in sight", 30)
+        page.reload()
+        page.get_by_role("navigation", name="Views").wait_for()
+    assert visitor.faults() == []
+
+
+def is_inside(part: Any, box: Any) -> bool:
+    script = """([part, box]) => {
+        const [inner, outer] = [part, box].map((one) => one.getBoundingClientRect());
+        return inner.top >= outer.top - 1 && inner.top < outer.bottom - 10;
+    }"""
+    return bool(part.page.evaluate(script, [part.element_handle(), box.element_handle()]))
+
+
+def test_a_spare_that_still_imports_is_shown_as_warming(plane: Plane, visitor: Visitor) -> None:
+    gate = plane.folder / "gate"
+    module = f"import os, time\nwhile os.path.exists({str(gate)!r}):\n    time.sleep(0.05)\n"
+    (plane.folder / "slow_to_import.py").write_text(module)
+    env = {"PYTHONPATH": str(plane.folder)}
+    training = stepping(plane, spares=1, preload=["slow_to_import"], env=env)
+    eventually(lambda: fresh(training).training.status.spares.ready == 1, "a spare", 60)
+    gate.touch()
+    [spare] = [worker.name for worker in training.training.status.workers if worker.role == "spare"]
+    plane.kill_worker(spare)
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+    visitor.page.get_by_role("img", name="warming: importing its modules").wait_for()
+    gate.unlink()
+    visitor.page.get_by_role("img", name="A spare is ready").wait_for()
     assert visitor.faults() == []

@@ -155,7 +155,7 @@ def test_a_failure_ends_everyone_within_a_second_with_the_same_reason() -> None:
     assert everyone_leaves(fleet) < 1.0
     assert codes(fleet) == dict.fromkeys("abc", 1)
     assert {agent.outcome.message for agent in fleet.agents if agent.outcome} == {
-        "rank 1 on b: rank 1 gives up (Exit 3 in round 0; 0 of 0 restarts used); "
+        "exited with code 3 (rank 1); last output: rank 1 gives up; worker b, round 0; 0 of 0 restarts used; "
         "its last stderr lines:\n  rank 1 gives up"
     }
 

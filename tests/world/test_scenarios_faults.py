@@ -294,8 +294,8 @@ def test_with_the_budget_spent_the_outcome_names_the_failing_rank_and_its_last_w
     took = everyone_leaves(fleet)
     outcome = fleet.outcome
     assert outcome is not None and (outcome.state, outcome.reason) == (OutcomeState.FAILED, "rank_failed")
-    assert "rank 1 on b: Signal SIGKILL in round 1; 1 of 1 restarts used" in outcome.message
-    assert "rank 1 gives up" in outcome.message
+    assert outcome.message.startswith("Signal SIGKILL (rank 1); last output: rank 1 gives up")
+    assert "worker b, round 1; 1 of 1 restarts used" in outcome.message
     assert codes(fleet) == {"a": 1, "b": 1, "c": 1} and took < 1.0
 
 
@@ -356,7 +356,8 @@ def test_a_hang_with_the_budget_spent_is_a_failure_that_names_the_rank() -> None
     fleet.hang("a")
     everyone_leaves(fleet, 20.0)
     assert fleet.outcome is not None and fleet.outcome.reason == "hang"
-    assert "rank 0 on a: HangDetected" in fleet.outcome.message
+    assert fleet.outcome.message.startswith("HangDetected")
+    assert "(rank 0); worker a" in fleet.outcome.message
 
 
 def test_a_hang_is_found_by_a_coordinator_that_came_after_it() -> None:
@@ -426,3 +427,22 @@ def test_an_outcome_that_is_told_again_is_acknowledged_when_ranks_are_gone() -> 
     fleet.advance(0.5)
     assert slow.machine.ranks and not fleet.run.farewell_said
     everyone_leaves(fleet)
+
+
+def test_steps_that_stop_coming_are_told_once_without_any_setting() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, no_progress_rounds=9)  # only then do simulated ranks tell steps
+    fleet.advance(10.0)
+    assert steps_told(fleet) and told(fleet, "stalled") == []
+    fleet.hang("a")
+    fleet.hang("b")
+    took = fleet.until("the warning", lambda: told(fleet, "stalled"), 60.0)
+    assert took == pytest.approx(50.0, abs=1.0), "a hundred steps of half a second"
+    fleet.advance(200.0)
+    [warning] = told(fleet, "stalled")
+    assert re.fullmatch(r"no step for more than (49.9|50) s, usually 0.5 s per step", warning)
+    assert fleet.trains(0, 2) and fleet.run.stall is not None, "it only warns"
+    fleet.fail("b", 3)
+    fleet.until("round 1", lambda: fleet.trains(1, 2))
+    fleet.until("steps again", lambda: told(fleet, "steps-again"))
+    fleet.advance(60.0)
+    assert len(told(fleet, "stalled")) == len(told(fleet, "steps-again")) == 1

@@ -18,6 +18,7 @@ from muster.cli.safe_text import shown
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_WRAPPED_LINES = 3
 _WORDS_OF_YAML = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 
 
@@ -64,14 +65,36 @@ def tell(text: str) -> None:
     print(safe_text.line(text), file=sys.stderr, flush=True)
 
 
-def write_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns that line up; on a terminal the last one is cut at its edge."""
+def write_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, wrap: bool = False) -> None:
+    """Print columns that line up; on a terminal the last one is cut at its edge.
+
+    With `wrap`, a last cell that would be cut is printed on lines of its own below its row.
+    """
     texts = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(titles, *texts, strict=True)]
     limit = _terminal_width()
     for row in [list(titles), *texts]:
-        line = "   ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        print(line if limit is None or len(line) <= limit else f"{line[: limit - 1]}…")
+        line = _line(row, widths)
+        if limit is None or len(line) <= limit:
+            print(line)
+        elif wrap and row[-1] != titles[-1]:
+            print(_line(row[:-1], widths[:-1])[:limit])
+            print("\n".join(_wrapped(row[-1], limit)))
+        else:
+            print(f"{line[: limit - 1]}…")
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "   ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    import textwrap
+
+    indent = "  "
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, max_lines=_WRAPPED_LINES, placeholder=" …"
+    )
 
 
 def write_csv(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -22,7 +22,13 @@ app = typer.Typer(rich_markup_mode=None)
 COLUMNS = ("NAME", "PHASE", "READY", "SPARES", "ROUND", "RESTARTS", "AGE", "REASON")
 
 # Conditions that explain why a training is not well, the most telling first, and the status that says so.
-_WORRIES = (("Admitted", "False"), ("BelowMinimum", "True"), ("Resizing", "True"), ("TargetReached", "False"))
+_WORRIES = (
+    ("Admitted", "False"),
+    ("BelowMinimum", "True"),
+    ("Resizing", "True"),
+    ("TargetReached", "False"),
+    ("Stalled", "True"),
+)
 
 
 _PHASES = ("ready", "pending", "failed", "cancelled", "succeeded")
@@ -105,7 +111,7 @@ def show_all(trainings: Sequence[Training], output: Output, *, with_namespace: b
         now = datetime.now(UTC)
         space = ("NAMESPACE",) if with_namespace else ()
         rows = [((one.metadata.namespace,) if with_namespace else ()) + row_of(one, now) for one in trainings]
-        write_table(space + COLUMNS, rows)
+        write_table(space + COLUMNS, rows, wrap=True)
     else:
         write_data({"items": [one.to_wire() for one in trainings]}, output)
 

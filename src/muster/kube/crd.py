@@ -98,7 +98,7 @@ ABOUT: dict[str, str] = {
     "status": "What is; written by the control plane alone, in one step per change.",
     "status.observedGeneration": "The generation that the rest of the status is about.",
     "status.phase": "pending, ready once min workers have run ranks, then succeeded, failed or cancelled, which stays.",
-    "status.conditions": "Admitted, TargetReached, BelowMinimum, Resizing, MeshReady, DegradedMesh; "
+    "status.conditions": "Admitted, TargetReached, BelowMinimum, Resizing, Stalled, MeshReady, DegradedMesh; "
     "Valid is False while the spec makes no sense.",
     "status.conditions.type": "Which condition.",
     "status.conditions.status": "Whether it holds: True, False or Unknown.",
@@ -146,6 +146,8 @@ ABOUT: dict[str, str] = {
     "status.rankExits.restartCount": "How often this rank had been started again.",
     "status.rankExits.finishedAt": "When it ended.",
     "status.rankExits.stderrTail": "The last lines that it wrote to stderr.",
+    "status.rankExits.exception": "The line that ended its last traceback; empty if it printed none.",
+    "status.rankExits.place": "File and line of that traceback's last frame in the user's own code, like train.py:71.",
     "status.outcome": "How the training ended; stored before the ranks are stopped, so it comes before the last phase.",
     "status.outcome.state": "succeeded, failed or cancelled.",
     "status.outcome.reason": "Why, in one word.",

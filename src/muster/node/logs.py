@@ -27,6 +27,7 @@ _GATHER_S = 0.1  # the agent's own lines may wait that long: they come when it i
 _CHUNK = 1 << 18
 _PATIENCE = 64  # chunks of rank output that go before a line of the agent
 _TAIL_BYTES = 8192
+_TRACEBACK_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 22
 TAIL_LINES = 20
 LOOK_S, LOOKS = 1.0, 30  # how often what running ranks print is kept small, and that of rounds before
@@ -230,6 +231,11 @@ def make(path: str) -> None:
 def tail(path: str, start: int) -> tuple[str, ...]:
     """The last lines that were written to a file since `start`."""
     return tuple(_end_of(path, start, _TAIL_BYTES)[-TAIL_LINES:])
+
+
+def recent(path: str, start: int) -> list[str]:
+    """Return the last lines written since `start`, enough for a long traceback."""
+    return _end_of(path, start, _TRACEBACK_BYTES)
 
 
 def last(lines: Sequence[str]) -> tuple[str, ...]:

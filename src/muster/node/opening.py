@@ -59,8 +59,32 @@ class _Stop(Exception):
     """What follows may depend on what the program has done by then."""
 
 
+class Obstacle(NamedTuple):
+    """A line at the top of a program that keeps torch from being imported ahead."""
+
+    path: Path
+    line: int
+    sets_variables: bool
+
+
 def steps(mode: str, target: str) -> list[Load | Put]:
     """What the program does first, in its own order."""
+    return _steps(_read(mode, target), mode, target)
+
+
+def obstacle(mode: str, target: str) -> Obstacle | None:
+    """Find the first line that keeps torch from being imported ahead, in a program that imports it."""
+    reading = _read(mode, target)
+    first = _steps(reading, mode, target)
+    if reading.stopped is None or any(isinstance(step, Load) and step.module.startswith("torch") for step in first):
+        return None
+    if not imports.needs_torch(mode, target) or not sets_variables(mode, target, first):
+        return None
+    path, node = reading.stopped
+    return Obstacle(path, node.lineno, _changes_environment(ast.Module([node], []), set()))
+
+
+def _read(mode: str, target: str) -> _Reading:
     entries = imports.entry(mode, target)
     reading = _Reading(imports.roots(mode, entries), entries[-1] if entries else None, target)
     try:
@@ -68,6 +92,10 @@ def steps(mode: str, target: str) -> list[Load | Put]:
             reading.read(path)
     except _Stop:
         pass
+    return reading
+
+
+def _steps(reading: _Reading, mode: str, target: str) -> list[Load | Put]:
     own = {target, f"{target}.__main__"} if mode == "module" else set()
     return [step for step in reading.steps if isinstance(step, Put) or step.module not in own]
 
@@ -93,6 +121,7 @@ class _Reading:
         self._seen: set[Path] = set()
         self._trying = 0
         self.steps: list[Load | Put] = []
+        self.stopped: tuple[Path, ast.stmt] | None = None  # where the reading ended
 
     def read(self, path: Path) -> None:
         if path in self._seen:
@@ -102,7 +131,11 @@ class _Reading:
         if tree is None or len(self._seen) > _MAX_FILES:
             raise _Stop
         for statement in tree.body:
-            self._follow(statement, path)
+            try:
+                self._follow(statement, path)
+            except _Stop:
+                self.stopped = self.stopped or (path, statement)
+                raise
 
     def _follow(self, node: ast.stmt, path: Path) -> None:
         if len(self.steps) > _MAX_STEPS:

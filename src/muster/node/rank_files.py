@@ -12,6 +12,7 @@ from typing import Any
 
 from muster import files
 from muster.core.member.held_round import InRound
+from muster.core.world import last_words
 from muster.node import (
     fencing,
     first_bench,
@@ -169,7 +170,8 @@ class RankFiles:
         """What it said last, and where it stood: faulthandler's dump is not the program's word."""
         err, start = self._log(rank, "err"), self._log_starts[rank]
         if not hung and -status not in _CRASHES:
-            return {"stderr_tail": logs.tail(err, start)}
+            exception, place = last_words.exception(logs.recent(err, start))
+            return {"stderr_tail": logs.tail(err, start), "exception": exception, "place": place}
         lines = logs.whole(err, start)
         stand = stacks.read(lines)
         told = {"stderr_tail": logs.last(stacks.words(lines)), "stack": stand.frame}

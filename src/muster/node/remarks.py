@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from muster.node import imports, own_ranks, progress
+from muster.node import imports, opening, own_ranks, progress
 from muster.node.program import Program
 from muster.node.saves import WatchedRank
 from muster.types.codec import readable
@@ -73,7 +73,22 @@ def about(mode: str, target: str, env: Mapping[str, str]) -> list[str]:
         return []
     outside = set[str]()
     trees = [tree for tree, _ in itertools.islice(imports.walk(mode, target, outside), _MOST_FILES)]
-    return [line for line in (_spawns(trees), _configured(not outside.isdisjoint(_ON_ACCELERATE), env)) if line]
+    configured = _configured(not outside.isdisjoint(_ON_ACCELERATE), env)
+    return [line for line in (_spawns(trees), configured, _unprepared(mode, target)) if line]
+
+
+def _unprepared(mode: str, target: str) -> str:
+    """Name the line at the top of the program that keeps torch from being imported ahead."""
+    found = opening.obstacle(mode, target)
+    if found is None:
+        return ""
+    remedy = "move it below the imports"
+    if found.sets_variables:
+        remedy = 'write os.environ["NAME"] = "value" with constants, one line for each variable'
+    return (
+        f"{found.path.name}:{found.line} keeps torch from being imported ahead, so every start and every heal waits "
+        f"for that import: {remedy}"
+    )
 
 
 def _spawns(trees: Iterable[ast.Module]) -> str:

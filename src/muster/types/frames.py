@@ -134,7 +134,9 @@ class RunRecord:
         if len(self.exits) <= FEW_ENDS:
             return self
         worst = sorted(self.exits, key=lambda end: (not end.failed, end.rank))[:MOST_ENDS]
-        return replace(self, exits=tuple(replace(end, stderr_tail=(), stack="") for end in worst))
+        return replace(
+            self, exits=tuple(replace(end, stderr_tail=(), stack="", exception="", place="") for end in worst)
+        )
 
     def as_round(self) -> Round | None:
         """The round that it shows, with what was known of its ranks' ends. Not every seat of an outline is known."""

@@ -36,6 +36,8 @@ class Kind(StrEnum):
     TARGET = "target"
     TAKEN_BACK = "taken-back"
     UNWATCHED = "unwatched"
+    STALLED = "stalled"
+    STEPS_AGAIN = "steps-again"
     REMARK = "remark"
     RECOVERED = "recovered"
     HEALED = "healed"
@@ -75,6 +77,8 @@ JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
     Kind.TARGET: ("TargetChanged", "Normal"),
     Kind.TAKEN_BACK: ("ResizeTakenBack", "Warning"),
     Kind.UNWATCHED: (UNWATCHED, "Warning"),
+    Kind.STALLED: ("StepsStalled", "Warning"),
+    Kind.STEPS_AGAIN: ("StepsAgain", "Normal"),
     Kind.REMARK: ("ProgramRemark", "Warning"),
     Kind.RECOVERED: ("RoundRecovered", "Normal"),
     Kind.HEALED: (HEALED, "Normal"),

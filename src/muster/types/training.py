@@ -246,6 +246,8 @@ class RankExit:
     restart_count: int = 0
     finished_at: datetime | None = None
     stderr_tail: tuple[str, ...] = ()
+    exception: str = ""  # the line that ended its last traceback
+    place: str = ""  # file and line of that traceback's last frame in the user's own code
 
     @property
     def failed(self) -> bool:

@@ -316,6 +316,8 @@ class RankEnd:
     stack: str = ""  # innermost frame of its main thread, after a hang or a crash
     finished_at: float = 0.0
     stderr_tail: tuple[str, ...] = ()
+    exception: str = ""  # the line that ended its last traceback
+    place: str = ""  # file and line of that traceback's last frame in the user's own code
     path: str = ""  # what its last words name of the files below its folder
     memory: str = ""  # what is known of memory where it was killed
 

@@ -254,7 +254,8 @@ class RunProtocol:
             case ExitsFrame(exits=ends):
                 for end in ends:
                     if end.failed:
-                        at.tell(Kind.EXIT, f"rank {end.rank} on {end.worker}: {last_words.told(end)}", now)
+                        data = {"rank": end.rank, "worker": end.worker, "cause": last_words.cause(end)}
+                        at.tell(Kind.EXIT, last_words.report(end), now, data)
             case SavingFrame(what=what):
                 at.tell(Kind.SAVING, f"{name}: {what[:MAX_TEXT]}", now)
             case LeavingFrame(why=why):
@@ -358,6 +359,8 @@ class RunProtocol:
                 at.outbox += frames_out.notices(at.moment, at.agents, NoticeFrame(withdrawn=True))
             case runs.TakeBack():
                 at.tell(Kind.TAKEN_BACK, decision.reason, now)
+            case runs.TellStall(stall=stall):
+                at.tell(Kind.STALLED if stall is not None else Kind.STEPS_AGAIN, decision.reason, now)
             case runs.TellUnwatched():
                 at.tell(Kind.UNWATCHED, decision.reason, now)
             case runs.CheckHealth(members=ids):

@@ -143,7 +143,7 @@ def test_a_worker_killed_for_memory_costs_a_restart_and_fails_the_run_when_none_
     plan = look(training, run, running("w-0"), killed)
     order = next(action for action in plan.actions if isinstance(action, EndRun))
     assert (order.state, order.reason) == (State.FAILED, "rank_failed")
-    assert order.message == "rank 1 on w-1: OOMKilled in round 0; 0 of 0 restarts used"
+    assert order.message == "OOMKilled (rank 1); worker w-1, round 0; 0 of 0 restarts used"
     assert not [action for action in plan.actions if isinstance(action, StartWorker)]
 
     ended, _ = settle(replace(run, ordered=RunOutcome(order.state, order.reason, order.message)), ROLL_NOW)

@@ -149,7 +149,7 @@ def test_a_training_that_is_well_says_so() -> None:
     )
 
 
-def test_a_failed_training_names_each_rank_that_failed_and_the_first_ones_last_words() -> None:
+def test_a_failed_training_names_each_rank_that_failed_and_the_last_output_of_the_first() -> None:
     first = RankExit(1, 137, "OOMKilled", "SIGKILL", "w1", stderr_tail=("loading", "out of memory"))
     training = a_training(
         phase="failed",
@@ -164,7 +164,7 @@ def test_a_failed_training_names_each_rank_that_failed_and_the_first_ones_last_w
     assert found.summary == "demo failed 30s ago after 1m: rank 1: exit_code=137 reason=OOMKilled."
     assert found.details == (
         "rank 1: exit_code=137 reason=OOMKilled on w1 in round 0",
-        "last words of rank 1: out of memory",
+        "last output of rank 1: out of memory",
     )
 
 

@@ -38,7 +38,7 @@ def test_those_with_ranks_come_first_then_spares_then_who_is_not_here_yet() -> N
     assert shown(present.workers(Status(), seen, NOW)) == [
         ("a", "active", "node-of-a", "4", ""),
         ("b", "active", "", "0-3", ""),
-        ("s", "spare", "", "", "importing torch"),
+        ("s", "spare", "", "", "warming: importing torch"),
         ("l", "lent", "", "", "policy has its GPU"),
         ("k", "parked", "", "", "not reached"),
         ("p", "parked", "", "", "its health check failed"),

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.cli.trainings import reason_of
 from muster.core.training import explain, lifecycle
 from muster.core.training import status as statuses
 from muster.core.training.admission import Grant, suspended
 from muster.core.training.reconcile import EndRun, OpenRun, Place, Plan, StartWorker, StopWorker, reconcile, settings_of
 from muster.core.training.status import Observed
+from muster.core.world.pace import Stall
 from muster.core.world.run import Run
 from muster.core.world.safe_state import Kept
+from muster.core.world.transitions import does
 from muster.types.bench import Bench
 from muster.types.event import TERMINAL_EDIT
 from muster.types.state import KeptState
@@ -290,8 +293,9 @@ def in_training(**edit: Any) -> tuple[Training, Observed]:
     """Two workers train; then the spec is edited."""
     training = a_training(world=(2, 2, 2))
     run = a_run("demo-0 demo-1", min=2, max=2)
-    assert run.round is not None
-    run = replace(run, round=replace(run.round, up=frozenset({an_id("demo-0"), an_id("demo-1")})))
+    last = run.round
+    assert last is not None
+    run = replace(run, round=replace(last, up=frozenset({an_id("demo-0"), an_id("demo-1")})))
     world = seen(a_worker("demo-0"), a_worker("demo-1"), run=run)
     training = after(training, reconcile(training, world, NOW))
     assert training.status.holds("TargetReached")
@@ -474,3 +478,33 @@ def test_the_moment_since_which_a_step_is_safe_is_kept_while_it_is() -> None:
     assert reconcile(training, seen(run=back), NOW).status.kept_state == kept, "nobody has told it yet"
     left = reconcile(training, seen(run=run), NOW).status.kept_state
     assert left == KeptState(durable_step=5), "nobody has anything in memory"
+
+
+# Steps that stop coming ---------------------------------------------------------------------------
+
+
+def test_a_stall_is_a_condition_in_ps_and_in_the_explanation_until_steps_come_again() -> None:
+    warning = "no step for more than 40 s, usually 0.1 s per step"
+    run = a_run("demo-0 demo-1", min=2, max=2)
+    last = run.round
+    assert last is not None
+    run = replace(run, round=replace(last, up=frozenset(seat.member_id for seat in last.seats), up_at=0.0))
+    workers = [a_worker("demo-0"), a_worker("demo-1")]
+    training = after(a_training(world=(2, 2, 2)), reconcile(a_training(world=(2, 2, 2)), seen(*workers, run=run), NOW))
+    assert training.status.condition("Stalled") is None and reason_of(training) == ""
+    stalled = replace(run, stall=Stall(last.number, 0.0, warning))
+    training = after(training, reconcile(training, seen(*workers, run=stalled), NOW))
+    assert reason_of(training) == warning
+    assert explain.explain(training, (), NOW).summary == f"demo is ready, but its steps have stalled: {warning}."
+    training = after(training, reconcile(training, seen(*workers, run=run), NOW))
+    assert reason_of(training) == "" and "stalled" not in explain.explain(training, (), NOW).summary
+
+
+def test_a_spare_that_still_imports_is_not_ready() -> None:
+    run, training = a_run("demo-0 demo-1", "demo-2", min=2, max=2), a_training(world=(2, 2, 2), spares=1)
+    workers = [a_worker(f"demo-{number}") for number in range(3)]
+    warming = does(run, an_id("demo-2"), "importing torch")
+    status = reconcile(training, seen(*workers, run=warming), NOW).status
+    assert (status.spares.ready, status.workers[-1].note) == (0, "warming: importing torch")
+    status = reconcile(training, seen(*workers, run=does(warming, an_id("demo-2"), "")), NOW).status
+    assert (status.spares.ready, status.workers[-1].note) == (1, "")

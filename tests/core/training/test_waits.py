@@ -224,7 +224,7 @@ def test_a_failure_has_one_clause_per_rank_that_failed_and_none_for_those_that_w
 
 
 def test_a_failure_says_why_before_it_says_which_ranks() -> None:
-    outcome = Outcome("failed", "rank_failed", "rank 1 on w-1: ValueError: no data (Exit 1 in round 0)")
+    outcome = Outcome("failed", "rank_failed", "ValueError: no data at train.py:3 (rank 1); worker w-1, round 0")
     error = raised(judged("result", a_training("failed", ready=0, exits=(RankExit(1, 1, "Exit 1"),), outcome=outcome)))
     assert str(error) == f"training default/demo failed: {outcome.message}; rank 1: exit_code=1 reason=Exit 1"
 

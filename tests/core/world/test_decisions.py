@@ -329,7 +329,7 @@ def test_with_the_budget_spent_a_failure_ends_the_run_and_says_whose_it_was() ->
     action = decide(given, NOW + 1.0).action
     assert isinstance(action, Finish) and action.outcome.first_failure == end
     assert action.outcome.message == (
-        "rank 0 on a: Signal SIGKILL in round 0; 3 of 3 restarts used; its last line: CUDA error"
+        "Signal SIGKILL (rank 0); last output: CUDA error; worker a, round 0; 3 of 3 restarts used"
         "; its last stderr lines:\n  CUDA error"
     )
 
@@ -367,8 +367,8 @@ def test_a_program_that_cannot_work_is_not_tried_again(
         return
     assert isinstance(action, Finish) and action.outcome.reason == "cannot_start"
     assert action.outcome.message == (
-        f"rank 0 on a: {tail[-1]} (Exit {code} in round 1 before the first step, as in the round before: "
-        "another would end the same way)"
+        f"exited with code {code} (rank 0); last output: {tail[-1]}; worker a, round 1 before the first step, "
+        "as in the round before: another would end the same way"
     )
 
 

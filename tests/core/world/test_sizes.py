@@ -24,8 +24,8 @@ def round_of(run: Run) -> Round:
     return run.round
 
 
-FIRST = an_exit(2, worker="c", stderr_tail=("loading", "ValueError: no", ""))
-BACK = TakenBack(3, 2, "3 workers failed without progress: rank 2 on c: Exit 1: ValueError: no")
+FIRST = an_exit(2, worker="c", exception="ValueError: no", place="train.py:3")
+BACK = TakenBack(3, 2, "3 workers failed without progress: ValueError: no at train.py:3 (rank 2); worker c")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def told(end: world.RankEnd, state: str, old: RankStatus | None, seen: Observed)
         restart_count=statuses.restarts(old, end.round),
         finished_at=datetime.fromtimestamp(end.finished_at, UTC) if end.finished_at else None,
         stderr_tail=end.stderr_tail,
+        exception=end.exception,
+        place=end.place,
     )
 
 

@@ -18,9 +18,9 @@ from muster.types.training import LENT, Condition, Outcome, Training
 
 _EVENTS_SHOWN = 5
 _EXITS_SHOWN = 8
-_CONDITIONS = ("Valid", "Admitted", "BelowMinimum", "Resizing", "TargetReached", "MeshReady", "DegradedMesh")
+_CONDITIONS = ("Valid", "Admitted", "BelowMinimum", "Resizing", "TargetReached", "MeshReady", "DegradedMesh", "Stalled")
 _BAD = {"Admitted": "False", "BelowMinimum": "True", "TargetReached": "False", "MeshReady": "False"}
-_BAD |= {"Resizing": "True", "DegradedMesh": "True", "Valid": "False"}
+_BAD |= {"Resizing": "True", "Stalled": "True", "DegradedMesh": "True", "Valid": "False"}
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ def _summary(training: Training, now: datetime, lent: str) -> str:
     if _is_bad(reached := status.condition("TargetReached")):
         why = lent if lent and reached is not None and reached.reason == LENT else _message(reached)
         return _sentence(f"{name} trains with {world.ready} of {world.target} workers", why)
+    if _is_bad(stalled := status.condition("Stalled")):
+        return _sentence(f"{name} is ready, but its steps have stalled", _message(stalled))
     if training.spec.elasticity == "fill" and (more := world.ready - world.target) > 0:
         told = f"{world.ready} workers train, {more} more than asked for"
         return f"{name} is ready: {told}, until somebody needs their GPUs."
@@ -206,8 +208,8 @@ def _exits(training: Training) -> Iterator[str]:
     if len(failed) > _EXITS_SHOWN:
         yield f"and {len(failed) - _EXITS_SHOWN} more ranks that failed"
     first = training.status.outcome.first_failure if training.status.outcome else None
-    if first is not None and (words := last_words.line(first.stderr_tail)):
-        yield f"last words of rank {first.rank}: {words}"
+    if first is not None and (words := last_words.last_output(first.stderr_tail)):
+        yield f"last output of rank {first.rank}: {words}"
 
 
 def _last_events(training: Training, events: Sequence[Event], now: datetime) -> Iterator[str]:

@@ -50,7 +50,8 @@ class Hiding:
         )
 
     def _exit(self, end: RankExit) -> RankExit:
-        return replace(end, stderr_tail=tuple(map(self.text, end.stderr_tail))) if end.stderr_tail else end
+        tail = tuple(map(self.text, end.stderr_tail))
+        return replace(end, stderr_tail=tail, exception=self.text(end.exception), place=self.text(end.place))
 
     def _value(self, told: Any) -> Any:
         match told:

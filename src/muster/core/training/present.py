@@ -47,6 +47,8 @@ def _members(seen: Observed) -> Iterator[WorkerStatus]:
             role, note = "lent", run.lent[member.name]
         elif role == "spare" and member.member_id in run.kept_out:
             role, note = "parked", run.kept_out[member.member_id]
+        elif role == "spare" and member.doing:
+            note = f"warming: {member.doing}"
         held = ranks.get(member.member_id, "") if role == "active" else ""
         node = worker.node if worker is not None else ""
         yield WorkerStatus(member.name, role, node, held, note=" ".join(note.split())[:_LONGEST_NOTE])

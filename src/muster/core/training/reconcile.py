@@ -436,7 +436,7 @@ def _out_of_memory(training: Training, seen: Observed) -> EndRun | None:
     for seat in seen.last_round.seats if seen.last_round is not None else ():
         if seat.name == last.name and seen.last_round is not None:
             rank, number = seen.last_round.first_rank_of(seat.rank), seen.last_round.number
-            message = f"rank {rank} on {last.name}: {last.reason} in round {number}; {spent}"
+            message = f"{last.reason} (rank {rank}); worker {last.name}, round {number}; {spent}"
             return EndRun(world.OutcomeState.FAILED, "rank_failed", message)
     message = f"worker {last.name}: exit_code={last.exit_code} reason={last.reason}; {spent}"
     return EndRun(world.OutcomeState.FAILED, "rank_failed", message)

@@ -46,6 +46,7 @@ RankPhase = Literal["starting", "running", "stopping", "succeeded", "failed", "l
 NOT_LOOKED_AT = Grant(0, False, "Unknown", "not looked at yet")
 INVALID = "InvalidSpec"
 WAITING = "WorkersWaiting"
+STALLED = "Stalled"
 WAIT_COUNTS = timedelta(seconds=3)  # a worker that waits for no longer than that is only being started
 ONE_ROUND = timedelta(seconds=2)  # workers killed for memory within that died in the same round
 _MOST_CAUSES = 3
@@ -229,10 +230,23 @@ def _conditions(
     told = f"towards {aim}: {why}" if moving else why if back is not None or lent else "no resize is going on"
     name = "Resizing" if moving else TAKEN_BACK if back is not None else LENT if lent else "Settled"
     status = turn(status, "Resizing", moving, name, told, shown, generation)
+    status = _stalled(status, seen, shown, generation)
     ended = status.outcome is not None or (seen.run is not None and seen.run.outcome is not None)
     if ended or not training.spec.mesh.required:  # how the mesh was at the end stays to be seen
         return status
     return _mesh_conditions(training, _gate(seen), status, why, shown)
+
+
+def _stalled(status: Status, seen: Observed, now: datetime, generation: int) -> Status:
+    """Only a training whose steps have stalled once has the condition."""
+    current = seen.run.running if seen.run is not None else None
+    stall = seen.run.stall if seen.run is not None else None
+    turn = lifecycle.with_condition
+    if stall is not None and current is not None and stall.round == current.number:
+        return turn(status, STALLED, True, "NoStep", stall.warning, now, generation)
+    if status.condition(STALLED) is not None:
+        return turn(status, STALLED, False, "StepsCome", "no stall is known", now, generation)
+    return status
 
 
 def taken_back(training: Training, seen: Observed) -> world.TakenBack | None:
@@ -417,7 +431,7 @@ def _spares(seen: Observed) -> int:
         return 0
     out, lent = seen.run.kept_out, seen.run.lent
     spares = (one for one in seen.run.members.values() if one.role is world.Role.SPARE)
-    return sum(one.member_id not in out and one.name not in lent for one in spares)
+    return sum(one.member_id not in out and one.name not in lent and not one.doing for one in spares)
 
 
 # State -------------------------------------------------------------------------------------------

@@ -40,18 +40,14 @@ def decide(run: Run, now: float) -> Decision | None:
 
 
 def _cannot_work(closed: Round, first: RankEnd) -> Decision:
-    when = f" in round {closed.number} before the first step, as in the round before: another would end the same way"
-    message = f"{_whose(first)}: {last_words.told(first, when)}"
+    when = f"round {closed.number} before the first step, as in the round before: another would end the same way"
+    message = last_words.report(first, when)
     outcome = RunOutcome(OutcomeState.FAILED, "cannot_start", message, closed.number, first)
     return Decision(Finish(outcome), message)
 
 
 def _last_end(first: RankEnd | None) -> str:
-    return f"; {_whose(first)}: {last_words.told(first)}" if first is not None else ""
-
-
-def _whose(end: RankEnd) -> str:
-    return f"rank {end.rank} on {end.worker}"
+    return f"; {last_words.report(first)}" if first is not None else ""
 
 
 def _failed(run: Run, closed: Round, first: RankEnd | None) -> Decision:
@@ -61,8 +57,7 @@ def _failed(run: Run, closed: Round, first: RankEnd | None) -> Decision:
         message = f"round {closed.number}: {closed.recall.reason}; {spent}"
         return Decision(Finish(RunOutcome(OutcomeState.FAILED, "hang", message, closed.number)), message)
     tail = "".join(f"\n  {line}" for line in first.stderr_tail) if not first.hung else ""
-    when = f" in round {closed.number}{again(run, closed, first)}; {spent}"
-    message = f"{_whose(first)}: {last_words.told(first, when)}"
+    message = last_words.report(first, f"round {closed.number}{again(run, closed, first)}; {spent}")
     message += f"; its last stderr lines:{tail}" if tail else ""
     reason = "hang" if first.hung else "rank_failed"
     outcome = RunOutcome(OutcomeState.FAILED, reason, message, closed.number, first)

@@ -35,6 +35,7 @@ from muster.core.world.run import (
     Run,
     Stay,
     TakeBack,
+    TellStall,
     TellUnwatched,
     TurnGate,
     WithdrawNotice,
@@ -97,6 +98,8 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
             return replace(run, gate=gate)
         case Release():
             return forming.released(run, action, now)
+        case TellStall(stall=stall):
+            return replace(run, stall=stall)
         case TellUnwatched():
             return replace(run, told_unwatched=True)
         case Dismiss(members=ids):

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from muster.core.world import gates, lending, notices, seating, sizes
+from muster.core.world import gates, lending, notices, pace, seating, sizes
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
+from muster.core.world.pace import Stall
 from muster.core.world.run import (
     CallBack,
     Decision,
@@ -21,6 +22,7 @@ from muster.core.world.run import (
     Heal,
     Run,
     Stay,
+    TellStall,
     TellUnwatched,
     TurnGate,
     WithdrawNotice,
@@ -49,6 +51,7 @@ def decide(run: Run, now: float) -> Decision | None:
         _send_home(run)
         or _broken(run, current, now)
         or _unwatched(run, current, now)
+        or _stalled(run, current, now)
         or _healed(run, current)
         or _planned(run, current, now)
         or _goes_on(run, current)
@@ -109,6 +112,24 @@ def _unwatched(run: Run, current: Round, now: float) -> Decision | None:
     limit = f"{run.settings.hang_timeout_s:g} s"
     reason = f"no rank has called muster.progress(step) in {limit}: a hang would not be noticed"
     return Decision(TellUnwatched(), reason)
+
+
+def _stalled_at(run: Run, current: Round) -> float:
+    """When it is unusual that no step has come in this round; never before its first one."""
+    limit = pace.limit_s(run.pace)
+    if limit is None or run.stall is not None or run.pace.round != current.number or current.up_at is None:
+        return math.inf
+    return run.pace.at + limit
+
+
+def _stalled(run: Run, current: Round, now: float) -> Decision | None:
+    stall, last = run.stall, run.pace
+    if stall is not None and last.round == current.number and last.at > stall.since:
+        return Decision(TellStall(None), f"steps come again, after {last.at - stall.since:.0f} s without")
+    if now < _stalled_at(run, current):
+        return None
+    found = Stall(current.number, last.at, pace.warning(last))
+    return Decision(TellStall(found), found.warning)
 
 
 def _healed(run: Run, current: Round) -> Decision | None:
@@ -199,7 +220,9 @@ def _goes_on(run: Run, current: Round) -> Decision:
         reason += f"; {lending.why(run, [member.name for member in lent])}"
     if run.kept_out:
         reason += f"; {'; '.join(sorted(set(run.kept_out.values())))}"
-    look_at = min(_quiet_at(run, current), _unwatched_at(run, current))
+    if run.stall is not None and run.stall.round == current.number:
+        reason += f"; {run.stall.warning}"
+    look_at = min(_quiet_at(run, current), _unwatched_at(run, current), _stalled_at(run, current))
     return Decision(Stay(), reason, min(next_expiry(run), look_at))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from muster.core.world import seating
+from muster.core.world.pace import Pace, Stall
 from muster.types.bench import Bench
 from muster.types.many import changed
 from muster.types.records import record, replace
@@ -81,6 +82,8 @@ class Run:
     stuck_times: int = 0  # in how many rounds in a row
     bench: Bench | None = None  # how fast its workers reach each other, as the first round found it
     hopeless: str = ""  # the line with which the round before ended, if no restart can change what it says
+    pace: Pace = Pace()
+    stall: Stall | None = None  # steps have stopped coming, and users were told
     told_unwatched: bool = False  # that its hang timeout is of no use
     incarnations: tuple[str, ...] = ()  # ids of this run, among all runs that had its run id
     launches: tuple[str, ...] = ()  # identities of the launches that had members in it
@@ -186,6 +189,13 @@ class Release:
 
 
 @record()
+class TellStall:
+    """No step has come for unusually long, or steps come again: then there is no stall any more."""
+
+    stall: Stall | None = None
+
+
+@record()
 class TellUnwatched:
     """Its hang timeout is of no use: no rank tells steps."""
 
@@ -224,6 +234,7 @@ Action = (
     | KeepOut
     | Heal
     | Release
+    | TellStall
     | TellUnwatched
     | Dismiss
     | GiveUpOn

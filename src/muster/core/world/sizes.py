@@ -60,9 +60,8 @@ def taken_back(run: Run, closed: Round, first: RankEnd | None) -> TakenBack | No
     if not run.settings.min <= proven <= run.settings.max or not _can_be_formed(run, proven):
         return None
     assert closed.recall is not None
-    cause = closed.recall.reason if first is None else f"rank {first.rank} on {first.worker}: {first.reason}"
-    last = last_words.of(first) if first is not None else ""
-    why = f"{closed.world_size} workers failed without progress: {cause}" + (f": {last}" if last else "")
+    cause = closed.recall.reason if first is None else last_words.report(first)
+    why = f"{closed.world_size} workers failed without progress: {cause}"
     return TakenBack(run.target, proven, why)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from muster.core.world import launches, notices, sizes
+from muster.core.world import launches, notices, pace, sizes
 from muster.core.world.forming import available
 from muster.core.world.run import UNSEEN, Run, kept_lease, lose, silenced, with_loss
 from muster.types.bench import Bench
@@ -226,7 +226,8 @@ def renew(run: Run, heard: Mapping[MemberId, float]) -> Run:
 def extend_leases(run: Run, by_s: float) -> Run:
     """The coordinator itself stood still for that long: nobody's silence in it counts."""
     members = {key: replace(member, lease_until=member.lease_until + by_s) for key, member in run.members.items()}
-    return replace(run, members=members)
+    stall = replace(run.stall, since=run.stall.since + by_s) if run.stall is not None else None
+    return replace(run, members=members, pace=replace(run.pace, at=run.pace.at + by_s), stall=stall)
 
 
 def disconnected(run: Run, member_id: MemberId, now: float) -> Run:
@@ -464,11 +465,13 @@ def advanced(
     current = _current(run, member_id, number)
     if current is None:
         return run
-    progress = current.progress
+    progress, marks = current.progress, tuple(marks)
+    moved = [(current.progress.get(rank), mark) for rank, mark in marks]
     for rank, mark in marks:
         progress = changed(progress, rank, mark)
     known = [step for step in (current.first_step, first) if step is not None]
-    return replace(run, round=replace(current, progress=progress, first_step=min(known, default=None)))
+    current = replace(current, progress=progress, first_step=min(known, default=None))
+    return replace(run, round=current, pace=pace.advanced(run.pace, number, moved))
 
 
 # Orders from outside -----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import { pieces, trainingPath } from "./api.js";
 import { live } from "./live.js";
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { count, exactly, plural } from "./words.js";
 
 const BLOCK = 200; // lines that are drawn together: only the last block changes
@@ -14,9 +14,13 @@ const TYPING_MS = 300;
 const MARKER = /^\(muster: round (\d+)\)$/;
 const NO_TIME = " ".repeat(12); // as long as one
 
-/** The log of a training with all that one can choose. */
-export function LogPanel({ training }) {
+/** The log of a training with all that one can choose. With `failure`, the exit that ended it, it opens there. */
+export function LogPanel({ training, failure = null }) {
   const [asked, choose] = useState({ rank: "", round: "", words: "", times: false });
+  useEffect(() => {
+    const untouched = !asked.rank && !asked.round && !asked.words;
+    if (failure && untouched) choose({ ...asked, rank: String(failure.rank), round: String(failure.round) });
+  }, [Boolean(failure)]);
   const set = (name) => (event) => choose({ ...asked, [name]: event.target.type === "checkbox" ? event.target.checked : event.target.value });
   const words = useSettled(asked.words);
   const [rank, round] = [asked.rank, asked.round].map((text) => (/^\d+$/.test(text) ? Number(text) : null));
@@ -30,7 +34,8 @@ export function LogPanel({ training }) {
       <${Download} training=${training} rank=${rank} round=${round} words=${words} times=${asked.times} />
     </div></header>
     ${words ? html`<${Found} training=${training} rank=${rank} round=${round} words=${words} times=${asked.times} />`
-      : html`<${Log} training=${training} rank=${rank} round=${round} times=${asked.times} label="Log" />`}
+      : html`<${Log} training=${training} rank=${rank} round=${round} times=${asked.times} label="Log"
+          cause=${failure && rank === failure.rank && round === failure.round ? failure.exception : ""} />`}
   </section>`;
 }
 
@@ -50,7 +55,7 @@ function logsPath(training, { rank = null, round = null, ...more }) {
 
 // Following ---------------------------------------------------------------------------------------
 
-export function Log({ training, rank = null, round = null, tail = 500, times = false, label }) {
+export function Log({ training, rank = null, round = null, tail = 500, times = false, label, cause = "" }) {
   const { uid } = training;
   const box = useRef();
   const stuck = useRef(true); // to the end, until the reader scrolls away from it
@@ -66,18 +71,22 @@ export function Log({ training, rank = null, round = null, tail = 500, times = f
     read(path, uid, gone.signal, setBlocks, setState);
     return () => gone.abort();
   }, [uid, rank, round, live.epoch, live.connected]);
+  const focus = useMemo(() => (cause ? tracebackOf(blocks, cause) : null), [blocks, cause]);
   useLayoutEffect(() => {
-    if (stuck.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [blocks]);
+    const mark = box.current.querySelector("mark");
+    if (stuck.current && mark) box.current.scrollTop += mark.getBoundingClientRect().top - box.current.getBoundingClientRect().top;
+    else if (stuck.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [blocks, focus]);
   const scrolled = ({ target }) => {
     stuck.current = target.scrollHeight - target.scrollTop - target.clientHeight < 30;
   };
   const drawn = useRef(new WeakMap()); // what did not change is not looked at again
   const draw = (block) => {
     const known = drawn.current.get(block);
-    if (known?.times === times) return known.node;
-    const node = html`<${Block} key=${block.key} block=${block} times=${times} />`;
-    drawn.current.set(block, { node, times });
+    const marks = focus?.get(block.key) ?? null;
+    if (known?.times === times && known.marks === marks) return known.node;
+    const node = html`<${Block} key=${block.key} block=${block} times=${times} marks=${marks} />`;
+    drawn.current.set(block, { node, times, marks });
     return node;
   };
   return html`<div class="log" ref=${box} onScroll=${scrolled} tabindex="0" role="log" aria-live="off" aria-label=${label}>
@@ -85,22 +94,37 @@ export function Log({ training, rank = null, round = null, tail = 500, times = f
   </div>`;
 }
 
-/** Lines, and marks between them where a round begins. */
-function Block({ block, times }) {
+/** The last traceback that ends with that exception, which may lie in two blocks: block → its first and last line. */
+function tracebackOf(blocks, exception) {
+  const lines = blocks.flatMap(({ key, lines }) => lines.map(({ text }, number) => ({ key, number, text })));
+  const last = lines.findLastIndex(({ text }) => text.trim().split(/\s+/).join(" ").includes(exception));
+  const head = lines.slice(0, last + 1).findLastIndex(({ text }) => text.includes("Traceback (most recent call last)"));
+  const found = new Map();
+  for (const { key, number } of last < 0 ? [] : lines.slice(head < 0 ? last : head, last + 1)) {
+    found.set(key, { first: found.get(key)?.first ?? number, last: number });
+  }
+  return found;
+}
+
+/** Lines, and marks between them where a round begins; the lines of `marks` are highlighted. */
+function Block({ block, times, marks }) {
   const parts = [];
   let plain = [];
-  const close = () => {
-    if (plain.length) parts.push(html`<pre>${plain.join("\n")}</pre>`);
+  const close = (marked = false) => {
+    const text = plain.join("\n");
+    if (plain.length) parts.push(marked ? html`<pre><mark>${text}</mark></pre>` : html`<pre>${text}</pre>`);
     plain = [];
   };
-  for (const { text, at } of block.lines) {
+  for (const [number, { text, at }] of block.lines.entries()) {
+    if (number === marks?.first) close();
+    if (number === (marks?.last ?? -2) + 1) close(true);
     const marker = MARKER.exec(text);
     if (marker) {
       close();
       parts.push(html`<p class="round-mark">Round ${count(Number(marker[1]))}</p>`);
     } else plain.push(times ? `${shownTime(at)} ${text}` : text);
   }
-  close();
+  close(block.lines.length === (marks?.last ?? -2) + 1);
   return html`<div>${parts}</div>`;
 }
 

@@ -41,7 +41,7 @@ class Story {
     else if (reason === "WorkerStarted" && event.data?.worker) this.workers.set(event.data.worker, { name: event.data.worker, start: at, end: null });
     else if (reason === "WorkerExited" && event.data?.worker) this.leave(event.data.worker, at, { exitCode: event.data.exitCode });
     else if (reason === "WorkerLost") this.leave(about, at, { lost: true, why: message });
-    else if (reason === "RankFailed") this.disturbed.add(/ on ([^\s:,]+)/.exec(message)?.[1]);
+    else if (reason === "RankFailed") this.disturbed.add(event.data?.worker);
     if (ENDS.has(reason)) this.end = Math.max(this.end ?? 0, at);
   }
 

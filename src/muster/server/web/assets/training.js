@@ -40,9 +40,10 @@ function One({ training, who }) {
   const metrics = useMetrics(training);
   const timeline = useMemo(() => html`<${Timeline} journal=${journal} />`, [journal.events, journal.older, journal.loaded]);
   const curves = useMemo(() => html`<${Curves} metrics=${metrics} />`, [metrics.series]);
-  const log = useMemo(() => html`<${LogPanel} training=${metadata} />`, [live.epoch, live.connected]);
+  const failure = status.phase === "failed" ? status.outcome?.firstFailure ?? null : null;
+  const log = useMemo(() => html`<${LogPanel} training=${metadata} failure=${failure} />`, [live.epoch, live.connected, Boolean(failure)]);
   const heal = lastHeal(journal.events);
-  const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, rank]);
+  const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, status.workers, rank]);
   return html`
     <div class="heading">
       <div>
@@ -117,7 +118,9 @@ const MOST_NAMED = 64; // ranks that are shown with the name of their worker
 const MOST_CELLS = 2000; // beyond them, ranks that run are left out first
 
 function Ranks({ training, chosen, choose }) {
-  const { ranks: all, spares } = training.status;
+  const { ranks: all, spares, workers } = training.status;
+  const notes = (workers ?? []).filter((worker) => worker.role === "spare" && worker.note).map((worker) => worker.note);
+  const unready = (at) => notes[at]; // what a spare that is not ready yet does
   const ranks = all.length <= MOST_CELLS ? all
     : [...all].sort((one, other) => (one.phase === "running") - (other.phase === "running")).slice(0, MOST_CELLS);
   const grid = useRef();
@@ -141,8 +144,9 @@ function Ranks({ training, chosen, choose }) {
     </button>`)}
     ${Array.from({ length: Math.max(spares.ready, spares.target) }, (_, at) => html`<span key=${`spare-${at}`}
         class=${`rank spare ${at < spares.ready ? "" : "missing"}`} role="img"
-        aria-label=${at < spares.ready ? "A spare is ready" : "A spare is missing"}>
-      <${Icon} name="spare" />${named && html`<i>${at < spares.ready ? "spare" : "no spare"}</i>`}</span>`)}
+        aria-label=${at < spares.ready ? "A spare is ready" : unready(at - spares.ready) ?? "A spare is missing"}
+        title=${at < spares.ready ? "" : unready(at - spares.ready) ?? ""}>
+      <${Icon} name="spare" />${named && html`<i>${at < spares.ready ? "spare" : unready(at - spares.ready) ?? "no spare"}</i>`}</span>`)}
   </div>
   ${ranks.length < all.length && html`<p class="quiet">${count(ranks.length)} of ${plural(all.length, "rank")}, those that do not run first.</p>`}`;
 }

@@ -66,7 +66,7 @@ export function stepOf(training) {
 
 // Conditions that explain why a training is not well, the most telling first, and the status that says so.
 const WORRIES = [["Admitted", "False"], ["MeshReady", "False"], ["BelowMinimum", "True"], ["Resizing", "True"],
-  ["TargetReached", "False"], ["DegradedMesh", "True"]];
+  ["TargetReached", "False"], ["DegradedMesh", "True"], ["Stalled", "True"]];
 
 export const isWorry = (one) => WORRIES.some(([type, status]) => one.type === type && one.status === status);
 
@@ -112,6 +112,8 @@ const EVENTS = {
   WorkerLost: ["death", "Worker lost"],
   WorkerUnfit: ["death", "Worker unfit"],
   RankFailed: ["death", "Rank failed"],
+  StepsStalled: ["death", "No steps"],
+  StepsAgain: ["promotion", "Steps come again"],
   WorkerExited: ["death", "Worker exited"],
   ScaleRequested: ["resize", "Scale requested"],
   TargetChanged: ["resize", "Target changed"],
