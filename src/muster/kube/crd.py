@@ -116,6 +116,11 @@ ABOUT: dict[str, str] = {
     "status.spares.ready": "Those that are connected and healthy without a rank.",
     "status.spares.target": "How many there should be.",
     "status.round": "Number of the current or last round, from 0; absent before the first.",
+    "status.roundTimes": "How long the round took from the loss or the request that it follows: until all its ranks "
+    "ran, and until the first step of any rank; absent for the first round.",
+    "status.roundTimes.round": "Which round.",
+    "status.roundTimes.ranksRunSeconds": "Until all its ranks ran.",
+    "status.roundTimes.nextStepSeconds": "Until the first step of any rank; absent while no rank has told a step.",
     "status.rendezvousEndpoint": "HOST:PORT of the store at which the ranks of the round that is out meet; absent "
     "while none is.",
     "status.restarts": "How many of maxRestarts are used.",

@@ -56,7 +56,7 @@ function One({ training, who }) {
     ${heal && html`<p class="healed" role="status"><${Icon} name="promotion" /> Healed at ${clock(heal.at)}: ${heal.message}</p>`}
     <dl class="facts card">
       <${Fact} name="World"><${World} training=${training} /><//>
-      <${Fact} name="Round">${count(status.round)}<//>
+      <${Fact} name="Round">${count(status.round)} <i>${roundTimes(status)}</i><//>
       <${Fact} name="Restarts">${count(status.restarts)}<i> of ${count(spec.maxRestarts)}</i><//>
       <${Fact} name="Step">${count(stepOf(training))} <i>${rate(rateOf(metadata.uid))}</i><//>
       <${Fact} name=${isOver(training) ? "Took" : "Running"}>${took(status)}<//>
@@ -92,6 +92,13 @@ function One({ training, who }) {
 const hasMore = (outcome) => outcome && outcome.state !== "succeeded" && outcome.message?.trim().includes("\n");
 
 const program = (spec) => (spec.command ?? [spec.script ?? `-m ${spec.module}`]).concat(spec.args).join(" ");
+
+/** How long the round took from the loss or the request that it follows. */
+function roundTimes({ round, roundTimes: times }) {
+  if (times?.round !== round) return "";
+  const step = times.nextStepSeconds ?? null;
+  return `ranks run after ${duration(times.ranksRunSeconds)}${step === null ? "" : `, next step after ${duration(step)}`}`;
+}
 
 function took({ startedAt, finishedAt }) {
   if (!startedAt) return "–";
