@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from muster import DistributedTraining
+import pytest
+
+from muster import DistributedTraining, TrainingFailed
 from muster.types.event import HEALED, TARGET_REACHED, Event
 from tests.fleet import PROGRAMS, eventually
 from tests.plane import Plane, fresh
 
 SLOW_S = 3.0
+CRASH = """
+import os, sys, time, muster
+for step in range(1, 6):
+    {tell}
+    time.sleep(0.2)
+sys.exit(3)
+"""
 
 
 def named(training: DistributedTraining, reason: str) -> list[Event]:
@@ -61,3 +71,36 @@ def test_a_resize_is_reported_with_both_times(plane: Plane) -> None:
     said = plane.muster("scale", "resized", "3", "--wait", "--timeout", "60s")
     told = said.expect(r"3 of 3 workers ready; ranks run after (\S+) (m?s), next step after (\d+\.\d) s")
     assert float(told[3]) > SLOW_S
+
+
+@pytest.mark.parametrize("tell", ["muster.progress(step)", "pass"])
+def test_a_crash_that_repeats_is_never_reported_as_healed(plane: Plane, tmp_path: Path, tell: str) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text(CRASH.format(tell=tell))
+    training = plane.train("crashing", script=str(script), world=(1, 1, 1), max_restarts=3)
+    with pytest.raises(TrainingFailed):
+        training.wait(timeout=120)
+    assert training.phase == "failed" and len(named(training, "RoundReleased")) == 4
+    assert named(training, HEALED) == []
+
+
+@pytest.mark.parametrize("role", ["active", "spare"])
+def test_a_killed_worker_is_shown_as_dead_and_never_as_a_spare(plane: Plane, role: str) -> None:
+    training = slow(plane, "killed")
+    victim = next(one.name for one in training.training.status.workers if one.role == role)
+    plane.kill_worker(victim)
+    eventually(lambda: roles(training).get(victim) != role, "its role has changed", 60)
+    seen = set()
+
+    def replaced() -> bool:
+        seen.add(roles(training).get(victim))
+        return "spare" in roles(training).values() and roles(training)[victim] == "dead"
+
+    eventually(replaced, "it is replaced", 60)
+    assert seen == {"dead"}, seen
+    described = plane.muster("describe", "killed")
+    assert described.wait() == 0 and re.search(rf"{victim} dead for \S+ on .*: exit code -9", described.text)
+
+
+def roles(training: DistributedTraining) -> dict[str, str]:
+    return {one.name: one.role for one in fresh(training).training.status.workers}

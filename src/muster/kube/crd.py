@@ -135,7 +135,7 @@ ABOUT: dict[str, str] = {
     "status.ranks.step": "The last step that it reported.",
     "status.workers": "The workers that are there, at most 256 of them: those with ranks first, then spares.",
     "status.workers.name": "Its name, and that of its Pod.",
-    "status.workers.role": "active, spare, lent, parked (it gets no rank), starting or leaving.",
+    "status.workers.role": "active, spare, lent, parked (it gets no rank), starting, leaving or dead.",
     "status.workers.node": "The node that it is on.",
     "status.workers.ranks": "The ranks that it has in the current round, like 3 or 8-15.",
     "status.workers.since": "Since when it has that role.",

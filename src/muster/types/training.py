@@ -202,7 +202,7 @@ class SparesStatus:
     target: int = 0
 
 
-WorkerRole = Literal["active", "spare", "lent", "parked", "starting", "leaving"]
+WorkerRole = Literal["active", "spare", "lent", "parked", "starting", "leaving", "dead"]
 MOST_LISTED = 256  # workers, in a status
 
 

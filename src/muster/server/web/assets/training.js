@@ -43,7 +43,7 @@ function One({ training, who }) {
   const log = useMemo(() => html`<${LogPanel} training=${metadata} />`, [live.epoch, live.connected]);
   const heal = lastHeal(journal.events);
   const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, rank]);
-  return html`
+  return html`<article class=${status.phase === "failed" ? "is-over-failed" : ""}>
     <div class="heading">
       <div>
         <p class="crumbs"><a href="#/trainings">Trainings</a> / ${metadata.namespace} /</p>
@@ -53,7 +53,7 @@ function One({ training, who }) {
     </div>
     <p class=${`why ${status.phase === "failed" ? "bad" : ""}`} aria-live="polite">${explanation?.summary ?? reasonOf(training)}</p>
     ${hasMore(status.outcome) && html`<pre class="tail" tabindex="0" role="region" aria-label="How it ended">${status.outcome.message.trim()}</pre>`}
-    ${heal && html`<p class="healed" role="status"><${Icon} name="promotion" /> Healed at ${clock(heal.at)}: ${heal.message}</p>`}
+    ${heal && status.phase !== "failed" && html`<p class="healed" role="status"><${Icon} name="promotion" /> Healed at ${clock(heal.at)}: ${heal.message}</p>`}
     <dl class="facts card">
       <${Fact} name="World"><${World} training=${training} /><//>
       <${Fact} name="Round">${count(status.round)} <i>${roundTimes(status)}</i><//>
@@ -76,7 +76,7 @@ function One({ training, who }) {
       <div>
         ${status.keptState && html`<${State} state=${status.keptState} />`}
         ${timeline}
-        <${WorkerUse} workers=${metrics.workers} ranks=${status.ranks} />
+        <${WorkerUse} workers=${metrics.workers} status=${status} />
         <${Card} title="Conditions"><ul class="conditions">
           ${status.conditions.map((one) => html`<li key=${one.type} class=${isWorry(one) ? "worry" : ""}>
             <${Icon} name=${isWorry(one) ? "lost" : "succeeded"} />
@@ -85,7 +85,7 @@ function One({ training, who }) {
           ${status.conditions.length === 0 && html`<li class="quiet">None yet.</li>`}
         </ul><//>
       </div>
-    </div>`;
+    </div></article>`;
 }
 
 /** What its outcome says beyond its first line. */
