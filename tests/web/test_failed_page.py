@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from muster import TrainingFailed
-from tests.fleet import PROGRAMS, eventually, free_port
+from tests.fleet import PROGRAMS, eventually, family, free_port, kill_all
 from tests.plane import Plane, fresh
 from tests.web.pages import Visitor
 from tests.web.test_training_page import METRICS, ONE, measured
@@ -77,3 +78,20 @@ def test_a_dead_worker_is_no_spare_in_the_use_of_workers(plane: Plane, visitor: 
     plane.kill_worker(spare)
     expect(row).to_contain_text("dead", timeout=60_000)
     expect(row).not_to_contain_text("spare")
+
+
+def test_steps_that_a_power_loss_cost_are_on_the_page_as_a_warning(plane: Plane, visitor: Visitor) -> None:
+    args = [str(plane.notes), "100000", "pause=0.02"]
+    training = plane.train(script=str(PROGRAMS / "kept.py"), args=args, world=(2, 2, 2))
+    visitor.sign_in(plane.url, plane.api_token, ONE)
+
+    def steps() -> int:
+        state = fresh(training).training.status.kept_state
+        return (state.newest_step or 0) if state is not None else 0
+
+    eventually(lambda: steps() >= 30, "thirty steps are in memory", 60)
+    kill_all([pid for agent in plane.worker_pids().values() for pid in family(agent)])
+    words = re.compile(r"no copy of the state survived \(2 of 2 workers lost\); \d+ steps are lost; begins at step 0")
+    expect(visitor.card("State").locator("li.worry").filter(has_text=words)).to_be_visible(timeout=60_000)
+    expect(visitor.card("Timeline").locator("li.worry").filter(has_text=words)).to_be_visible(timeout=60_000)
+    visitor.picture("state-lost")

@@ -189,6 +189,8 @@ def _state(training: Training) -> Iterator[str]:
     state = training.status.kept_state
     if state is None:
         return
+    if state.lost:
+        yield f"state: {state.lost}"
     yield f"state: {state_words.safe(state)}"
     if state.loss:
         yield f"state: {state.loss}"

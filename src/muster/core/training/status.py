@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from muster.core.training import lifecycle, moments, present
+from muster.core.training import lifecycle, moments, present, state_loss
 from muster.core.training.admission import Grant
 from muster.core.training.explain import show_round_times
 from muster.core.world import heals, run, sizes
@@ -22,7 +22,7 @@ from muster.core.world.safe_state import Kept
 from muster.types import world
 from muster.types.bench import Bench
 from muster.types.codec import Problem
-from muster.types.event import TARGET_REACHED, Event
+from muster.types.event import STATE_LOST, TARGET_REACHED, Event
 from muster.types.state import KeptState
 from muster.types.training import (
     LENT,
@@ -359,6 +359,8 @@ def news(training: Training, seen: Observed, status: Status) -> tuple[Event, ...
     found += _turned(training, status)
     if status.phase == "ready" and old.phase != "ready":
         found.append(Event("Ready", f"{status.world_size.ready} workers run ranks", round=status.round))
+    if (loss := state_loss.found(old, seen.last_round)) is not None:
+        found.append(Event(STATE_LOST, loss.text, "Warning", round=status.round, data=loss.data))
     return (*found, *_invalid(training, status), *_waiting(training, seen, status))
 
 
@@ -437,6 +439,12 @@ def _spares(seen: Observed) -> int:
 
 
 def kept_state(old: Status, seen: Observed, now: datetime) -> KeptState | None:
+    """Return what of its state is safe, and which finished steps the round began without."""
+    state = _safe_state(old, seen, now)
+    return None if state is None else state_loss.followed(state, old, seen.last_round)
+
+
+def _safe_state(old: Status, seen: Observed, now: datetime) -> KeptState | None:
     """What of its state is safe. Who has just come back to its workers knows only what was known before."""
     before = old.kept_state
     if seen.kept is None:
@@ -456,7 +464,14 @@ def last_state(known: KeptState | None) -> KeptState | None:
     """What is left when nobody has anything in memory any more."""
     if known is None:
         return None
-    return KeptState(durable_step=known.durable_step, resumed=known.resumed, refused=known.refused)
+    return KeptState(
+        durable_step=known.durable_step,
+        resumed=known.resumed,
+        refused=known.refused,
+        reached=known.reached,
+        lost=known.lost,
+        lost_steps=known.lost_steps,
+    )
 
 
 # Ranks -------------------------------------------------------------------------------------------

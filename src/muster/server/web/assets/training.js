@@ -95,7 +95,7 @@ const program = (spec) => (spec.command ?? [spec.script ?? `-m ${spec.module}`])
 
 /** How long the round took from the loss or the request that it follows. */
 function roundTimes({ round, roundTimes: times }) {
-  if (times?.round !== round) return "";
+  if (!times || times.round !== round) return "";
   const step = times.nextStepSeconds ?? null;
   return `ranks run after ${duration(times.ranksRunSeconds)}${step === null ? "" : `, next step after ${duration(step)}`}`;
 }
@@ -215,6 +215,7 @@ function State({ state }) {
         known(commitSeconds) ? duration(commitSeconds) : ""}${known(overhead) ? `, ${Number((overhead * 100).toPrecision(2))} %` : ""}</i><//>`}
     </dl>
     <ul class="conditions">
+      ${state.lost && html`<li class="worry"><${Icon} name="lost" /><p>${state.lost}</p></li>`}
       ${state.loss && html`<li class=${risky ? "worry" : ""}><${Icon} name=${risky ? "lost" : "succeeded"} /><p>${state.loss}</p></li>`}
       ${state.where && html`<li><${Icon} name="spare" /><p>${state.where}</p></li>`}
       ${state.resumed && html`<li><${Icon} name="round" /><p>this round went on ${state.resumed}</p></li>`}
