@@ -518,6 +518,17 @@ class Round:
         return None
 
 
+def show_round_times(ranks_run_s: float | None, next_step_s: float | None) -> str:
+    """Say how long a round took to run and to make a step; empty if that is not known."""
+    parts = [f"ranks run after {_shown(ranks_run_s)}"] if ranks_run_s is not None else []
+    parts += [f"next step after {_shown(next_step_s)}"] if next_step_s is not None else []
+    return ", ".join(parts)
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+
+
 @record()
 class Place:
     """One worker's part in a round."""

@@ -37,7 +37,7 @@ def broken(names: str, *losses: Loss, at: int | None = 636, cause: Cause = Cause
 
 
 def crashed(at: int | None = 636, up_at: float = NOW - 4.0) -> Run:
-    failed = {"exits": {1: an_exit(1)}, "first_failed_at": NOW - 0.1, "first_failed_rank": 1}
+    failed: dict[str, Any] = {"exits": {1: an_exit(1)}, "first_failed_at": NOW - 0.1, "first_failed_rank": 1}
     last = a_round("a b", progress={} if at is None else steps(at, at - 1), up_at=up_at, **failed)
     return recalled(a_run("a b", last=last), Cause.FAILURE, reason="rank 1 on b: Exit 1")
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from muster.core.training import moments, state_words
-from muster.core.world import heals, last_words
+from muster.core.world import last_words
 from muster.types.event import FINISHED, WORKER_EXITED, Event
 from muster.types.training import LENT, Condition, Outcome, Status, Training
+from muster.types.world import show_round_times as show_times
 
 _EVENTS_SHOWN = 5
 _EXITS_SHOWN = 8
@@ -63,7 +64,7 @@ def show_round_times(status: Status) -> str:
     times = status.round_times
     if times is None or times.round != status.round:
         return ""
-    return heals.show_times(times.ranks_run_seconds, times.next_step_seconds)
+    return show_times(times.ranks_run_seconds, times.next_step_seconds)
 
 
 # The sentence ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 from muster.core.world.run import NAMED, UNSEEN, Healing, Run, listed, told
 from muster.types.records import record, replace
-from muster.types.world import Cause, Loss, Round, Seat
+from muster.types.world import Cause, Loss, Round, Seat, show_round_times
 
 SETTLE_S = 10.0  # for how long ranks that tell no steps have to run
 MOST_SETTLE_S = 60.0  # the same, however long the round that crashed had run
@@ -167,15 +167,8 @@ def _back_at(known: Healing, current: Round) -> tuple[int, int | None] | None:
 
 
 def _times(current: Round) -> list[str]:
-    shown = show_times(current.ranks_run_s, current.next_step_s)
+    shown = show_round_times(current.ranks_run_s, current.next_step_s)
     return [shown] if shown else []
-
-
-def show_times(ranks_run_s: float | None, next_step_s: float | None) -> str:
-    """Say how long it took; empty if that is not known."""
-    parts = [f"ranks run after {_shown(ranks_run_s)}"] if ranks_run_s is not None else []
-    parts += [f"next step after {_shown(next_step_s)}"] if next_step_s is not None else []
-    return ", ".join(parts)
 
 
 def _who(known: Healing, current: Round, verb: str) -> tuple[str, str]:
@@ -201,7 +194,3 @@ def _named(current: Round, seat: Seat) -> str:
 def _ranks(current: Round, seat: Seat) -> str:
     first = current.first_rank_of(seat.rank)
     return str(first) if seat.procs == 1 else f"{first}-{first + seat.procs - 1}"
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
