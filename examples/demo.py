@@ -53,13 +53,15 @@ def demo(folder: str) -> int:
     os.kill(pid, signal.SIGKILL)
     until_step(training, 60, after_round=0)
     heir = next(rank.worker for rank in training.ranks if rank.rank == 1)
+    say(f"healed: {heal_of(training)}")
     say(f"{heir} has rank 1 now; no restart was spent: restarts = {training.training.status.restarts}")
 
     say("scale 2 → 3")
     told = training.scale(target=3)
     say(f"scale answers at once: ready {told.ready}, target {told.target}")
-    world = training.wait_until_target_world(timeout=PATIENCE_S)
-    say(f"{world.ready} of {world.target} workers train")
+    training.wait_until_target_world(timeout=PATIENCE_S)
+    reached = next(one for one in training.conditions if one.type == "TargetReached")
+    say(reached.message)
 
     training.result(timeout=PATIENCE_S)
     printer.join(PATIENCE_S)
@@ -83,6 +85,15 @@ def until_step(training: DistributedTraining, step: int, after_round: int = -1) 
             return
         if change.training.is_terminal:
             training.result()
+
+
+def heal_of(training: DistributedTraining) -> str:
+    """Wait until the heal is reported; it says when ranks ran and when the next step was made."""
+    for _ in muster.Client().watch():
+        for event in training.events():
+            if event.reason == "Healed":
+                return event.message
+    raise SystemExit("demo: no heal was reported")
 
 
 def pid_of(worker: str) -> int:

@@ -47,7 +47,7 @@ BLOCKS = {
         "starts agents in the background, which the shell of that test would leave behind",
         "tests/mesh/test_publish.py::test_without_an_etcd_it_serves_the_keys_until_it_is_ended",
     ),
-    ("README.md", "    8.654  WorkerLost       demo-1: its connection closed"): Elsewhere(
+    ("README.md", "   11.357  WorkerLost       demo-1: its connection closed"): Elsewhere(
         "is what make demo prints at its end; survive_kill.py does the same",
         "tests/examples/test_examples.py::test_a_training_survives_the_kill_of_a_worker",
     ),

@@ -257,7 +257,7 @@ def test_texts_that_may_be_empty_are_nullable_and_nothing_else_is() -> None:
         *(f"status.rankExits.{name}" for name in EXIT_TEXTS),
         *(f"status.outcome.firstFailure.{name}" for name in EXIT_TEXTS),
         *(f"status.outcome.{name}" for name in ("reason", "message")),
-        *(f"status.keptState.{name}" for name in ("where", "loss", "resumed", "refused")),
+        *(f"status.keptState.{name}" for name in ("where", "loss", "resumed", "refused", "lost")),
         *(f"status.bench.{name}" for name in ("via", "error")),
         "status.lastResize.reason",
     }

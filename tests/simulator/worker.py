@@ -307,7 +307,10 @@ class SimulatedWorker:
             case Send(frame=frame):
                 self.connection.send(frame)
             case Renew(round=number):
-                self.connection.send(RenewFrame(round=number, steps=self.processes.fresh_steps()))
+                steps = self.processes.fresh_steps()
+                first = min((step for _, step, _ in steps), default=None)
+                age = max((age for _, _, age in steps), default=None)
+                self.connection.send(RenewFrame(round=number, steps=steps, first_step=first, first_step_age=age))
             case Drop():
                 self.connection.drop()
             case Beat():

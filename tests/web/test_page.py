@@ -170,7 +170,8 @@ def test_a_killed_worker_is_seen_with_its_reason_and_its_successor_without_a_rel
     visitor.card("Timeline").get_by_text("Spare promoted").wait_for()
     visitor.card("Timeline").get_by_text(f"{spare} takes rank 1", exact=True).wait_for()
     page.get_by_role("button", name=f"Rank 1: running on {spare}").wait_for()
-    healed = re.compile(rf"{seated[1]} lost; {spare} has rank 1 after \d+(\.\d)? m?s; back at step 0, \d+ steps redone")
+    times = r"ranks run after \S+ m?s, next step after \S+ m?s"
+    healed = re.compile(rf"{seated[1]} lost; {spare} has rank 1; {times}; back at step 0, \d+ steps redone")
     visitor.card("Timeline").get_by_text(healed).wait_for()
     expect(page.get_by_role("status").filter(has_text="Healed at")).to_contain_text(healed)
     visitor.see("demo is ready: 2 of 2 workers train in round 1.")

@@ -16,7 +16,7 @@ from muster.cli.pool import holder_of, purpose_of
 from muster.cli.safe_text import line
 from muster.core.training import state_words
 from muster.core.training.explain import explain as explain_training
-from muster.core.training.explain import show_age
+from muster.core.training.explain import show_age, show_round_times
 from muster.errors import NotFound
 from muster.types.codec import to_wire
 
@@ -185,13 +185,21 @@ def _head(training: Training, now: datetime) -> Mapping[str, object]:
                 *(f"{value} {key}" for key, value in asked.items() if value is not None),
             ]
         ),
-        "Round": "none yet" if status.round is None else status.round,
+        "Round": _round(training),
         "Restarts": f"{status.restarts} of {spec.max_restarts}",
         "Lease": f"{spec.lease_seconds:g} s",
         "Bench": _bench(training),
         "Priority": spec.priority or None,
         "Generation": f"{metadata.generation}, acted on {status.observed_generation}",
     }
+
+
+def _round(training: Training) -> str:
+    status = training.status
+    if status.round is None:
+        return "none yet"
+    took = show_round_times(status)
+    return f"{status.round}; {took}" if took else str(status.round)
 
 
 def _bench(training: Training) -> str:

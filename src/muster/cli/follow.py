@@ -23,7 +23,7 @@ from muster.cli.terminal import silent_keys
 from muster.cli.trainings import reason_of, target_of
 from muster.core.training.explain import explain, show_age
 from muster.errors import MusterError
-from muster.types.event import HEALED, UNWATCHED, Event
+from muster.types.event import HEALED, STATE_LOST, UNWATCHED, Event
 
 if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
@@ -221,7 +221,7 @@ def tell_of(event: Event, tell: Callable[[str], None]) -> None:
     """What no view of a training shows: a loss that was made good before anyone looked, a watch that sees nothing."""
     if event.reason == HEALED:
         tell(healed(event))
-    elif event.reason == UNWATCHED:
+    elif event.reason in (UNWATCHED, STATE_LOST):
         tell(f"{on_one_line(event.training)}  {on_one_line(event.message)}")
 
 

@@ -10,9 +10,11 @@ import typer
 from muster.cli import durations, exits, session
 from muster.cli.follow import ending
 from muster.cli.output import tell
+from muster.core.training.explain import show_round_times
 
 if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
+    from muster.types.training import WorldStatus
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -46,9 +48,7 @@ def scale(
     tell(f"{name}: {world.target} workers asked for, {world.ready} ready")
     if wait:
         reached = handle.wait_until_target_world(timeout=timeout)
-        _say_end(handle) if handle.training.is_terminal else tell(
-            f"{name}: {reached.ready} of {reached.target} workers ready"
-        )
+        _say_end(handle) if handle.training.is_terminal else _say_size(handle, reached)
     else:
         tell(f"muster wait {name} --for=target waits for it")
 
@@ -73,7 +73,12 @@ def wait(
         world = handle.wait_until_min_world(timeout=timeout)
     if handle.training.is_terminal:
         raise typer.Exit(_say_end(handle))
-    tell(f"{name}: {world.ready} of {world.target} workers ready")
+    _say_size(handle, world)
+
+
+def _say_size(handle: DistributedTraining, world: WorldStatus) -> None:
+    took = show_round_times(handle.training.status)
+    tell(f"{handle.name}: {world.ready} of {world.target} workers ready" + (f"; {took}" if took else ""))
 
 
 @app.command(epilog="Example: muster cancel demo --grace 10s")

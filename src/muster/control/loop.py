@@ -329,7 +329,7 @@ def _steady(status: Status) -> Status:
     """What does not change with every step."""
     kept = status.kept_state
     if kept is not None:
-        kept = KeptState(resumed=kept.resumed, refused=kept.refused)
+        kept = KeptState(resumed=kept.resumed, refused=kept.refused, lost=kept.lost)
     ranks = tuple(replace(rank, step=None) for rank in status.ranks)
     return replace(status, ranks=ranks, workers=present.steady(status.workers), kept_state=kept)
 

@@ -329,7 +329,8 @@ class Agent:
         doing = self._processes.doing
         if self._files is None or not self._held.runs or not (steps := self._files.fresh_steps()):
             return RenewFrame(doing=doing)
-        return RenewFrame(steps=steps, first_step=self._files.first_step(), doing=doing)
+        first_step, first_step_age = self._files.first_step() or (None, None)
+        return RenewFrame(steps=steps, first_step=first_step, first_step_age=first_step_age, doing=doing)
 
     def _rank_exited(self, key: str, status: int) -> None:
         self._findings.tell()

@@ -16,9 +16,9 @@ from muster.node.fencing import check_lease
 
 FILE_VARIABLE = "MUSTER_PROGRESS_FILE"
 _MARK = struct.Struct("<qd")  # step, time.monotonic() of the host
-_FIRST, _FIRST_AT = struct.Struct("<q"), 56  # the first step
+_FIRST, _FIRST_OFFSET = struct.Struct("<qd"), 56  # the first step, and when it was made
 _NONE = -(1 << 63)
-FILE_SIZE = 64  # `node.word` has what is between
+FILE_SIZE = 72  # `node.word` has what is between
 
 _memory: mmap.mmap | None = None
 _memory_of: str | None = None
@@ -33,8 +33,8 @@ def progress(step: int) -> None:
         return
     if path != _memory_of:
         _memory, _memory_of = _map(path), path
-        if _memory is not None and len(_memory) == FILE_SIZE and _FIRST.unpack_from(_memory, _FIRST_AT) == (_NONE,):
-            _FIRST.pack_into(_memory, _FIRST_AT, int(step))
+        if _memory is not None and len(_memory) == FILE_SIZE and _FIRST.unpack_from(_memory, _FIRST_OFFSET)[0] == _NONE:
+            _FIRST.pack_into(_memory, _FIRST_OFFSET, int(step), time.monotonic())
     if _memory is not None:
         _MARK.pack_into(_memory, 0, int(step), time.monotonic())
 
@@ -57,7 +57,7 @@ def _map(path: str) -> mmap.mmap | None:
 
 def create(path: str) -> None:
     with open(path, "wb") as file:
-        file.write(_MARK.pack(-1, 0.0).ljust(_FIRST_AT, b"\0") + _FIRST.pack(_NONE))
+        file.write(_MARK.pack(-1, 0.0).ljust(_FIRST_OFFSET, b"\0") + _FIRST.pack(_NONE, 0.0))
 
 
 def read(path: str) -> tuple[int, float] | None:
@@ -69,13 +69,13 @@ def read(path: str) -> tuple[int, float] | None:
     return (step, at) if at else None
 
 
-def read_first(path: str) -> int | None:
-    """The first step that the rank reported; it has written that before the last one."""
+def read_first(path: str) -> tuple[int, float] | None:
+    """Return the first step that the rank reported and its time; the rank writes both before its last step."""
     try:
-        step: int = _FIRST.unpack_from(content(path), _FIRST_AT)[0]
+        step, first_at = _FIRST.unpack_from(content(path), _FIRST_OFFSET)
     except (OSError, struct.error):
         return None
-    return None if step == _NONE else step
+    return None if step == _NONE else (step, first_at)
 
 
 def content(path: str) -> bytes:

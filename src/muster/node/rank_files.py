@@ -137,10 +137,13 @@ class RankFiles:
         """Another coordinator may not know what was told."""
         self._told_steps.clear()
 
-    def first_step(self) -> int | None:
-        """The lowest of those that ranks told first."""
-        found = [progress.read_first(mark) for mark in self.marks.values()]
-        return min((step for step in found if step is not None and abs(step) < LARGEST_STEP), default=None)
+    def first_step(self) -> tuple[int, float] | None:
+        """Return the lowest of the steps that ranks reported first, and the age of the earliest of them in seconds."""
+        reports = [report for mark in self.marks.values() if (report := progress.read_first(mark)) is not None]
+        usable = [(step, at) for step, at in reports if abs(step) < LARGEST_STEP and math.isfinite(at)]
+        if not usable:
+            return None
+        return min(step for step, _ in usable), round(max(0.0, time.monotonic() - min(at for _, at in usable)), 4)
 
     def _mark(self, rank: int) -> tuple[int, float] | None:
         """A rank writes it: what cannot be a step at a time is none."""

@@ -21,9 +21,10 @@ FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelle
 STEADY = "steady"
 TRIMMED = "JournalTrimmed"  # stands for older entries that were dropped; data is a `usage.Dropped`
 UNWATCHED = "HangUnwatched"  # there is a hang timeout, and no rank tells its step
-HEALED = "Healed"  # what was lost was replaced; data has seconds, step, redone, lost, heirs, workers
+STATE_LOST = "StateLost"  # finished steps are gone; data has steps, step (where it goes on), workers, of
+HEALED = "Healed"  # it gets on after a loss; data: ranksRunSeconds, nextStepSeconds, step, redone, lost, heirs, workers
 TERMINAL_EDIT = "UDTerminalState"
-TARGET_REACHED = "TargetReached"  # data["target"], and in data["generation"] for which one
+TARGET_REACHED = "TargetReached"  # data: target, generation (for which one), ranksRunSeconds, nextStepSeconds
 
 
 @dataclass(frozen=True)

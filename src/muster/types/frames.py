@@ -532,7 +532,8 @@ class RenewFrame(Frame, type="renew", sender="agent"):
     """Every third of a lease, with `[rank, step, age]` of each rank that has got on"""
 
     steps: tuple[tuple[int, int, float], ...] = ()
-    first_step: int | None = None  # the lowest of those that its ranks told first in this round; 0.1 tells none
+    first_step: int | None = None  # the lowest of those that its ranks told first in this round
+    first_step_age: float | None = None  # of the earliest of them, in seconds
     doing: str = limited(default="", max_length=MAX_TEXT)  # what its ranks wait for there: one of `modules.DOING`
 
 

@@ -110,3 +110,6 @@ class KeptState:
     loss_seconds: float | None = None
     resumed: str = ""  # where the ranks of this round went on, and why there
     refused: str = ""  # workers that cannot keep state, and why
+    reached: int | None = None  # how many steps the ranks of this round had finished at most
+    lost: str = ""  # the steps that this round began without, because no copy of them survived
+    lost_steps: int | None = None

@@ -202,7 +202,7 @@ class SparesStatus:
     target: int = 0
 
 
-WorkerRole = Literal["active", "spare", "lent", "parked", "starting", "leaving"]
+WorkerRole = Literal["active", "spare", "lent", "parked", "starting", "leaving", "dead"]
 MOST_LISTED = 256  # workers, in a status
 
 
@@ -289,6 +289,15 @@ class SteadyTimes:
 
 
 @dataclass(frozen=True)
+class RoundTimes:
+    """How long a round took, in seconds from the loss or the request that it follows."""
+
+    round: int
+    ranks_run_seconds: float  # until all its ranks ran
+    next_step_seconds: float | None = None  # until the first step of any rank; None: no rank has told a step yet
+
+
+@dataclass(frozen=True)
 class Status:
     observed_generation: int = 0
     phase: Phase = "pending"
@@ -296,6 +305,7 @@ class Status:
     world_size: WorldStatus = field(default_factory=WorldStatus)
     spares: SparesStatus = field(default_factory=SparesStatus)
     round: int | None = None
+    round_times: RoundTimes | None = None  # None: the first round, or its ranks do not run yet
     rendezvous_endpoint: str | None = None  # None while no round is out
     restarts: int = 0
     ranks: tuple[RankStatus, ...] = ()

@@ -457,6 +457,7 @@ class Round:
     started: Set[MemberId] = frozenset()  # they have taken up their place
     up: Set[MemberId] = frozenset()  # all their ranks are running
     up_at: float | None = None  # since when everyone's are
+    since: float | None = None  # the loss or the request that it follows; None: the first round, or nobody saw it
     fences: Mapping[MemberId, float] = field(default_factory=dict)  # lost: when they count as gone anyway
     losses: tuple[Loss, ...] = ()
     exits: Mapping[int, RankEnd] = field(default_factory=dict)
@@ -465,6 +466,7 @@ class Round:
     first_stopped_at: float = math.inf  # when the first rank ended because it was told to
     progress: Mapping[int, Progress] = field(default_factory=dict)
     first_step: int | None = None  # the lowest of those that ranks told first
+    first_step_at: float | None = None  # when the first of them was made
     saves: Mapping[MemberId, str] = field(default_factory=dict)  # called back, they first let these saves end
     notice: Notice | None = None
     index: SeatIndex = field(default_factory=lambda: SeatIndex(()))
@@ -473,6 +475,18 @@ class Round:
         """Whoever has a seat is asked with every report, so it is looked up, and not looked for."""
         if self.index.seats is not self.seats:
             self.__dict__["index"] = SeatIndex(self.seats)
+
+    @property
+    def ranks_run_s(self) -> float | None:
+        """Seconds from the loss or the request that the round follows until all its ranks ran; None: not known."""
+        return None if self.since is None or self.up_at is None else max(0.0, self.up_at - self.since)
+
+    @property
+    def next_step_s(self) -> float | None:
+        """The same until the first step of any of its ranks, which is never before all of them run."""
+        if self.ranks_run_s is None or self.since is None or self.first_step_at is None:
+            return None
+        return max(self.ranks_run_s, self.first_step_at - self.since)
 
     @property
     def world_size(self) -> int:
@@ -504,6 +518,17 @@ class Round:
                 return seat
             first += seat.procs
         return None
+
+
+def show_round_times(ranks_run_s: float | None, next_step_s: float | None) -> str:
+    """Say how long a round took to run and to make a step; empty if that is not known."""
+    parts = [f"ranks run after {_shown(ranks_run_s)}"] if ranks_run_s is not None else []
+    parts += [f"next step after {_shown(next_step_s)}"] if next_step_s is not None else []
+    return ", ".join(parts)
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
 
 
 @record()

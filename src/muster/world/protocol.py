@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from muster.core.world import decisions, last_words, launches, safe_state, transitions
+from muster.core.world import decisions, heals, last_words, launches, safe_state, transitions
 from muster.core.world import run as runs
 from muster.core.world.launches import Belonging
 from muster.types import bench
@@ -74,7 +74,6 @@ from muster.world.believable import believable, usable
 from muster.world.conversation import Conversation, Visitor
 from muster.world.copies import CopiesTold
 from muster.world.frames_out import Peer
-from muster.world.healing import HealsTold
 from muster.world.joining import Joining
 from muster.world.orders import Orders
 from muster.world.peers import PeersTold
@@ -101,7 +100,6 @@ class RunProtocol:
         self.on_decision: Callable[[runs.Run, runs.Decision, runs.Run], None] | None = None
         self._copies = CopiesTold()
         self._remarks: set[str] = set()  # of workers about the program, each told once
-        self._heals = HealsTold(self.at)
         self.wake_at = math.inf
         self.released = False  # a round, whose frames are in the outbox
         self.news = False  # a report that comes with every step, and mostly changes nothing, this time did
@@ -287,7 +285,7 @@ class RunProtocol:
         if frame.steps:
             marks = [(rank, Progress(step, now - age)) for rank, step, age in frame.steps]
             known = len(at.run.round.progress) if at.run.round else 0
-            at.run = transitions.advanced(at.run, member_id, _number(frame), marks, frame.first_step)
+            at.run = transitions.advanced(at.run, member_id, _number(frame), marks, _first_step(frame, now))
             self.news |= at.run.round is not None and len(at.run.round.progress) > known
         before, doing = at.run, frame.doing if frame.doing in DOING else ""
         at.run = transitions.does(before, member_id, doing)
@@ -332,9 +330,8 @@ class RunProtocol:
             if isinstance(decision.action, runs.Stay):
                 self._peers.say(self.at)
                 held = self._joining.held_until(now) if self._joining.held else ()
-                self.wake_at = min([decision.wake_at, self._heals.look(now), *held])
+                self.wake_at = min([decision.wake_at, *held])
                 return self.wake_at
-            self._heals.follow(before, decision, now)
             self._effects(before, decision, now)
 
     def stood_still(self, by_s: float) -> None:
@@ -363,6 +360,8 @@ class RunProtocol:
                 at.tell(Kind.STALLED if stall is not None else Kind.STEPS_AGAIN, decision.reason, now)
             case runs.TellUnwatched():
                 at.tell(Kind.UNWATCHED, decision.reason, now)
+            case runs.ReportHeal(data=data):
+                at.tell(Kind.HEALED, decision.reason, now, data)
             case runs.CheckHealth(members=ids):
                 for member_id in ids:
                     at.send_to(member_id, CheckFrame())
@@ -379,7 +378,9 @@ class RunProtocol:
                 at.tell(Kind.DISMISSED, decision.reason, now)
                 for member_id in ids:
                     at.send_to(member_id, DismissFrame(reason=decision.reason))
-            case runs.Finish():
+            case runs.Finish(outcome=outcome):
+                if outcome.state is OutcomeState.SUCCEEDED and (report := heals.report(before)) is not None:
+                    at.tell(Kind.HEALED, report.text, now, report.data)
                 self._ended(now)
             case runs.Farewell():
                 at.tell(Kind.FAREWELL, decision.reason, now)
@@ -417,6 +418,14 @@ class RunProtocol:
         for member_id in current.fences if current is not None else ():
             if current is not None and member_id not in current.gone:
                 self.at.probe(member_id)
+
+
+def _first_step(frame: RenewFrame, now: float) -> Progress | None:
+    """Return the first step in a renewal with its time; a worker may send any age."""
+    if frame.first_step is None:
+        return None
+    age = frame.first_step_age or 0.0
+    return Progress(frame.first_step, now - age if 0 <= age < math.inf else now)
 
 
 def _number(frame: Frame) -> int:

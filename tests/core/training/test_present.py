@@ -16,7 +16,7 @@ from tests.training_builders import BIRTH
 NOW = BIRTH + timedelta(minutes=10)
 
 
-def a_worker(name: str, **known: str) -> Worker:
+def a_worker(name: str, **known: object) -> Worker:
     return Worker(name, Uid("u"), f"node-of-{name}", BIRTH, **known)  # type: ignore[arg-type]
 
 
@@ -76,3 +76,36 @@ def test_what_a_worker_imports_and_that_it_was_started_is_no_write_of_its_own() 
     warm = (joined[0], WorkerStatus("s", "spare"), WorkerStatus("n", "starting"))
     assert present.steady(joined) == present.steady(warm)
     assert present.steady(joined) != present.steady((joined[0],))
+
+
+def test_a_member_whose_agent_is_gone_is_dead_at_once_and_not_about_to_start() -> None:
+    run = a_run("a", "s")
+    old = Status(workers=present.workers(Status(), Observed(run), NOW))
+    seen = Observed(a_run("a"), workers=(a_worker("a"), a_worker("s"), a_worker("n")))
+    found = [(one.name, one.role, one.note) for one in present.workers(old, seen, NOW)]
+    assert found == [("a", "active", ""), ("n", "starting", ""), ("s", "dead", present.LOST)]
+    leaves = Observed(a_run("a"), workers=(a_worker("s", stopping=True),))
+    assert [one.role for one in present.workers(old, leaves, NOW)] == ["active", "leaving"]
+
+
+def test_workers_that_died_lately_are_listed_with_why_and_those_that_were_asked_to_leave_are_not() -> None:
+    died = {"ended_at": NOW - timedelta(seconds=9), "exit_code": -9, "why_ended": "exit code\n-9"}
+    seen = Observed(
+        a_run("a"),
+        workers=(
+            a_worker("x", **died),
+            a_worker("gone", **died | {"stopping": True}),
+            a_worker("done", **died | {"exit_code": 0}),
+            a_worker("old", **died | {"ended_at": NOW - present.DEAD_SHOWN}),
+        ),
+    )
+    (_, dead) = present.workers(Status(), seen, NOW)
+    assert (dead.name, dead.role, dead.note, dead.since) == ("x", "dead", "exit code -9", died["ended_at"])
+    many = Observed(a_run("a"), workers=tuple(a_worker(f"w{i}", **died) for i in range(99)))
+    assert len(present.workers(Status(), many, NOW)) == 1 + present.MOST_DEAD
+
+
+def test_a_run_that_ends_or_comes_back_lists_nobody_as_a_spare_who_is_dead() -> None:
+    old = Status(workers=(WorkerStatus("a", "active"), WorkerStatus("s", "spare")))
+    seen = Observed(replace(a_run("a"), recovery_until=5.0), workers=(a_worker("s", ended_at=NOW, exit_code=-9),))
+    assert [(one.name, one.role) for one in present.workers(old, seen, NOW)] == [("a", "active"), ("s", "dead")]

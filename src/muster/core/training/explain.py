@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 from muster.core.training import moments, state_words
 from muster.core.world import last_words
 from muster.types.event import FINISHED, WORKER_EXITED, Event
-from muster.types.training import LENT, Condition, Outcome, Training
+from muster.types.training import LENT, Condition, Outcome, Status, Training
+from muster.types.world import show_round_times as show_times
 
 _EVENTS_SHOWN = 5
 _EXITS_SHOWN = 8
@@ -58,6 +59,14 @@ def show_age(age: timedelta) -> str:
     return f"{seconds}s"
 
 
+def show_round_times(status: Status) -> str:
+    """Say how long the round that is out took to run and to make a step; empty if that is not known."""
+    times = status.round_times
+    if times is None or times.round != status.round:
+        return ""
+    return show_times(times.ranks_run_seconds, times.next_step_seconds)
+
+
 # The sentence ------------------------------------------------------------------------------------
 
 
@@ -94,7 +103,9 @@ def _summary(training: Training, now: datetime, lent: str) -> str:
     if training.spec.elasticity == "fill" and (more := world.ready - world.target) > 0:
         told = f"{world.ready} workers train, {more} more than asked for"
         return f"{name} is ready: {told}, until somebody needs their GPUs."
-    return f"{name} is ready: {world.ready} of {world.target} workers train in round {status.round}."
+    took = show_round_times(status)
+    trains = f"{world.ready} of {world.target} workers train in round {status.round}"
+    return f"{name} is ready: {trains}" + (f"; {took}." if took else ".")
 
 
 def _ended(training: Training, now: datetime) -> str:
@@ -181,6 +192,8 @@ def _state(training: Training) -> Iterator[str]:
     state = training.status.kept_state
     if state is None:
         return
+    if state.lost:
+        yield f"state: {state.lost}"
     yield f"state: {state_words.safe(state)}"
     if state.loss:
         yield f"state: {state.loss}"

@@ -1,14 +1,14 @@
 """Which workers does a training have now, and what does each of them do?
 
 Members of the run first, with the part that the coordinator gave them; then those that run, or should, and have not
-joined it. The list is for people: `status.ranks` and `status.spares` count.
+joined it, and those that died lately. The list is for people: `status.ranks` and `status.spares` count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from muster.core.world.seating import natural
@@ -19,16 +19,20 @@ if TYPE_CHECKING:
     from muster.core.training.status import Observed
 
 _LONGEST_NOTE = 256
-_ORDER: tuple[WorkerRole, ...] = ("active", "spare", "lent", "parked", "starting", "leaving")
+_ORDER: tuple[WorkerRole, ...] = ("active", "spare", "lent", "parked", "starting", "dead", "leaving")
+DEAD_SHOWN = timedelta(minutes=10)  # how long a worker that died stays in the list
+MOST_DEAD = 8  # in the list
+LOST = "its agent is gone"
 
 
 def workers(old: Status, seen: Observed, now: datetime) -> tuple[WorkerStatus, ...]:
     """Those that are there, in order; of very many, as many as are listed. Who is leaving at the end is no news."""
     run = seen.run
     if run is not None and (run.recovery_until is not None or run.outcome is not None):
-        return old.workers
+        dead = {one.name: one for one in _dead(seen, now)}
+        return tuple(dead.get(one.name, one) for one in old.workers)
     before = {(one.name, one.role): one.since for one in old.workers}
-    found = [*_members(seen), *_others(seen)]
+    found = [*_members(seen), *_others(old, seen), *_dead(seen, now)]
     found.sort(key=lambda one: (_ORDER.index(one.role), natural(one.name)))
     at_work = [one for one in found if one.role == "active"]
     others = [one for one in found if one.role != "active"][: max(MOST_LISTED // 2, MOST_LISTED - len(at_work))]
@@ -62,13 +66,39 @@ def _ranks(last: world.Round | None) -> Mapping[world.MemberId, str]:
     return found
 
 
-def _others(seen: Observed) -> Iterator[WorkerStatus]:
+def _others(old: Status, seen: Observed) -> Iterator[WorkerStatus]:
+    """Processes that are not members. One that was a member has lost its agent, whatever its platform knows by now."""
+    joined = {one.name for one in old.workers if one.role not in ("starting", "leaving")}
     here = {member.name for member in seen.run.members.values()} if seen.run is not None else set()
     for worker in seen.workers:
         if worker.alive and worker.name not in here:
+            if worker.name in joined and not worker.stopping:
+                yield WorkerStatus(worker.name, "dead", worker.node, note=LOST)
+                continue
             role: WorkerRole = "leaving" if worker.stopping else "starting"
             note = " ".join(worker.waiting.split())[:_LONGEST_NOTE]
             yield WorkerStatus(worker.name, role, worker.node, since=seen.shown(worker.started_at), note=note)
+
+
+def _dead(seen: Observed, now: datetime) -> list[WorkerStatus]:
+    """Return the workers that died lately, and were not asked to leave."""
+    found = [
+        worker
+        for worker in seen.workers
+        if worker.ended_at is not None and not worker.stopping and worker.exit_code != 0
+        if now - worker.ended_at < DEAD_SHOWN
+    ]
+    found.sort(key=lambda worker: worker.ended_at or now)
+    return [
+        WorkerStatus(
+            worker.name,
+            "dead",
+            worker.node,
+            since=seen.shown(worker.ended_at or now),
+            note=" ".join((worker.why_ended or worker.reason or LOST).split())[:_LONGEST_NOTE],
+        )
+        for worker in found[-MOST_DEAD:]
+    ]
 
 
 def steady(found: tuple[WorkerStatus, ...]) -> tuple[WorkerStatus, ...]:

@@ -36,6 +36,7 @@ def facts(state: KeptState, age: str = "") -> Mapping[str, str]:
         "Copies": _copies(state),
         "Loss": state.loss,
         "Resumed": state.resumed,
+        "Lost": state.lost,
         "Refused": state.refused,
     }
     return {name: told for name, told in found.items() if told}

@@ -12,17 +12,18 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from muster.core.training import lifecycle, moments, present
+from muster.core.training import lifecycle, moments, present, state_loss
 from muster.core.training.admission import Grant
+from muster.core.training.explain import show_round_times
 from muster.core.training.pacing import ANY_NUMBER, StartAllowance
-from muster.core.world import run, sizes
+from muster.core.world import heals, run, sizes
 from muster.core.world.safe_state import Kept
 from muster.types import world
 from muster.types.bench import Bench
 from muster.types.codec import Problem
-from muster.types.event import TARGET_REACHED, Event
+from muster.types.event import STATE_LOST, TARGET_REACHED, Event
 from muster.types.state import KeptState
 from muster.types.training import (
     LENT,
@@ -30,6 +31,7 @@ from muster.types.training import (
     TAKEN_BACK,
     RankStatus,
     Resize,
+    RoundTimes,
     SparesStatus,
     Spec,
     Status,
@@ -119,13 +121,14 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     below = seen.run is None or seen.run.below_min_since is not None
     reached = current is not None and current.world_size == ready and not problems
     reached = reached and (ready == size.target or (spec.elasticity == "fill" and ready > size.target))
-    reached = reached and not (seen.run is not None and sizes.on_trial(seen.run))
+    reached = reached and not (seen.run is not None and (sizes.on_trial(seen.run) or heals.awaits_step(seen.run)))
     status = replace(
         old,
         observed_generation=max(old.observed_generation, training.generation),
         world_size=WorldStatus(ready, size.target, size.min, size.max, below),
         spares=SparesStatus(_spares(seen), spec.spares),
         round=old.round if seen.last_round is None else seen.last_round.number,
+        round_times=_round_times(old, seen),
         rendezvous_endpoint=_endpoint(current),
         restarts=max(old.restarts, _restarts_used(spec, seen)),
         ranks=ranks(training, seen, now),
@@ -145,6 +148,15 @@ def mirrored(training: Training, seen: Observed, now: datetime) -> Status:
     status = _validity(training, status, problems, seen.shown(now))
     told = replace(training, spec=spec)
     return lifecycle.set_back(_conditions(told, seen, status, reached=reached, below=below, now=now))
+
+
+def _round_times(old: Status, seen: Observed) -> RoundTimes | None:
+    """Return how long the last round took; a coordinator that has come back knows only what was stored."""
+    last, known = seen.last_round, old.round_times
+    if last is None or last.ranks_run_s is None:
+        return known if last is None or (known is not None and known.round == last.number) else None
+    step_s = last.next_step_s
+    return RoundTimes(last.number, round(last.ranks_run_s, 4), None if step_s is None else round(step_s, 4))
 
 
 def _endpoint(current: world.Round | None) -> str | None:
@@ -217,7 +229,9 @@ def _conditions(
     ready, back = status.world_size.ready, taken_back(training, seen)
     why = f"taken back to {back.size}: {back.why}" if back is not None else why
     aim = max(size.target, size_of(training.spec, seen))
-    told = f"{ready} of {aim} workers train" if reached else f"{ready} of {aim} ready: {invalid or why}"
+    took = show_round_times(status)
+    trains = f"{ready} of {aim} workers train" + (f"; {took}" if took else "")
+    told = trains if reached else f"{ready} of {aim} ready: {invalid or why}"
     name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
     lent = _lent(training.spec, seen) and not reached and not invalid
     name = LENT if lent else name
@@ -363,6 +377,8 @@ def news(training: Training, seen: Observed, status: Status) -> tuple[Event, ...
     found += _turned(training, status)
     if status.phase == "ready" and old.phase != "ready":
         found.append(Event("Ready", f"{status.world_size.ready} workers run ranks", round=status.round))
+    if (loss := state_loss.found(old, seen.last_round)) is not None:
+        found.append(Event(STATE_LOST, loss.text, "Warning", round=status.round, data=loss.data))
     return (*found, *_invalid(training, status), *_waiting(training, seen, status))
 
 
@@ -378,10 +394,13 @@ def _turned(training: Training, status: Status) -> list[Event]:
         turned = is_now is not None and is_now.status == holds and (was is None or was.status != holds)
         if is_now is None or not turned or (event == "BelowMinimum" and status.phase == "pending"):
             continue
-        data = {"generation": is_now.observed_generation, "target": status.world_size.target}
+        data: dict[str, Any] = {"generation": is_now.observed_generation, "target": status.world_size.target}
         told = Event(event, is_now.message, "Warning" if bad else "Normal", round=status.round)
         if (event, is_now.reason) == ("Queued", SUSPENDED):
             told = replace(told, reason=SUSPENDED, type="Normal")
+        if event == TARGET_REACHED and (times := status.round_times) is not None:
+            data |= {"ranksRunSeconds": times.ranks_run_seconds}
+            data |= {} if times.next_step_seconds is None else {"nextStepSeconds": times.next_step_seconds}
         found.append(replace(told, data=data) if event == TARGET_REACHED else told)
     return found
 
@@ -438,6 +457,12 @@ def _spares(seen: Observed) -> int:
 
 
 def kept_state(old: Status, seen: Observed, now: datetime) -> KeptState | None:
+    """Return what of its state is safe, and which finished steps the round began without."""
+    state = _safe_state(old, seen, now)
+    return None if state is None else state_loss.followed(state, old, seen.last_round)
+
+
+def _safe_state(old: Status, seen: Observed, now: datetime) -> KeptState | None:
     """What of its state is safe. Who has just come back to its workers knows only what was known before."""
     before = old.kept_state
     if seen.kept is None:
@@ -457,7 +482,14 @@ def last_state(known: KeptState | None) -> KeptState | None:
     """What is left when nobody has anything in memory any more."""
     if known is None:
         return None
-    return KeptState(durable_step=known.durable_step, resumed=known.resumed, refused=known.refused)
+    return KeptState(
+        durable_step=known.durable_step,
+        resumed=known.resumed,
+        refused=known.refused,
+        reached=known.reached,
+        lost=known.lost,
+        lost_steps=known.lost_steps,
+    )
 
 
 # Ranks -------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from muster.core.world.run import (
     KeepOut,
     Lose,
     Release,
+    ReportHeal,
     Run,
     Stay,
     TakeBack,
@@ -102,6 +103,8 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
             return replace(run, stall=stall)
         case TellUnwatched():
             return replace(run, told_unwatched=True)
+        case ReportHeal():
+            return replace(run, healing=None)
         case Dismiss(members=ids):
             leaving = {i: replace(run.members[i], role=Role.LEAVING) for i in ids if i in run.members}
             return replace(run, members=merged(run.members, leaving), surplus=run.surplus - set(ids))
@@ -112,7 +115,7 @@ def carry_out(run: Run, action: Action, now: float) -> Run:
             news = [_given_up(seat, found) for seat in seats if seat.member_id not in lost]
             return replace(run, round=replace(found, losses=(*found.losses, *news)), recovery_until=None)
         case Finish(outcome=outcome):
-            return replace(run, outcome=outcome, recovery_until=None)
+            return replace(run, outcome=outcome, recovery_until=None, healing=None)
         case Farewell():
             return replace(run, farewell_said=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from muster.core.world import gates, hopeless, lending, resuming, seating, sizes
+from muster.core.world import gates, heals, hopeless, lending, resuming, seating, sizes
 from muster.core.world.closing import again, judge, stale_after, still_there, stuck
 from muster.core.world.run import (
     CheckHealth,
@@ -330,7 +330,8 @@ def available(run: Run, now: float) -> int:
 
 def released(run: Run, action: Release, now: float) -> Run:
     """The run with a new round out: roles, ranks, restarts and the score of the round before."""
-    formed, last = action.round, run.round
+    healing, last = heals.begun(run, action.round), run.round
+    formed = replace(action.round, since=heals.since(run, healing))
     ranks = {seat.member_id: seat.rank for seat in formed.seats}
     parked = dict(action.parked)
     out: list[Member] = []
@@ -371,6 +372,7 @@ def released(run: Run, action: Release, now: float) -> Run:
         stuck_at=action.stuck_at,
         stuck_times=action.stuck_times,
         hopeless=action.hopeless,
+        healing=healing,
         blamed=action.blamed,
         blamed_times=(run.blamed_times + 1 if run.blamed == action.blamed else 1) if action.blamed else 0,
         barred=action.barred,

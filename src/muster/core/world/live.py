@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from muster.core.world import gates, lending, notices, pace, seating, sizes
+from muster.core.world import gates, heals, lending, notices, pace, seating, sizes
 from muster.core.world.forming import candidates, check_first, places_of, reach_first
 from muster.core.world.pace import Stall
 from muster.core.world.run import (
@@ -20,6 +20,7 @@ from muster.core.world.run import (
     Dismiss,
     Finish,
     Heal,
+    ReportHeal,
     Run,
     Stay,
     TellStall,
@@ -52,7 +53,8 @@ def decide(run: Run, now: float) -> Decision | None:
         or _broken(run, current, now)
         or _unwatched(run, current, now)
         or _stalled(run, current, now)
-        or _healed(run, current)
+        or _mesh_healed(run, current)
+        or _healed(run, now)
         or _planned(run, current, now)
         or _goes_on(run, current)
     )
@@ -132,7 +134,12 @@ def _stalled(run: Run, current: Round, now: float) -> Decision | None:
     return Decision(TellStall(found), found.warning)
 
 
-def _healed(run: Run, current: Round) -> Decision | None:
+def _healed(run: Run, now: float) -> Decision | None:
+    report = heals.report(run) if now >= heals.due(run) else None
+    return None if report is None else Decision(ReportHeal(report.data), report.text)
+
+
+def _mesh_healed(run: Run, current: Round) -> Decision | None:
     better = gates.healed(run.gate, current.seats, run.reach) if run.gate is not None else None
     if better is None:
         return None
@@ -212,7 +219,11 @@ def _goes_on(run: Run, current: Round) -> Decision:
     short = f" of {run.target} wanted" if current.world_size < run.target else ""
     begins = _begins(run, current)
     reason = f"round {current.number}: {current.world_size}{short} workers {begins or f'train{done}'}"
-    if sizes.on_trial(run):
+    if run.healing is not None:
+        parts = [f"healing: {heals.progress_of(run.healing, current)}", begins]
+        parts.append(f"{current.world_size}{short} workers" if short else "")
+        reason = "; ".join(part for part in parts if part) + done
+    elif sizes.on_trial(run):
         reason += "; no rank has made a step at this size yet"
     if run.aim != run.target and run.taken_back is not None:
         reason += f"; taken back to {run.aim}: {run.taken_back.why}"
@@ -222,7 +233,7 @@ def _goes_on(run: Run, current: Round) -> Decision:
         reason += f"; {'; '.join(sorted(set(run.kept_out.values())))}"
     if run.stall is not None and run.stall.round == current.number:
         reason += f"; {run.stall.warning}"
-    look_at = min(_quiet_at(run, current), _unwatched_at(run, current), _stalled_at(run, current))
+    look_at = min(_quiet_at(run, current), _unwatched_at(run, current), _stalled_at(run, current), heals.due(run))
     return Decision(Stay(), reason, min(next_expiry(run), look_at))
 
 

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from typing import Any
 
 from muster.core.world import seating
 from muster.core.world.pace import Pace, Stall
@@ -34,6 +35,20 @@ from muster.types.world import (
 )
 
 HeldKey = tuple[int, int, int, int]  # step, round, ranks, rank
+
+
+@record()
+class Healing:
+    """A round broke, and no step of the round that replaces it has been seen yet."""
+
+    why: str  # of a round that lost nobody
+    size: int  # of the world before
+    since: float | None  # when it was noticed; None: nobody watched
+    top: int | None  # the highest step that was told before; None: no rank tells steps
+    lost: tuple[str, ...] = ()
+    heirs: frozenset[MemberId] = frozenset()
+    crashed: bool = False  # ranks ended the round themselves, so they may do so again at the same step
+    settle_s: float = 0.0  # how long ranks that tell no steps have to run
 
 
 @record()
@@ -85,6 +100,7 @@ class Run:
     pace: Pace = Pace()
     stall: Stall | None = None  # steps have stopped coming, and users were told
     told_unwatched: bool = False  # that its hang timeout is of no use
+    healing: Healing | None = None  # a loss or a crash that was not made good yet
     incarnations: tuple[str, ...] = ()  # ids of this run, among all runs that had its run id
     launches: tuple[str, ...] = ()  # identities of the launches that had members in it
     earlier: tuple[EndedRun, ...] = ()  # runs that had its run id before
@@ -201,6 +217,13 @@ class TellUnwatched:
 
 
 @record()
+class ReportHeal:
+    """A loss or a crash was made good."""
+
+    data: Mapping[str, Any]  # the sentence's facts, for programs
+
+
+@record()
 class Dismiss:
     members: tuple[MemberId, ...]
 
@@ -236,6 +259,7 @@ Action = (
     | Release
     | TellStall
     | TellUnwatched
+    | ReportHeal
     | Dismiss
     | GiveUpOn
     | Finish

@@ -459,9 +459,9 @@ def guard_alive(run: Run, member_id: MemberId, now: float) -> Run:
 
 
 def advanced(
-    run: Run, member_id: MemberId, number: int, marks: Iterable[tuple[int, Progress]], first: int | None = None
+    run: Run, member_id: MemberId, number: int, marks: Iterable[tuple[int, Progress]], first: Progress | None = None
 ) -> Run:
-    """`first` is the first step that its ranks told in this round."""
+    """`first` is the first step that its ranks told in this round, with its time."""
     current = _current(run, member_id, number)
     if current is None:
         return run
@@ -469,8 +469,11 @@ def advanced(
     moved = [(current.progress.get(rank), mark) for rank, mark in marks]
     for rank, mark in marks:
         progress = changed(progress, rank, mark)
-    known = [step for step in (current.first_step, first) if step is not None]
-    current = replace(current, progress=progress, first_step=min(known, default=None))
+    current = replace(current, progress=progress)
+    if first is not None:
+        step = first.step if current.first_step is None else min(current.first_step, first.step)
+        step_at = first.at if current.first_step_at is None else min(current.first_step_at, first.at)
+        current = replace(current, first_step=step, first_step_at=step_at)
     return replace(run, round=current, pace=pace.advanced(run.pace, number, moved))
 
 

@@ -166,9 +166,12 @@ function nearest(points, time) {
 // Workers -----------------------------------------------------------------------------------------
 
 /** What each worker takes of its machine. */
-export function WorkerUse({ workers, ranks }) {
+export function WorkerUse({ workers, status }) {
   if (workers.length === 0) return null;
-  const seats = new Map(ranks.map((one) => [one.worker, one.rank]));
+  const seats = new Map(status.ranks.map((one) => [one.worker, one.rank]));
+  const parts = new Map((status.workers ?? []).map((one) => [one.name, one.role]));
+  const isDead = (one) => !status.finishedAt && (parts.get(one.name) ?? "dead") === "dead"; // it is listed while it is there
+  const part = (one) => (isDead(one) ? "dead" : seats.get(one.name) ?? parts.get(one.name) ?? "–");
   const place = (one) => seats.get(one.name) ?? Infinity;
   const rows = [...workers].sort((one, other) => place(one) - place(other) || one.name.localeCompare(other.name, "en", { numeric: true }));
   const gpus = rows.some((one) => (one.gpuPercent ?? null) !== null || (one.gpuMemoryBytes ?? null) !== null);
@@ -180,7 +183,7 @@ export function WorkerUse({ workers, ranks }) {
     <tbody>${rows.map((one) => {
       const old = now() - one.at * 1000;
       return html`<tr key=${one.name} class=${old > STALE_MS ? "quiet" : ""}><th scope="row">${one.name}${old > STALE_MS && html`<i>${age(old)} ago</i>`}</th>
-        <td class="number">${seats.get(one.name) ?? "spare"}</td><td class="number">${percent(one.cpuPercent)}</td><td class="number">${size(one.memoryBytes)}</td>
+        <td class="number">${part(one)}</td><td class="number">${percent(one.cpuPercent)}</td><td class="number">${size(one.memoryBytes)}</td>
         ${gpus && html`<td class="number">${percent(one.gpuPercent)}</td><td class="number">${size(one.gpuMemoryBytes)}</td>`}</tr>`;
     })}</tbody></table></div><//>`;
 }

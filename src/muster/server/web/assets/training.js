@@ -44,7 +44,7 @@ function One({ training, who }) {
   const log = useMemo(() => html`<${LogPanel} training=${metadata} failure=${failure} />`, [live.epoch, live.connected, Boolean(failure)]);
   const heal = lastHeal(journal.events);
   const grid = useMemo(() => html`<${Ranks} training=${training} chosen=${rank} choose=${setRank} />`, [status.ranks, status.spares, status.workers, rank]);
-  return html`
+  return html`<article class=${status.phase === "failed" ? "is-over-failed" : ""}>
     <div class="heading">
       <div>
         <p class="crumbs"><a href="#/trainings">Trainings</a> / ${metadata.namespace} /</p>
@@ -54,10 +54,10 @@ function One({ training, who }) {
     </div>
     <p class=${`why ${status.phase === "failed" ? "bad" : ""}`} aria-live="polite">${explanation?.summary ?? reasonOf(training)}</p>
     ${hasMore(status.outcome) && html`<pre class="tail" tabindex="0" role="region" aria-label="How it ended">${status.outcome.message.trim()}</pre>`}
-    ${heal && html`<p class="healed" role="status"><${Icon} name="promotion" /> Healed at ${clock(heal.at)}: ${heal.message}</p>`}
+    ${heal && status.phase !== "failed" && html`<p class="healed" role="status"><${Icon} name="promotion" /> Healed at ${clock(heal.at)}: ${heal.message}</p>`}
     <dl class="facts card">
       <${Fact} name="World"><${World} training=${training} /><//>
-      <${Fact} name="Round">${count(status.round)}<//>
+      <${Fact} name="Round">${count(status.round)} <i>${roundTimes(status)}</i><//>
       <${Fact} name="Restarts">${count(status.restarts)}<i> of ${count(spec.maxRestarts)}</i><//>
       <${Fact} name="Step">${count(stepOf(training))} <i>${rate(rateOf(metadata.uid))}</i><//>
       <${Fact} name=${isOver(training) ? "Took" : "Running"}>${took(status)}<//>
@@ -77,7 +77,7 @@ function One({ training, who }) {
       <div>
         ${status.keptState && html`<${State} state=${status.keptState} />`}
         ${timeline}
-        <${WorkerUse} workers=${metrics.workers} ranks=${status.ranks} />
+        <${WorkerUse} workers=${metrics.workers} status=${status} />
         <${Card} title="Conditions"><ul class="conditions">
           ${status.conditions.map((one) => html`<li key=${one.type} class=${isWorry(one) ? "worry" : ""}>
             <${Icon} name=${isWorry(one) ? "lost" : "succeeded"} />
@@ -86,13 +86,20 @@ function One({ training, who }) {
           ${status.conditions.length === 0 && html`<li class="quiet">None yet.</li>`}
         </ul><//>
       </div>
-    </div>`;
+    </div></article>`;
 }
 
 /** What its outcome says beyond its first line. */
 const hasMore = (outcome) => outcome && outcome.state !== "succeeded" && outcome.message?.trim().includes("\n");
 
 const program = (spec) => (spec.command ?? [spec.script ?? `-m ${spec.module}`]).concat(spec.args).join(" ");
+
+/** How long the round took from the loss or the request that it follows. */
+function roundTimes({ round, roundTimes: times }) {
+  if (!times || times.round !== round) return "";
+  const step = times.nextStepSeconds ?? null;
+  return `ranks run after ${duration(times.ranksRunSeconds)}${step === null ? "" : `, next step after ${duration(step)}`}`;
+}
 
 function took({ startedAt, finishedAt }) {
   if (!startedAt) return "–";
@@ -212,6 +219,7 @@ function State({ state }) {
         known(commitSeconds) ? duration(commitSeconds) : ""}${known(overhead) ? `, ${Number((overhead * 100).toPrecision(2))} %` : ""}</i><//>`}
     </dl>
     <ul class="conditions">
+      ${state.lost && html`<li class="worry"><${Icon} name="lost" /><p>${state.lost}</p></li>`}
       ${state.loss && html`<li class=${risky ? "worry" : ""}><${Icon} name=${risky ? "lost" : "succeeded"} /><p>${state.loss}</p></li>`}
       ${state.where && html`<li><${Icon} name="spare" /><p>${state.where}</p></li>`}
       ${state.resumed && html`<li><${Icon} name="round" /><p>this round went on ${state.resumed}</p></li>`}

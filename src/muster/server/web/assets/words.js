@@ -122,6 +122,7 @@ const EVENTS = {
   BelowMinimum: ["resize", "Below its minimum"],
   StateResumed: ["round", "State resumed"],
   StateFellBack: ["round", "Fell back to older state"],
+  StateLost: ["death", "Finished steps are lost"],
   StateRefused: ["death", "State is not all kept"],
   StateDamaged: ["death", "State was damaged"],
   MeshConverging: ["phase", "Mesh converges"],

@@ -82,7 +82,7 @@ function Picture({ story, windowMs, name }) {
 /** What still lasts has no right border; what was lost has a cross. */
 function Lane({ worker, row, lane, x, bar }) {
   const { name, start, end, trains, lost, open, rank } = worker;
-  const what = trains === null ? "a spare" : rank === null ? "trained" : `rank ${rank}`;
+  const what = trains === null ? (open ? "a spare" : "was a spare") : rank === null ? "trained" : `rank ${rank}`;
   const how = lost ? `lost: ${worker.why}` : open ? "still there" : `ended${(worker.exitCode ?? null) === null ? "" : ` with ${worker.exitCode}`}`;
   const waits = trains === null ? end : Math.min(trains, end);
   return html`<g>
