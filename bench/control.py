@@ -127,7 +127,7 @@ def start(given: argparse.Namespace) -> Iterator[Figure]:
 
 # Throughput --------------------------------------------------------------------------------------
 
-NO_SUCH_GPUS = 64  # for each worker: no machine has so many
+NO_SUCH_GPUS = 64  # GPUs of a worker: more than any machine has, so that the trainings stay pending
 
 
 def throughput(given: argparse.Namespace) -> Iterator[Figure]:
@@ -135,7 +135,7 @@ def throughput(given: argparse.Namespace) -> Iterator[Figure]:
         port, token = int(plane.url.rpartition(":")[2]), plane.api_token
         trainings = "/v1/namespaces/default/trainings"
         for index in range(50):
-            plane.train(f"t{index}", world=(1, 1, 1), resources={"gpus": NO_SUCH_GPUS}, force=True)  # they stay pending
+            plane.train(f"t{index}", world=(1, 1, 1), resources={"gpus": NO_SUCH_GPUS}, force=True)
         reading = load.request("GET", f"{trainings}/t0", token)
         reads = load.drive(port, lambda _: reading, connections=16, seconds=given.seconds)
 

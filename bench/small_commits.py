@@ -49,7 +49,7 @@ def figures(given: argparse.Namespace) -> Iterator[Figure]:
         ranks = [json.loads(path.read_text()) for path in results]
     costs, waits = ([value for rank in ranks for value in rank[kind]] for kind in ("costs", "waits"))
     job = f"{WORKERS} workers, 2.9 MiB of Adam state, steps of {given.small_step_s:g} s, one endless loop a core"
-    note = "the time for which the core ran other processes is left out"
+    note = "without the time in which the core ran other processes"
     cost = report.compared(f"{job}; cost of a commit", costs, {}, "ms", Goal(p50=COST_MS))
     yield Figure(**{**vars(cost), "note": note})
     yield report.compared(f"{job}; a commit returns after, by the clock", waits, {}, "ms", Goal())
@@ -58,7 +58,7 @@ def figures(given: argparse.Namespace) -> Iterator[Figure]:
 
 
 def train(folder: Path, steps: int, step_s: float) -> None:
-    """Train as one rank, and write what each commit has cost."""
+    """Train as one rank, and write the cost of each commit."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
 """Copy of the agent, for images without muster: `python -m muster.agent_copy FOLDER`.
 
-The init container of a Pod runs it. The copy has what an agent and its ranks import, which is Python's standard library
-and, for `muster.State`, the image's own torch. It leaves out the programs of the control plane.
+The init container of a Pod runs this module. The copy is muster without the programs of the control plane. It needs
+Python's standard library and, for `muster.State`, the torch of the worker's image.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 _LEFT_OUT = frozenset({"cli", "daemon", "demos", "server", "sim"})
 _PYTHONS = "python3 python python3.15 python3.14 python3.13 python3.12 python3.11"
 
-# The launcher of a worker. An image's own muster-node goes first; PYTHONPATH is changed only if the copy is needed.
+# The launcher of a worker prefers the image's own muster-node. It changes PYTHONPATH only if it starts the copy.
 LAUNCHER = f"""\
 if command -v muster-node >/dev/null 2>&1; then exec muster-node "$@"; fi
 for python in {_PYTHONS}; do
@@ -27,19 +27,19 @@ echo "muster: this image has neither muster-node nor Python 3.11 or newer: name 
 exit 2
 """
 VARIABLE = "MUSTER_AGENT"
-# A second muster-node in the container of a worker, such as for `muster shell`.
+# Start a second muster-node in a worker's container, for example for `muster shell`.
 BESIDE = f'exec $(command -v muster-node || echo "sh ${VARIABLE}/muster-node") "$@"'
 
 
 def copy(folder: Path) -> None:
-    """Copy the package and the launcher into the folder, readable for every user. An earlier copy is replaced."""
+    """Copy the package and the launcher into the folder, readable for every user. Replace an earlier copy."""
     source, target = Path(__file__).parent, folder / "muster"
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, ignore=_ignored, copy_function=shutil.copyfile)
     (folder / "muster-node").write_text(f"#!/bin/sh\n{LAUNCHER}")
     os.chmod(folder / "muster-node", 0o755)
     for path in (target, *target.rglob("*")):
-        os.chmod(path, 0o755 if path.is_dir() else 0o644)  # whatever the umask says, and whoever runs the worker
+        os.chmod(path, 0o755 if path.is_dir() else 0o644)  # with any umask, and for any user of the worker
 
 
 def _ignored(folder: str, names: list[str]) -> set[str]:

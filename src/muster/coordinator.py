@@ -89,9 +89,8 @@ def run(
         if kept is not None:
             kept.close(remove=False)
         if ready_fd is not None and error.errno == errno.EADDRINUSE:
-            os.write(
-                ready_fd, f"{wire.ADDRESS_TAKEN}\n".encode()
-            )  # whoever started us may use the coordinator that is there
+            # The process that started this one may use the coordinator that listens there.
+            os.write(ready_fd, f"{wire.ADDRESS_TAKEN}\n".encode())
             return 1
         return _refuse(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen", 1)
     over = idle and not coordinator.posts.follows  # else it has to be known when it is started again that others lead

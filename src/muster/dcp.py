@@ -158,7 +158,7 @@ def _item(item: WriteItem, data: Any) -> _Item:
 class Reader(StorageReader):
     """The newest step that all ranks can have, or the one that is named. `step` is None if there is none.
 
-    StateUnusable: the folder cannot be read, or it has steps and none is whole, which `start_over` allows.
+    Raises StateUnusable if the folder cannot be read, or if it has steps and none is whole; `start_over` allows that.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class InternalError(MusterError):
 
 
 class StateUnusable(MusterError):
-    """The steps in a durable folder cannot be read, or cannot be used. No file of a step was changed."""
+    """The steps in a durable folder cannot be read or used. muster changed no file of a step."""
 
     code = "state_unusable"
 

@@ -96,12 +96,12 @@ def await_found(
 
 
 def is_others(address: Address) -> bool:
-    """Return True if a process of another user certainly listens there."""
+    """Return True if it is certain that a process of another user listens there."""
     return bool((_listeners(address) or set()) - {0, os.geteuid()})
 
 
 def may_listen(address: Address) -> bool:
-    """Return False if certainly no process listens there."""
+    """Return False if it is certain that no process listens there."""
     uids = _listeners(address)
     return uids is None or bool(uids)
 

@@ -48,6 +48,7 @@ def test_a_control_plane_that_cannot_run_is_started_ever_more_slowly_and_never_g
     plan = decide(LostControlPlane(False, False, "", starts, ago))
     assert plan.look_after_s is not None and plan.look_after_s <= restart.PAUSES.longest_s
     later = decide(LostControlPlane(False, False, "", starts, ago + plan.look_after_s))
+    assert later.look_after_s is not None
     assert plan.start or later.start or later.look_after_s < plan.look_after_s + restart.AGAIN_S
 
 

@@ -239,10 +239,10 @@ def test_a_preview_is_read_with_the_bytes_of_the_pieces_that_it_names() -> None:
         ([-1], "does not have"),
         ([1, 1], "does not have"),
         ([1, 0], "does not have"),
-        (["1"], "by their numbers"),
-        ([True], "by their numbers"),
-        ({"0": 1}, "by their numbers"),
-        (None, "by their numbers"),
+        (["1"], "by their indices"),
+        ([True], "by their indices"),
+        ({"0": 1}, "by their indices"),
+        (None, "by their indices"),
     ],
 )
 def test_a_preview_that_names_no_pieces_of_its_step_is_refused(told: object, why: str) -> None:
@@ -251,7 +251,7 @@ def test_a_preview_that_names_no_pieces_of_its_step_is_refused(told: object, why
 
 
 def test_a_preview_without_all_hashes_is_refused() -> None:
-    with pytest.raises(ValueError, match="the hash of every piece"):
+    with pytest.raises(ValueError, match="lacks the hash of a piece"):
         previews.read(*written(H, ""), [2])
     with pytest.raises(ValueError, match="p0 has no content hash"):
         previews.read(*written("no hash"), [1])

@@ -1,4 +1,4 @@
-"""A training that keeps its state in a folder alone: `durable.py FOLDER STEPS`. It prints where it begins and ends."""
+"""A training that keeps its state only in a folder: `durable.py FOLDER STEPS`. It prints its steps and totals."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static char control[4096]; /* not read from the environment again, which other threads change */
+static char control[4096]; /* read once: other threads change the environment */
 
 __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("FAILING_DISK");
     if (path) snprintf(control, sizeof control, "%s", path);
 }
 
-/* Signal handlers write, too, on a stack of a few KiB: what is large here is not on the stack. */
+/* Signal handlers write, too, on a stack of a few KiB, so large buffers are not on the stack. */
 static int fails(const char *call, const char *path) {
     static __thread char text[4096], name[32], part[3072];
     int number, before = errno;

@@ -1,4 +1,4 @@
-"""A rank that leaves a mark in the log of `fenced.py`, calls muster, and does so again until DIR/go is there.
+"""A rank that repeats two actions until DIR/go exists: write a mark into the log of `fenced.py`, and call muster.
 
 usage: fenced_calls.py DIR progress|should_save|saving|log|commit|restore|thread
 """

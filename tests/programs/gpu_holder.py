@@ -2,9 +2,10 @@
 
 gpu_holder.py URL KIND [PIDS]
 
-KIND: none, or hook (it hangs in a hook), or how a child is started: before (the registration), spawned (with the
-environment), forked (without another program), emptied (with an empty environment), orphaned (by a child that ends).
-PIDS: what it says of its processes, {liar} being itself.
+KIND: none; hook (the pipeline hangs in a hook); or the way in which it starts a child: before (before it registers),
+spawned (with the environment), forked (without exec), emptied (with an empty environment), orphaned (by a shell that
+exits).
+PIDS: the pids that it registers; {liar} stands for its own.
 """
 
 from __future__ import annotations

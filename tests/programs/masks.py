@@ -1,7 +1,7 @@
 """Ranks with structured tensors that are easily mistaken for each other: `masks.py FOLDER`.
 
-Each rank begins with masks, one-hot rows and permutations of its own, and changes them at every step. It writes its
-content at each step, and after a restore.
+Each rank begins with masks, one-hot rows and permutations of its own, and changes them at every step. It logs a
+hash of its tensors at each step, and after a restore.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def test_a_disk_that_fails_for_a_moment_is_read_again(tmp_path: Path, monkeypatc
         return real(*args)
 
     monkeypatch.setattr(os, "preadv", flaky)
-    with pytest.warns(UserWarning, match="cannot be read now, and is read again"):
+    with pytest.warns(UserWarning, match="cannot be read now; trying again"):
         assert muster.State(durable=tmp_path, value=0).restore() == 1
 
 

@@ -49,24 +49,24 @@ def publish(
     node: list[str] = typer.Option(
         ...,
         metavar="NAME=ADDRESS",
-        help="A node and where its agent is probed; NAME alone with --verdict. Again for each.",
+        help="A node and the address of its agent; NAME alone with --verdict. Repeat it for each node.",
     ),
     etcd: str | None = typer.Option(None, metavar="URL", help="Write the keys to this etcd (its v2 API)."),
     listen: str | None = typer.Option(None, metavar="HOST:PORT", help="Serve the keys here, instead of an etcd."),
     prefix: str = typer.Option("muster", metavar="NAME", help="The keys' first part; basilica for BASILICA_ programs."),
     timeout: float = typer.Option(
-        60.0, parser=durations.option, metavar="TIME", help="When the gate opens as degraded."
+        60.0, parser=durations.option, metavar="TIME", help="Open the gate as degraded after this time."
     ),
     verdict: str | None = typer.Option(
         None, metavar="COMMAND", help="Ask this command, not agents: ready when it exits 0."
     ),
-    every: float = typer.Option(2.0, parser=durations.option, metavar="TIME", help="Between two runs of COMMAND."),
-    output: Lines = typer.Option(Lines.TABLE, "-o", "--output", help="json: an object for each change, on a line."),
+    every: float = typer.Option(2.0, parser=durations.option, metavar="TIME", help="Pause between runs of COMMAND."),
+    output: Lines = typer.Option(Lines.TABLE, "-o", "--output", help="json: one object per change, on a line."),
 ) -> None:
     """Probe nodes and write whether their mesh is ready, so that mesh_wait returns in programs on them.
 
-    Each node runs `python -m muster.mesh probe`, which needs Python's standard library only. With --etcd it ends when
-    the mesh is ready; with --listen it serves the keys until it is ended. Keys of earlier nodes are removed first.
+    Each node runs `python -m muster.mesh probe`, which needs Python's standard library only. With --etcd the publisher
+    ends when the mesh is ready; with --listen it serves the keys until you end it. It first removes earlier keys.
     """
     if (etcd is None) == (listen is None):
         raise exits.Misused("muster mesh publish needs either --etcd or --listen", hint=_EXAMPLE)
@@ -83,7 +83,7 @@ def _nodes(given: Sequence[str], *, probed: bool) -> dict[str, Path]:
     for text in given:
         name, equals, where = text.partition("=")
         if not lines.is_name(name):
-            raise exits.Misused(f"--node {text!r} has no name that a key can have", hint="give NAME=ADDRESS")
+            raise exits.Misused(f"--node {text!r}: the name cannot be part of a key", hint="give NAME=ADDRESS")
         if name in nodes:
             raise exits.Misused(f"--node {name} is given twice", hint="give each node once")
         if probed and not equals:
@@ -101,7 +101,7 @@ def _nodes(given: Sequence[str], *, probed: bool) -> dict[str, Path]:
             path = (meant[0], meant[1] or lines.PORT)
         nodes[name] = path
     if len(nodes) > lines.MOST_NODES:
-        raise exits.Misused(f"{len(nodes)} nodes are given, and a mesh has at most {lines.MOST_NODES}")
+        raise exits.Misused(f"{len(nodes)} nodes are given; a mesh has at most {lines.MOST_NODES}")
     return nodes
 
 
@@ -123,8 +123,8 @@ def _observer(nodes: dict[str, Path], verdict: str | None, every: float) -> Obse
         except ValueError as why:
             raise exits.Misused(f"--verdict {verdict!r} cannot be read: {why}") from why
         if not words or shutil.which(words[0]) is None:
-            hint = "give a program and its words; sh -c 'COMMANDS' for more"
-            raise exits.Misused(f"--verdict {verdict!r} names no program that can be run", hint=hint)
+            hint = "give a program with its arguments, or sh -c 'COMMANDS'"
+            raise exits.Misused(f"--verdict {verdict!r} names no program that this machine has", hint=hint)
         return publishing.CommandVerdict(words, list(nodes), max(every, 0.1))
     try:
         secret = lines.token()
@@ -178,7 +178,7 @@ async def _keys(etcd: str | None, listen: str | None, told: Printer) -> AsyncIte
         raise exits.Misused(f"--listen: {why}", hint="give HOST:PORT, such as 0.0.0.0:2379") from why
     if not isinstance(meant, tuple):
         raise exits.Misused(f"--listen {listen} is a network", hint="give HOST:PORT, such as 0.0.0.0:2379")
-    # Programs read the keys without a token; nobody but this process writes them.
+    # Programs read the keys without a token. The token is secret, so only this process writes them.
     server = KeyServer(meant[0], meant[1] or 2379, token=secrets.token_hex(32))
     try:
         where = await server.start()
@@ -195,7 +195,7 @@ async def _keys(etcd: str | None, listen: str | None, told: Printer) -> AsyncIte
 
 
 class Printer:
-    """What the user sees: each change on stdout, trouble on stderr."""
+    """Printer of a publisher: each change goes to stdout, trouble to stderr."""
 
     def __init__(self, form: Lines, nodes: list[str]) -> None:
         self._form = form

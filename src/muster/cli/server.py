@@ -63,7 +63,7 @@ def server(
     advertise: str | None = typer.Option(None, metavar="HOST", help="In a cluster: where workers find whoever leads."),
     image: str | None = typer.Option(None, metavar="IMAGE", help="In a cluster: for trainings that name none."),
     agent_image: str | None = typer.Option(
-        None, metavar="IMAGE", help="In a cluster: with muster; other images get their agent from it."
+        None, metavar="IMAGE", help="In a cluster: an image with muster, from which other images get the agent."
     ),
     worker_user: str | None = typer.Option(
         None, metavar="UID|image", help="In a cluster: who workers run as (65532), or the image's own user."

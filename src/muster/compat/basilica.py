@@ -1,4 +1,4 @@
-"""The names and defaults of the distributed trainings of Basilica's SDK, over `muster`.
+"""The names and defaults of distributed trainings in Basilica's SDK, implemented with `muster`.
 
 `distributed` returns when the minimum of workers trains, waits have timeouts, and the end of a `with` block deletes.
 Arguments about machines for rent have no effect on one's own machines; a warning names them.

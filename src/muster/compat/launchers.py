@@ -1,4 +1,4 @@
-"""Translation of a command that begins with torchrun: what runs in each rank, and which options apply here.
+"""Translation of a command that begins with torchrun: the program of each rank, and the options that apply here.
 
 muster starts the ranks itself, so it replaces torchrun and the options that say how nodes meet. Options that have no
 counterpart are listed in `dropped`; options that would change what the program computes are refused.
@@ -25,7 +25,7 @@ _LAUNCH_WORD = re.compile(r"(^|[\s;&|/])(torchrun|accelerate|deepspeed|mpirun)\s
 _SHELL_VARIABLE = re.compile(r"\$\{?(BASILICA_\w+)")
 _FLAGS_WITH_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 
-# How nodes meet is muster's part: these options have the same effect without being said.
+# muster brings the nodes together itself, so these options are not needed.
 _REPLACED = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "node-rank", "master-addr", "master-port", "local-addr")
 _VALUED = (
     *_REPLACED,
@@ -52,7 +52,7 @@ _USED = {"nnodes", "nproc-per-node", "max-restarts", "shutdown-timeout", "standa
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What each rank runs, as arguments of `Client.train`, and what becomes of the launcher's own options."""
+    """The program of each rank, as arguments of `Client.train`, and the launcher's options as muster applies them."""
 
     program: dict[str, Any]  # one of `command`, `script` and `module`
     args: tuple[str, ...] = ()
@@ -62,9 +62,9 @@ class RankProgram:
 
 
 def read(command: Sequence[str], *, gpus: int, size: WorldSize, names: Sequence[str], refuse: Refuse) -> RankProgram:
-    """Return what each rank runs. `gpus` and `size` are those of the call, `names` its environment's variables.
+    """Return the program of each rank. `gpus` and `size` are those of the call, `names` its environment's variables.
 
-    `refuse` raises the error of a command that cannot be run as it is meant.
+    `refuse` raises the error for a command that muster cannot run as intended.
     """
     if isinstance(command, str):
         refuse(f"is one text. Give a list of words: {str(command.split())[:200]}")
@@ -129,7 +129,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse(words: Sequence[str], refuse: Refuse) -> dict[str, Any]:
-    """torchrun's options by their name with dashes. Like torchrun, accept underscores and unique beginnings."""
+    """Return torchrun's options by their name with dashes. Like torchrun, accept underscores and unique prefixes."""
     parser = _Parser(prog="torchrun", add_help=False)
     parser.refuse = refuse
     for name in _VALUED:
@@ -145,7 +145,7 @@ def _parse(words: Sequence[str], refuse: Refuse) -> dict[str, Any]:
 
 
 def _dropped(parsed: dict[str, Any], size: WorldSize) -> list[str]:
-    """Options that were given and have no effect here."""
+    """Return the options that were given and have no effect here."""
     kept = {*_REPLACED, *_USED, "module", "script", "args", "virtual-local-rank"}
     names = [f"--{name}" for name, value in parsed.items() if value not in (None, False) and name not in kept]
     nodes = parsed["nnodes"]
@@ -156,7 +156,7 @@ def _dropped(parsed: dict[str, Any], size: WorldSize) -> list[str]:
 
 
 def _program(parsed: dict[str, Any], interpreter: list[str], refuse: Refuse) -> tuple[str, str | list[str]]:
-    """The kind of the program, as `Client.train` names it, and the program. An interpreter that was named is kept."""
+    """Return the kind of the program, as `Client.train` names it, and the program with its interpreter."""
     if parsed["virtual-local-rank"]:
         refuse("has --virtual-local-rank, which muster does not know. Let the program choose its device by LOCAL_RANK")
     script: str = parsed["script"]
@@ -170,7 +170,7 @@ def _program(parsed: dict[str, Any], interpreter: list[str], refuse: Refuse) -> 
 
 
 def _ranks(told: str | None, gpus: int, refuse: Refuse) -> int:
-    """Ranks of each worker. torchrun's default is 1."""
+    """Return the number of ranks of each worker. torchrun's default is 1."""
     if told is None:
         return 1
     if told.isascii() and told.isdigit() and int(told) > 0:

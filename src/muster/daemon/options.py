@@ -102,7 +102,7 @@ def read(words: list[str] | None = None) -> Options:
     cluster.add_argument("--address", metavar="IP", help="where the Service finds it while it leads (the Pod's)")
     cluster.add_argument("--advertise", metavar="HOST", help="the name under which workers reach whoever leads")
     cluster.add_argument(
-        "--agent-image", default="", metavar="IMAGE", help="with muster: other images get their agent from it"
+        "--agent-image", default="", metavar="IMAGE", help="an image with muster, from which other images get the agent"
     )
     cluster.add_argument("--image", default="", metavar="IMAGE", help="for trainings that name none")
     cluster.add_argument("--worker-user", default=WORKER_USER, metavar="UID|image", help="who workers run as")

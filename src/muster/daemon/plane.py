@@ -194,7 +194,7 @@ class ControlPlane:
         from muster.sharing.store_journal import StoreJournal
         from muster.types.sharing import Pool
 
-        os.environ.pop(families.MARK, None)  # a pipeline may have started this control plane, which outlives it
+        os.environ.pop(families.MARK, None)  # a pipeline may have started this process, which is not of its family
         pool = Pool(len(devices), told.gpus_per_node(env, len(devices)))
         old = self._home / "pools" / DEFAULT_POOL / "journal"
         journal = StoreJournal(self._store, DEFAULT_POOL, boot=boot_id() if self._site.lossy else "", file_of_0_1=old)

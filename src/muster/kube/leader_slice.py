@@ -1,7 +1,7 @@
 """The leader's address behind the control plane's Service, in an EndpointSlice.
 
 The Service has no selector, so the cluster writes no slice for it: the leader does. The family of a slice's addresses
-cannot change, so there is one slice for IPv4 and one for IPv6, and the leader empties the other one.
+cannot change, so there is one slice for IPv4 and one for IPv6. The leader writes one of them and empties the other.
 """
 
 from __future__ import annotations

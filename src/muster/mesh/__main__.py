@@ -1,4 +1,4 @@
-"""Commands for images without muster-node: wait for the mesh, ask how it is, or probe it for `muster mesh publish`.
+"""Commands for images without muster-node: wait for the mesh, print its state, or probe it for `muster mesh publish`.
 
     python -m muster.mesh wait [--timeout 60] [-- command …]
     python -m muster.mesh status
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     waits = verbs.add_parser("wait", usage="%(prog)s [--timeout S] [-- command …]", help="wait, then run the command")
     # Read by mesh_wait: a bad number is logged, and the command runs.
     waits.add_argument("--timeout", metavar="S", help="seconds (default: MUSTER_MESH_TIMEOUT_S, else 60)")
-    probe = verbs.add_parser("probe", help="probe other nodes for muster mesh publish, until it is ended")
+    probe = verbs.add_parser("probe", help="probe other nodes for muster mesh publish, until this process is ended")
     probe.add_argument("--listen", metavar="HOST:PORT", help="where peers and the publisher connect (127.0.0.1:8473)")
     probe.add_argument("--name", metavar="NODE", help="obey only orders for this node (default: NODE_NAME, else any)")
     verbs.add_parser("status", help="ask once; prints ready, degraded, waiting or none")
@@ -69,7 +69,7 @@ def _probe(listen: str | None, name: str | None) -> int:
             raise ValueError(f"{listen} is a network: give HOST:PORT")
         if not secret and not lines.is_loopback(where[0]):
             raise ValueError(
-                f"{where[0]} is reached from other machines: export {lines.TOKEN}, the same on each node and here"
+                f"{where[0]} is open to other machines: export the same {lines.TOKEN} here and on each node"
             )
     except ValueError as why:
         print(f"mesh-probe: {why}", file=sys.stderr)

@@ -26,7 +26,10 @@ _FORGET = (BrokenTalk, OSError, TimeoutError)
 
 
 class ProbeAgent:
-    """`start` gives the addresses where it listens, until `stop`. With a name it obeys only orders for that node."""
+    """An agent that listens from `start`, which returns its addresses, until `stop`.
+
+    With a name it obeys only orders for that node.
+    """
 
     def __init__(self, host: str, port: int, *, secret: str, name: str = "") -> None:
         self._host, self._port = host, port
@@ -95,7 +98,7 @@ class ProbeAgent:
         return str(name), paths
 
     async def _observe(self, name: str, peers: dict[str, list[Path]], talk: SignedLines) -> None:
-        """Probe the peers and report what is found, until the publisher leaves or another one takes its place."""
+        """Probe the peers and report the results, until the publisher leaves or another publisher takes its place."""
         before = self._sessions.get(name)
         session = Session(self._secret, name, talk)
         self._sessions[name] = session
@@ -113,7 +116,7 @@ class ProbeAgent:
 
 
 class Session:
-    """One publisher's order, while its connection lasts."""
+    """The order of a publisher, as long as its connection lasts."""
 
     def __init__(self, secret: str, name: str, talk: SignedLines) -> None:
         self._talk = talk
@@ -132,7 +135,8 @@ class Session:
         self._news.set()
 
     async def report(self) -> None:
-        leaving = asyncio.create_task(self._talk.reader.read(1))  # a publisher says nothing more: this is its end
+        # The publisher sends nothing more, so this read returns when the connection ends.
+        leaving = asyncio.create_task(self._talk.reader.read(1))
         leaving.add_done_callback(lambda _: self.end())
         try:
             while not self._ended:

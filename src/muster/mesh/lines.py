@@ -37,10 +37,10 @@ class BrokenTalk(Exception):
 
 
 def token() -> str:
-    """Return the shared token, or an empty text. Raises ValueError if it is too short to be one."""
+    """Return the shared token, or an empty text if there is none. Raises ValueError if it is too short."""
     found = os.environ.get(TOKEN, "")
     if 0 < len(found) < SHORTEST_TOKEN:
-        raise ValueError(f"{TOKEN} has {len(found)} characters, and fewer than {SHORTEST_TOKEN} can be guessed")
+        raise ValueError(f"{TOKEN} has {len(found)} characters; a token of fewer than {SHORTEST_TOKEN} can be guessed")
     return found
 
 
@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_name(name: object) -> bool:
-    """Whether that can be the name of a node: a part of a key's path."""
+    """Return True for a text that can be the name of a node, which is a part of a key's path."""
     if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME or name in (".", ".."):
         return False
     return not any(char in "/=" or char.isspace() or not char.isprintable() for char in name)
@@ -59,7 +59,7 @@ def is_name(name: object) -> bool:
 
 @dataclass
 class SignedLines:
-    """Both ends of one conversation, once the nonces are exchanged."""
+    """A connection between publisher and agent after the exchange of nonces."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -114,7 +114,7 @@ def as_object(text: str | bytes) -> dict[str, Any]:
 
 
 async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> SignedLines:
-    """Begin as the publisher."""
+    """Exchange nonces as the publisher, which sends the first line."""
     mine = secrets.token_hex(16)
     writer.write(json.dumps({"muster": "observe", "nonce": mine}).encode() + b"\n")
     theirs = as_object(await read_line(reader, LINE_S)).get("nonce")

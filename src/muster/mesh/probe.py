@@ -210,7 +210,7 @@ class Prober:
             Visit(self._loop, visitor, self.answer, self._visits).begin()
 
     def answer(self, line: bytes) -> bytes | None:
-        """Return the proof that this member was reached; None if the probe is for another one."""
+        """Return the proof that a probe reached this member; None if the probe is for another member."""
         try:
             hello = json.loads(line)
             if hello["muster"] != "probe" or hello["to"] != self._me:

@@ -25,7 +25,7 @@ from muster.ports import Keys
 from muster.types.world import Gate, GateState, Member, MemberId, Reach
 
 RETRY = Backoff(0.1, 2.0)
-AGAIN_S = 30.0  # between two looks whether the keys are still there
+AGAIN_S = 30.0  # between two checks that the keys still exist
 COMMAND_S = 30.0  # for one run of the command
 MOST_OUTPUT = 4096  # bytes of the command's output that are read
 MOST_VALUE = 1024  # characters of a key's value
@@ -34,7 +34,7 @@ READY, DEGRADED = "mesh-ready", "mesh-degraded"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is published, and why. `look_at` is when time alone can change it."""
+    """The gate to publish, and the reason. At `look_at` it may change without any news."""
 
     gate: Gate
     reason: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 class Observer(Protocol):
-    """A source of verdicts about the mesh. It calls `changed` whenever its verdict may be another."""
+    """A source of verdicts about the mesh. It calls `changed` whenever its verdict may have changed."""
 
     def start(self, changed: Callable[[], None]) -> None: ...
 
@@ -55,7 +55,7 @@ class Observer(Protocol):
 
 
 class Agents:
-    """An agent on each node, to which a connection is kept."""
+    """Observer that keeps a connection to an agent on each node."""
 
     def __init__(self, nodes: Mapping[str, Path], secret: str) -> None:
         self._nodes = dict(nodes)
@@ -120,7 +120,7 @@ class Agents:
                     opened.pop(MemberId(peer), None)
                     shut[MemberId(peer)] = why[:200]
                 case _:
-                    raise BrokenTalk("it reports what is no probe")
+                    raise BrokenTalk("it reports something other than probes")
         self._set(name, Reach(opened, shut))
 
     def _set(self, name: str, reach: Reach) -> None:
@@ -135,7 +135,7 @@ class Agents:
 
 
 class CommandVerdict:
-    """A command that exits 0 when the mesh is ready. It runs again every `every_s`, until it has."""
+    """Observer that runs a command every `every_s` until it exits with 0, which means that the mesh is ready."""
 
     def __init__(self, command: Sequence[str], nodes: Sequence[str], every_s: float) -> None:
         self._command = list(command)
@@ -203,7 +203,7 @@ async def run_bounded(command: Sequence[str], more: Mapping[str, str]) -> tuple[
         code, tail = -1, f"the command did not end in {COMMAND_S:g} s".encode()
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with whatever it has left behind
+            os.killpg(process.pid, signal.SIGKILL)  # also processes that the command has left behind
         await process.wait()
     words = tail.decode(errors="replace").strip().splitlines()
     return code, words[-1][:200] if words else ""
@@ -213,7 +213,7 @@ async def run_bounded(command: Sequence[str], more: Mapping[str, str]) -> tuple[
 
 
 def wanted_keys(prefix: str, nodes: Sequence[str], finding: Finding) -> dict[str, str]:
-    """Return the keys that have to be there; no other key of this prefix may say how the mesh is."""
+    """Return the keys that must exist; under this prefix no other key of a verdict may exist."""
     if not finding.gate.is_open:
         return {}
     kind = READY if finding.gate.state is GateState.READY else DEGRADED
@@ -221,7 +221,7 @@ def wanted_keys(prefix: str, nodes: Sequence[str], finding: Finding) -> dict[str
 
 
 async def make_true(keys: Keys, prefix: str, wanted: Mapping[str, str]) -> None:
-    """Write the keys that are missing, then remove the others: a node is never without a verdict in between."""
+    """Write the keys that are missing, then remove the others. In this order a node always has a verdict."""
     there = {**await keys.list(f"{prefix}/{READY}"), **await keys.list(f"{prefix}/{DEGRADED}")}
     for path, value in wanted.items():
         if there.get(path) != value:
@@ -259,10 +259,10 @@ class MeshPublisher:
         self._complete = asyncio.Event()
 
     async def run(self, *, stay: bool) -> Finding:
-        """Publish until the mesh is ready and its keys are written; forever if it should stay."""
+        """Publish until the mesh is ready and its keys are written, or forever with `stay`."""
         loop = asyncio.get_running_loop()
         writing = loop.create_task(self._write())
-        self._unwritten.set()  # what an earlier publisher left goes first
+        self._unwritten.set()  # first remove the keys of an earlier publisher
         self._observer.start(self._news.set)
         try:
             finding = await self._judge(loop, writing)
@@ -279,7 +279,7 @@ class MeshPublisher:
             await self._observer.stop()
 
     async def _judge(self, loop: asyncio.AbstractEventLoop, writing: asyncio.Task[None]) -> Finding:
-        """Return when the mesh is ready. What closes later concerns the next start of the programs."""
+        """Publish each finding until the mesh is ready. Later failures concern the next start of the programs."""
         before: Finding | None = None
         while True:
             self._news.clear()

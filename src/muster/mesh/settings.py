@@ -68,11 +68,11 @@ def _encoded(name: str) -> str:
 def _endpoint(source: str, text: str) -> tuple[str, int]:
     """Return host and port of HOST, HOST:PORT, [IPv6]:PORT, a bare IPv6 address, or a URL such as http://HOST:PORT/.
 
-    Of a URL only the host and the port count. https is refused: the keys are asked in clear, so it would never answer.
+    Of a URL only host and port are used. https is refused: muster reads the keys over plain HTTP.
     """
     scheme, url, rest = text.partition("://")
     if url and scheme.lower() == "https":
-        raise Unusable(f"{source}={text!r} asks for TLS, and the keys are asked over plain HTTP: give http://HOST:PORT")
+        raise Unusable(f"{source}={text!r} asks for TLS, but the keys are read over plain HTTP: give http://HOST:PORT")
     given = _authority(rest) if url and scheme.lower() == "http" else text.rstrip("/")
     host, colon, port = given, "", ""
     if not (given.endswith("]") or _is_ipv6(given)) and ":" in given:
@@ -88,7 +88,7 @@ def _endpoint(source: str, text: str) -> tuple[str, int]:
 
 
 def _authority(rest: str) -> str:
-    """HOST:PORT of what follows the scheme of a URL, without user, path, query and fragment."""
+    """Return HOST:PORT from the part of a URL after its scheme: without user, path, query and fragment."""
     return re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
 
 

@@ -335,7 +335,7 @@ class Agent:
     def _rank_exited(self, key: str, status: int) -> None:
         self._findings.tell()
         number, rank = rank_of(key)
-        if status == fencing.EXIT_LEASE_OVER:  # then the lease that is over is the cause, not a failure of the rank
+        if status == fencing.EXIT_LEASE_OVER:  # the rank did not fail: it exits because the lease is over
             self._member.handle(self._state.tick(self._member.now))
         current = self._held.current
         if current is None or current.number != number or self._files is None:

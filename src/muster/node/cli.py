@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--launch-id",
         metavar="ID",
-        help="what the workers of one launch share, and no other launch has (in Slurm: job id and restart count)",
+        help="identity shared by the workers of one launch only (default in Slurm: job id and restart count)",
     )
     where.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="how long to try to reach it (60)")
     world = parser.add_argument_group("the world (fixed by the first member of a run)")

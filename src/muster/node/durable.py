@@ -28,7 +28,7 @@ class Durable:
         self._due_at = math.inf
         self._written: dict[int, int] = {}  # of each rank the last step that was begun with
         self._turn = asyncio.Lock()
-        self._reading = asyncio.Lock()  # a disk that hangs holds one thread, not all
+        self._reading = asyncio.Lock()  # so that a disk that hangs blocks only one thread
         self.newest: int | None = None  # that is whole
         self.wish: int | None = None  # from this step on it is time
         self.write_at: int | None = None  # as everybody was told
@@ -36,7 +36,7 @@ class Durable:
 
     @property
     def failed(self) -> str:
-        """Why the folder cannot be read or written now; empty if it can."""
+        """Return why the folder cannot be read or written now; empty if it can."""
         return next(iter(self._failures.values()), "")
 
     def use(self, folder: str | None, every_s: float) -> None:
@@ -49,7 +49,7 @@ class Durable:
         self._tasks.start(self.look())
 
     async def look(self) -> None:
-        """Report the newest whole step. As long as the folder cannot be read, the last report stays."""
+        """Look for the newest whole step. While the folder cannot be read, the result of the last look stays."""
         if self._folder is None:
             return
         newest, failure = self.newest, ""
@@ -63,7 +63,7 @@ class Durable:
             self._changed()
 
     def _note(self, what: int | None, failure: str) -> bool:
-        """Whether this is news."""
+        """Record a failure, or its end if `failure` is empty. Return True if that is a change."""
         before = self._failures.pop(what, "")
         if failure:
             self._failures[what] = failure
@@ -97,7 +97,7 @@ class Durable:
 
 
 def _write_now(folder: Path, copy: Copy, memory: memoryview) -> str:
-    """Write one rank's step, then remove older steps; returns what failed."""
+    """Write the step of a rank, then remove older steps. Return the failure, or an empty text."""
     manifest, failure = copy.manifest, ""
     try:
         disk.write(folder, manifest, memory)

@@ -1,8 +1,9 @@
-"""The worker's lease, as its ranks see it: a rank ends itself at its next call of muster when the lease is over.
+"""Fencing of ranks: a rank ends itself at its next call of muster when the lease of its worker is over.
 
-The agent and its guard end ranks whose lease is over. Neither can while both are stopped (SIGSTOP, a debugger). So the
-agent publishes the moment from which the coordinator may give the places of its ranks away. The moment lies in shared
-memory and passes by itself when nobody moves it on. Without an agent the check does nothing. Standard library only.
+The agent and its guard end ranks whose lease is over. They cannot if both are stopped (SIGSTOP, a debugger). So the
+agent writes into shared memory from when on the coordinator may give the places of its ranks to other workers. A
+stopped agent does not postpone that time, so it passes. Without an agent the check does nothing. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import NoReturn
 
 FILE_VARIABLE = "MUSTER_LEASE_FILE"
 EXIT_LEASE_OVER = 75  # an agent that has lost its coordinator exits with the same code
-_MAGIC = int.from_bytes(b"muster-1")  # the file of a process that got the agent's number does not have it
+_MAGIC = int.from_bytes(b"muster-1")  # a later process with the agent's pid has no file that begins like this
 _FENCE, _FENCE_AWAKE = 1, 2  # cells of 8 bytes behind the magic number
 _SIZE = 24
 _LOOK_S = 0.002
-_SEALS = (0x02 | 0x04, 0x10)  # its length stays; nobody else writes, which Linux can promise since 5.1
-_NOT_AGAIN_S = 0.02  # a change of the clocks' difference that is no suspension
+_SEALS = (0x02 | 0x04, 0x10)  # a fixed length; no other writer, which Linux can ensure since 5.1
+_NOT_AGAIN_S = 0.02  # s; a smaller change between the two clocks is no suspension
 
 
 class LeaseFile:
@@ -34,7 +35,7 @@ class LeaseFile:
         self._fd = os.memfd_create("muster-lease", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._fd, _SIZE)
         self._cells = memoryview(mmap.mmap(self._fd, _SIZE)).cast("B").cast("d")
-        self._slept = [(-math.inf, _slept_s())]  # since when this machine has slept for so long
+        self._slept = [(-math.inf, _slept_s())]  # (time, s): from that time on, the total suspension
         struct.pack_into("Q", self._cells.cast("B"), 0, _MAGIC)
         self.publish(math.inf, math.inf)
         for seals in _SEALS:
@@ -46,10 +47,11 @@ class LeaseFile:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def publish(self, fence: float, renewed_at: float) -> None:
-        """Publish when ranks have to be gone. Both times are those of `time.monotonic()`.
+        """Publish the time at which ranks must be gone. Both arguments are times of `time.monotonic()`.
 
-        That clock stands still while the machine is suspended and the coordinator's may not. So the same moment is
-        published on the clock that counts suspensions too, as this clock was when the lease was asked for.
+        That clock stands still while the machine is suspended; the coordinator's clock does not. So the same time is
+        also published on CLOCK_BOOTTIME, which counts suspensions. The conversion uses the total suspension at
+        `renewed_at`, when the lease was requested.
         """
         slept = _slept_s()
         if abs(slept - self._slept[-1][1]) > _NOT_AGAIN_S:
@@ -69,7 +71,7 @@ _cells_of: str | None = None
 
 
 def check_lease() -> None:
-    """End this process at once if the lease of its worker is over. Costs no system call."""
+    """End this process at once if the lease of its worker is over. It makes no system call."""
     global _cells, _cells_of
     path = os.environ.get(FILE_VARIABLE)
     if not path:
@@ -90,12 +92,12 @@ def _end_unless_renewed(cells: memoryview[float]) -> None:
         seen = cells[_FENCE], cells[_FENCE_AWAKE]
         now = time.monotonic()
         time.sleep(_LOOK_S)
-        if now >= seen[0] and seen == (cells[_FENCE], cells[_FENCE_AWAKE]):  # nobody was writing when we looked
+        if now >= seen[0] and seen == (cells[_FENCE], cells[_FENCE_AWAKE]):  # not read in the middle of a write
             _end(now - seen[0])
 
 
 def _end(over_s: float) -> NoReturn:
-    from muster.node import system  # nobody else has to pay for it
+    from muster.node import system  # imported only here: other calls need not pay for it
 
     env = os.environ
     text = (
@@ -106,12 +108,12 @@ def _end(over_s: float) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="replace"))
     with contextlib.suppress(OSError):
-        system.kill_children()  # what it has started may write for it
+        system.kill_children()  # a child may write on behalf of this rank
     os._exit(EXIT_LEASE_OVER)
 
 
 def _map(path: str) -> memoryview[float] | None:
-    """Map the agent's memory; None where there is no agent or the file is another one."""
+    """Map the agent's memory. Return None if there is no agent, or if the path is not its file."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:

@@ -30,7 +30,7 @@ from muster.types.world import MemberId, RunId
 TELL_EVERY_S = 0.02  # what has changed meanwhile is told together
 FLUSH_S = 30.0
 SETTLE_S = 5.0
-LOOK_S = 1.0  # for the durable folder, which may be on a disk that does not answer
+LOOK_S = 1.0  # limit for reading the durable folder, whose disk may not answer
 COPY_S = 3.0
 
 
@@ -147,7 +147,7 @@ class Keeper:
         """A rank cannot use a piece. Whether it could be had from another place."""
         self._damage = why
         self.shelf.discard(total, length)
-        self.tasks.start(self._durable.look())  # it may be a step on disk that was set aside
+        self.tasks.start(self._durable.look())  # a damaged step on disk was set aside
         self._tell()
         resume = self.resume
         return resume is not None and any(source.member_id != self._member_id for source in resume.sources)

@@ -1,4 +1,4 @@
-"""The identity of a launch: one start of a group of workers, as its user or Slurm names it."""
+"""The identity of a launch (one start of a group of workers), from the user or from Slurm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIABLE = "MUSTER_LAUNCH_ID"
 
 
 def identity(given: str | None, env: Mapping[str, str]) -> str:
-    """Return what all workers of one launch share and no other launch has; "" if nothing tells. ValueError if too long.
+    """Return the identity that only the workers of one launch share, or "". ValueError if it is too long.
 
     A requeued Slurm job keeps its id and gets another restart count.
     """

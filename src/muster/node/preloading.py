@@ -95,7 +95,7 @@ def _carry_out(
             if not (step.default and step.variable in os.environ):
                 os.environ[step.variable] = step.value
         elif step.module.partition(".")[0] == "torch" and torch_version.refusal():
-            continue  # a rank that imports it is told so
+            continue  # a rank that imports it gets the refusal
         elif not _is_among(step, without):
             tell(step.module)
             with watch.over(step.key):

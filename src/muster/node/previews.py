@@ -1,4 +1,4 @@
-"""Previews: what a worker knows of another rank's step before that step is sealed.
+"""Previews of another rank's step before that step is sealed.
 
 At each commit a worker sends its buddy the content hashes of all pieces of its rank's step, and the bytes of the pieces
 that only this rank has: generators, a place in the data, counters. If the worker dies before the step is sealed, the
@@ -33,7 +33,7 @@ class Preview:
     """A step of one rank: its manifest, and the bytes of some pieces, one after the other."""
 
     manifest: Manifest
-    told: tuple[int, ...]  # the pieces whose bytes are there; the rest is behind the last piece
+    told: tuple[int, ...]  # indices of the pieces whose bytes are included; the rest is behind the last piece
     data: bytes
 
 
@@ -59,9 +59,9 @@ async def receive(line: Bulk, message: dict[str, Any]) -> Preview:
 def _told_pieces(manifest: Manifest, told: Any) -> list[Piece]:
     pieces = manifest.every
     if not all(piece.hash for piece in pieces):
-        raise ValueError("a preview has the hash of every piece")
+        raise ValueError("the preview lacks the hash of a piece")
     if not isinstance(told, list) or any(not isinstance(index, int) or isinstance(index, bool) for index in told):
-        raise ValueError("the pieces of a preview are named by their numbers")
+        raise ValueError("the preview does not name its pieces by their indices")
     if told != sorted(set(told)) or (told and not 0 <= told[0] <= told[-1] < len(pieces)):
         raise ValueError("the preview names pieces that the step does not have")
     chosen = [pieces[index] for index in told]
@@ -126,7 +126,7 @@ class Teller:
 
 
 async def adopt(previews: Previews, shelf: Shelf, take: Callable[[int], Awaitable[Segment]]) -> None:
-    """Put together the previewed steps of which every piece is here."""
+    """Put together each previewed step if all its pieces are here."""
     for preview in previews:
         manifest = preview.manifest
         if shelf.get((manifest.rank, manifest.round, manifest.step)) is not None:
@@ -137,14 +137,14 @@ async def adopt(previews: Previews, shelf: Shelf, take: Callable[[int], Awaitabl
             segment = await take(len(preview.data))
             try:
                 segment.memory[: len(preview.data)] = preview.data
-                if (spots := missing_spots(preview, shelf)) is not None:  # making room may have dropped some
+                if (spots := missing_spots(preview, shelf)) is not None:  # taking memory may have dropped pieces
                     put_together(preview, spots, segment, shelf)
             finally:
                 segment.users -= 1  # the copy has it now
 
 
 def missing_spots(preview: Preview, shelf: Shelf) -> dict[int, Spot] | None:
-    """Find the pieces that were not told, by their content. Return None if one of them is nowhere."""
+    """Find the pieces without bytes in the preview, by their hashes. Return None if a piece is missing."""
     spots: dict[int, Spot] = {}
     for index in set(range(len(preview.manifest.every))) - set(preview.told):
         if (spot := shelf.spot(preview.manifest.every[index])) is None:
@@ -154,7 +154,7 @@ def missing_spots(preview: Preview, shelf: Shelf) -> dict[int, Spot] | None:
 
 
 def put_together(preview: Preview, spots: Mapping[int, Spot], segment: Segment, shelf: Shelf) -> Copy:
-    """Add a step whose told pieces lie in `segment`, and all others in `spots`."""
+    """Add a step to the shelf: the bytes of its preview lie in `segment`, the other pieces in `spots`."""
     places: list[Spot] = []
     offset = 0
     for index, piece in enumerate(preview.manifest.every):

@@ -78,7 +78,7 @@ class RankLine:
                 size, known = min(int(told["bytes"]), MOST_SIZE), {int(one) for one in told["known"]}
                 keeper.tasks.start(self._slot(size, known))
             case "begin":
-                keeper.copying[self._rank] = int(told["step"])  # nothing is answered: the training does not wait
+                keeper.copying[self._rank] = int(told["step"])  # no reply: the training does not wait
             case "preview":
                 where = int(told["slot"]), int(told["begin"]), int(told["length"])
                 keeper.tasks.start(self._preview(*where, told["told"], int(told["step"]), _seconds(told["wait_s"])))

@@ -3,8 +3,8 @@
 It runs in a session of its own with a state file. If it dies while the agent that started it lives, that agent
 starts it again on the same address, and members find it there.
 
-A coordinator of this user that listens there already serves this run, too: another worker of this launch may have
-started it, or an earlier launch, after whose end it lingers.
+If a coordinator of this user already listens there, it serves this run, too. Another worker of this launch may have
+started it, or an earlier launch: a coordinator stays for a while after the end of its run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Standalone:
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._ready = -1
-        self.shares = False  # the coordinator at that address is not ours
+        self.shares = False  # another process started the coordinator at that address
 
     @classmethod
     def here(cls, host: str, port: int, *, idle_s: float, private: bool) -> Standalone:
@@ -115,13 +115,13 @@ class Standalone:
             if refusal := await self._refusal(run_id):
                 say(f"cannot listen on {shown}: it is in use: {refusal}; choose another --listen")
                 return False
-            say(f"coordinator on {shown}, where it listens already; {others}")
+            say(f"coordinator on {shown}, which was running already; {others}")
             return True
         say(f"coordinator on {shown}; {others}")
         return True
 
     async def _refusal(self, run_id: str) -> str:
-        """Return why the listener there cannot serve this run; "" for a coordinator that has our run token."""
+        """Return why the process at that address cannot serve this run; "" for a coordinator with our run token."""
         try:
             await ask(self.addresses, RunId(run_id), AskFrame(ask="show"), token=self.token or run_token.given())
         except CoordinatorRefused as refused:
@@ -130,11 +130,11 @@ class Standalone:
             whose = "another user's coordinator" if run_token.is_others(self.addresses[0]) else "another coordinator"
             return f"{whose} is there: {refused}"
         except TimeoutError:
-            return "another program listens there, which is no coordinator"
+            return "a program that is no coordinator listens there"
         return ""
 
     def await_ready(self) -> None:
-        """Wait until it listens, or until it says that somebody does so already."""
+        """Wait until the coordinator listens, or until it reports that its address is in use."""
         assert self._process is not None
         with open(self._ready) as answer:
             line = answer.readline().strip() if select.select([answer], [], [], READY_TIMEOUT_S)[0] else ""

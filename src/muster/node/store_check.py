@@ -1,8 +1,8 @@
 """A limit on how long a rank waits for the round's store when it joins its process group.
 
 torch itself retries for as long as the group's timeout, half an hour by default, and waits without a limit for a store
-that accepts a connection and sends nothing. The check connects by torch's own client first, so it knows nothing of
-torch's protocol. It covers `init_process_group` with `env://` in ranks whose parent had imported torch.
+that accepts a connection and sends nothing. The check connects with torch's own client first, so it does not depend
+on torch's protocol. It covers `init_process_group` with `env://`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _place() -> tuple[str, ...]:
 
 def _checked(handler: Callable[..., Iterator[Any]], place: tuple[str, ...], limit_s: float) -> Callable[..., Any]:
     def rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        if _place() == place:  # else the program brings a store of its own
+        if _place() == place:  # otherwise the program uses a store of its own
             await_store(place[0], int(place[1]), limit_s)
         yield from handler(url, *args, **kwargs)
 
@@ -50,8 +50,8 @@ def _checked(handler: Callable[..., Iterator[Any]], place: tuple[str, ...], limi
 def await_store(host: str, port: int, limit_s: float) -> None:
     """Return when the store has replied; otherwise end this rank after `limit_s` with one line that says why.
 
-    torch's client cannot be interrupted and exceeds its timeout, so it has a thread. Python cannot end cleanly beside
-    that thread, so the process exits at once.
+    torch's client cannot be interrupted and exceeds its timeout, so it runs in a thread. Python cannot end cleanly
+    while that thread runs, so the process exits at once.
     """
     connected = threading.Event()
     until = time.monotonic() + limit_s
@@ -83,7 +83,7 @@ def _connect(host: str, port: int, until: float, connected: threading.Event) -> 
 
 
 def _cause(host: str, port: int) -> str:
-    """What a connection of our own shows: nothing is sent, and a store says nothing by itself."""
+    """Return the result of a plain connection to the store. It sends nothing, so a store sends nothing either."""
     try:
         with socket.create_connection((host, port), _LOOK_S) as connection:
             connection.settimeout(_LOOK_S)

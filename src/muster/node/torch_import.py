@@ -1,4 +1,4 @@
-"""Checks in a rank that imports torch itself: its version first, then how the round's store is reached."""
+"""Checks in a rank that imports torch itself: first torch's version, then the connection to the round's store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 class _Finder:
-    """Finds nothing before torch is imported, and leaves `sys.meta_path` once that is done."""
+    """Hook in `sys.meta_path` that runs the checks when torch is imported, and then removes itself."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if name == "torch" and (refusal := torch_version.refusal()):

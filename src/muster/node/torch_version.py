@@ -14,7 +14,7 @@ _MOST = 1 << 16
 
 
 def refusal(version: str | None = None) -> str:
-    """Return one line that says why a torch, or else that of this process, cannot be used; empty if it can."""
+    """Return one line that says why this version (default: this process's torch) is refused; empty if it is not."""
     version = installed() if version is None else version
     number = _NUMBER.match(version)
     if number is None or (int(number[1]), int(number[2])) >= OLDEST:
@@ -27,7 +27,7 @@ def refusal(version: str | None = None) -> str:
 
 
 def installed() -> str:
-    """Return the version of the torch that is imported, or else would be; empty if there is none."""
+    """Return the version of the torch that is imported or would be imported; empty if there is none."""
     if (torch := sys.modules.get("torch")) is not None:
         return str(getattr(torch, "__version__", ""))
     spec = PathFinder.find_spec("torch")

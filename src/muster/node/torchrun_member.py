@@ -68,7 +68,7 @@ class TorchrunMember:
         return self._membership.connection.why_down if self._membership else "not started"
 
     def start(self) -> None:
-        os.environ[FILE_VARIABLE] = self._lease_file.path  # torch's ranks have it from the environment
+        os.environ[FILE_VARIABLE] = self._lease_file.path  # torch's ranks inherit the environment
         self._start_guard()
         self._thread.start()
 

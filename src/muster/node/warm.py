@@ -380,7 +380,7 @@ def _execute(command: list[str]) -> NoReturn:
 
 
 def _refuse_old_torch() -> None:
-    """End a rank whose torch cannot use the round's store, with one line as its last words."""
+    """End a rank whose torch cannot use the round's store, with one line on stderr."""
     if refusal := torch_version.refusal():
         os.write(2, f"ImportError: {refusal}\n".encode(errors="replace"))
         os._exit(1)

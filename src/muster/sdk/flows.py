@@ -514,7 +514,7 @@ def wait(handle: Handle, goal: waits.Goal, timeout: float | None) -> Flow[WorldS
             return verdict.world
         if isinstance(verdict, waits.Raise):
             if isinstance(verdict.error, ScaleSuperseded) and handle.receipt is asked.receipt:
-                # The caller now has the news: a later wait of this handle waits for the target of the other writer.
+                # The caller gets this error once: a later wait of this handle waits for the other writer's target.
                 handle.receipt = replace(asked.receipt, over=True) if asked.receipt is not None else None
             raise verdict.error
         seen, outage = training, Outage()

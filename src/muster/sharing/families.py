@@ -1,11 +1,11 @@
-"""Families of pipeline processes on this machine: who registered a pipeline, and what of it still runs.
+"""Families of pipeline processes on this machine: the registered processes, and the members that still run.
 
-A family is the processes that a registration named, all processes that descend from them, and everything that carries
-the family's mark. A mark is a variable of the environment, which programs inherit, and an open file, which forks
-inherit: so a child is found after its parent has gone. Where the machine has GPUs, every process that has one of the
-pipeline's GPUs open counts as well, unless it belongs to somebody else in the pool.
+A family consists of the processes that a registration named, their descendants, and all processes with the family's
+mark. A mark is an environment variable, which programs inherit, and an open file, which forks inherit. So a child is
+found even after its parent has exited. On a machine with GPUs, every process that has one of the pipeline's GPUs open
+counts as well, unless it belongs to another pipeline or training of the pool.
 
-Nothing here decides: `tenants` ends a pipeline once its family is gone. Standard library only.
+This module decides nothing: `tenants` ends a pipeline once its family is gone. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from muster import sockets
 from muster.clock import boot_id
 from muster.types.sharing import MOST_PROCESSES, PipelineProcess
 
-MARK = "MUSTER_PIPELINE_PROCESS"  # in the environment of what a pipeline's process starts
-_MARK_FILE = "muster-pipeline-"  # in the name of a file that its forks have open
+MARK = "MUSTER_PIPELINE_PROCESS"  # in the environment of each program that a pipeline's process starts
+_MARK_FILE = "muster-pipeline-"  # in the name of a file that forks of the process have open
 _PROC = Path("/proc")
 _GPU_FILE = re.compile(r"/dev/nvidia(\d+)|/dev/kfd")
-_MONITORS = frozenset({"nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter"})  # they compute nothing
+# These programs have GPUs open and compute nothing.
+_MONITORS = frozenset({"nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter"})
 _DEAD = frozenset("ZX")
 _ASK_S = 5.0
 _MOST_NAMED = 3
 
-_marks: dict[int, int] = {}  # by pid: a fork has a mark of its own
+_marks: dict[int, int] = {}  # descriptors by pid: a fork gets a mark of its own
 
 
 class Unknowable(Exception):
-    """Nobody here can see whether a family is gone."""
+    """This process cannot see whether a family is gone."""
 
 
 # The pipeline's side ------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ def mark_this_process(name: str) -> None:
         return
     for inherited in _marks.values():
         with contextlib.suppress(OSError):
-            os.close(inherited)  # a fork that registers a pipeline itself is of a family of its own
+            os.close(inherited)  # a fork that registers a pipeline itself begins its own family
     _marks.clear()
     with contextlib.suppress(OSError):
         _marks[pid] = os.memfd_create(_MARK_FILE + name, os.MFD_CLOEXEC)
@@ -70,9 +71,9 @@ def space() -> str:
 def prove(
     connection: socket.socket, pids: Sequence[int]
 ) -> tuple[tuple[PipelineProcess, ...], tuple[PipelineProcess, ...]]:
-    """Return the named processes, and what descends from them, if the first is at the other end of a connection.
+    """Return the named processes and their descendants, if the first process is at the other end of the connection.
 
-    The others have to run as the same user. Where anything is in doubt, nothing is proved.
+    The other processes must run as the same user. In case of doubt return nothing.
     """
     registered = _proved(connection, pids)
     tree = descendants({"": registered})[""] if registered else ()
@@ -103,7 +104,7 @@ def _proved(connection: socket.socket, pids: Sequence[int]) -> tuple[PipelinePro
 def open_pidfd(process: PipelineProcess) -> int | None:
     """Return a descriptor that is readable once a process is gone; None if it is gone already.
 
-    Raises OSError if there is none to be had, and Unknowable if its pid means nothing here.
+    Raises OSError if the kernel gives no descriptor, and Unknowable if the pid has no meaning here.
     """
     _check_space(process)
     if _is_of_earlier_boot(process):
@@ -120,9 +121,9 @@ def open_pidfd(process: PipelineProcess) -> int | None:
 
 
 def descendants(families: Mapping[str, Iterable[PipelineProcess]]) -> dict[str, tuple[PipelineProcess, ...]]:
-    """Return for each family its living processes and all that descend from them now.
+    """Return for each family its living processes and their current descendants.
 
-    This control plane and what it has started belong to no family.
+    This control plane and its own descendants belong to no family.
     """
     here, table = space(), _stats()
     trees = {}
@@ -135,29 +136,29 @@ def descendants(families: Mapping[str, Iterable[PipelineProcess]]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of a pipeline's processes."""
+    """The processes of a pipeline, as far as this machine shows them."""
 
     mark: str
     registered: tuple[PipelineProcess, ...]
-    others: tuple[PipelineProcess, ...] = ()  # descendants that were seen
+    others: tuple[PipelineProcess, ...] = ()  # descendants that were observed
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Who else may have a GPU of the pool open: families of other pipelines, and runs of trainings."""
+    """Other users that may have a GPU of the pool open: families of other pipelines, and runs of trainings."""
 
     families: tuple[Family, ...] = ()
     runs: frozenset[str] = frozenset()
 
 
 def survivors(family: Family, devices: Sequence[str], neighbours: Neighbours) -> str:
-    """Say what of a family still runs, or uses one of these devices; "" if it is proved that nothing does.
+    """Return in words which processes of a family still run or use one of these devices; "" if there is none.
 
-    Raises Unknowable where that cannot be seen. It reads all of /proc, so it does not belong on an event loop.
+    Raises Unknowable if that cannot be determined. Call it in a thread: it reads all of /proc.
     """
     for process in family.registered:
         _check_space(process)
-    # A process that forks and ends during one look is seen by the next.
+    # The second look finds the child of a process that forks and exits during the first look.
     left = dict.fromkeys(_running(family) or _running(family), "of its family still runs")
     users = _users_of(devices)
     excused = {pid for neighbour in neighbours.families for pid in _running(neighbour)} if users else set()
@@ -175,7 +176,7 @@ def _running(family: Family) -> set[int]:
     living = {pid: stat for pid, stat in table.items() if not stat.is_dead and pid != os.getpid()}
     seen = [process for process in (*family.registered, *family.others) if process.space == here]
     known = {process.pid for process in seen if _is(living.get(process.pid), process)}
-    # The kernel does not use the number of a session or a group again while a process is in it.
+    # The kernel does not reuse the id of a session or group while a process is in it.
     led = {process.pid for process in seen if process.pid not in table or _is(table[process.pid], process)}
     members = {pid for pid, stat in living.items() if stat.session in led or stat.group in led}
     marked = {pid for pid in living if _is_marked(pid, family.mark)}
@@ -183,7 +184,7 @@ def _running(family: Family) -> set[int]:
 
 
 def _below(table: Mapping[int, _Stat], roots: Collection[int]) -> set[int]:
-    """Return these processes and all that descend from them. What this process has started is its own."""
+    """Return these processes and their descendants, without the descendants of this process."""
     children: dict[int, list[int]] = {}
     for pid, stat in table.items():
         if pid != os.getpid():
@@ -211,7 +212,7 @@ class _Stat:
 
     @property
     def is_dead(self) -> bool:
-        """A process whose first thread has ended lives on in the others."""
+        """Return True if all threads have ended. A process may live on after its first thread."""
         return self.state in _DEAD and self.threads <= 1
 
 
@@ -240,7 +241,7 @@ def _is_of_earlier_boot(process: PipelineProcess) -> bool:
 
 
 def _check_space(process: PipelineProcess) -> None:
-    """Raise Unknowable if pids of that process's space mean something else here. Of an earlier boot nothing is left."""
+    """Raise Unknowable if the process is of another pid namespace. A process of an earlier boot is certainly gone."""
     if not _is_of_earlier_boot(process) and process.space != space():
         raise Unknowable(f"process {process.pid} belongs to another pid namespace")
 
@@ -253,7 +254,7 @@ def _user_of(pid: int) -> int | None:
 
 
 def _links(pid: int) -> Iterator[str]:
-    """Yield what a process has open, as far as this user may see it."""
+    """Yield the open files of a process, as far as this user may see them."""
     folder = f"/proc/{pid}/fd"
     try:
         names = os.listdir(folder)
@@ -324,7 +325,7 @@ def _users_of(devices: Sequence[str]) -> dict[int, str]:
 
 
 def _files_of(devices: Sequence[str]) -> set[str]:
-    """Return the files of these devices; nothing if that is not known of each of them: then any file counts."""
+    """Return the files of these devices, or nothing if the file of one is unknown: then every GPU file counts."""
     gpus = []
     for place in sorted(_PROC.glob("driver/nvidia/gpus/*/information")):  # by bus, as nvidia-smi counts them
         with contextlib.suppress(OSError):
@@ -343,9 +344,9 @@ def _files_of(devices: Sequence[str]) -> set[str]:
 
 
 def _computing(devices: Sequence[str]) -> dict[int, str]:
-    """Return the driver's own list of processes, of all GPUs if none is named.
+    """Return the processes that the driver lists for these GPUs, or for all GPUs if none is named.
 
-    It also has processes whose files this user may not read.
+    The list includes processes whose files this user may not read.
     """
     chosen = [f"--id={','.join(devices)}"] if devices else []
     command = ["nvidia-smi", *chosen, "--query-compute-apps=pid", "--format=csv,noheader"]

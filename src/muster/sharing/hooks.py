@@ -85,9 +85,9 @@ class PipelineClient:
     async def signal_rollout_demand(
         self, rollout_id: str | int, step_target: int, timeout: float | None = None
     ) -> list[Gpu]:
-        """Declare how much this rollout needs; return when a bundle is awake, so before the first sample is sent.
+        """Declare how much this rollout needs, and return when a bundle is awake: call it before the first sample.
 
-        Without a `timeout` it waits for as long as it takes. With one it raises GrantTimeout, and the rollout stays
+        Without a `timeout` it waits without a limit. After a `timeout` it raises GrantTimeout, and the rollout stays
         open: GPUs may still be granted, and `begin_progress_batch` is accepted.
         """
         self._rollout_id = str(rollout_id)
@@ -106,7 +106,7 @@ class PipelineClient:
         """The rollout must be open: `signal_rollout_demand`, or a request for generation, comes first."""
         if isinstance(target, bool) or not isinstance(target, int) or target < 0:
             raise InvalidRequest(f"a batch's target is a whole number, not {target!r}")
-        if self._rollout_id is None and not self._batches:  # else `signal_rollout_demand` has logged it
+        if self._rollout_id is None and not self._batches:  # otherwise `signal_rollout_demand` has logged it
             log.info("%s: a rollout begins: %s trajectories to generate", self.pipeline, target)
         batch = self._batches[stream] = _Batch(target)
         if why := await self._report(stream, batch):
@@ -154,7 +154,7 @@ class PipelineClient:
 
     @contextlib.contextmanager
     def _logged_loss(self, report: str) -> Iterator[None]:
-        """Log that a report did not arrive; its error goes on to the caller."""
+        """Log that a report did not arrive, and raise its error again."""
         try:
             yield
         except MusterError as error:

@@ -1,6 +1,6 @@
 """Log lines of a pipeline's process about its pool: rollouts, grants, waits and lost progress.
 
-The logger is `muster.pool`. A scheduler behind a server writes none of these lines; the process that waits does.
+The logger is `muster.pool`. The process that waits writes these lines; a scheduler behind a server does not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ GetSnapshot = Callable[[], Awaitable[Snapshot]]
 
 
 def log_grant(pipeline: str, cluster: str, gpus: Sequence[Gpu]) -> None:
-    """Log one grant."""
+    """Log the GPUs that a pipeline was granted."""
     log.info("%s: granted GPU %s for %s", pipeline, _listed(gpus), cluster)
 
 
 @contextlib.asynccontextmanager
 async def logged_wait(get_snapshot: GetSnapshot, pipeline: str, cluster: str) -> AsyncIterator[None]:
-    """Log every 30 s what the body waits for and who holds it."""
+    """Log every 30 s, as long as the body runs, why its request waits."""
     loop = asyncio.get_running_loop()
     reports: set[asyncio.Task[None]] = set()
 
@@ -35,7 +35,7 @@ async def logged_wait(get_snapshot: GetSnapshot, pipeline: str, cluster: str) ->
         reports.add(asyncio.create_task(_report_waits(get_snapshot, pipeline, cluster, began), name="wait log"))
 
     began = loop.time()
-    timer = loop.call_later(SAY_S, begin)  # most waits are over long before: they need no task
+    timer = loop.call_later(SAY_S, begin)  # most waits end earlier, and need no task
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ async def _report_waits(get_snapshot: GetSnapshot, pipeline: str, cluster: str, 
 
 
 def wait_reason(snapshot: Snapshot, pipeline: str, cluster: str) -> str:
-    """Return why a request waits: the planner's reason names the holder, and if there is none yet, all holders do."""
+    """Return why a request waits: the planner's reason, which names the holder. Without a reason name all holders."""
     if pipeline in snapshot.quarantined:
         return f"{pipeline} is quarantined: {snapshot.quarantined[pipeline]}"
     for request in snapshot.pending:
@@ -66,7 +66,7 @@ def wait_reason(snapshot: Snapshot, pipeline: str, cluster: str) -> str:
 
 
 def holders(snapshot: Snapshot, pipeline: str) -> str:
-    """Return in words which GPUs others hold."""
+    """Return in words which GPUs other pipelines and trainings hold."""
     gpus: dict[str, list[Gpu]] = {}
     for gpu, lease in snapshot.leases.items():
         if lease.pipeline != pipeline:

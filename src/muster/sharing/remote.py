@@ -70,7 +70,7 @@ from muster.types.sharing import (
 
 SESSION = "Pipeline-Session"  # the header that says which registration speaks
 PROCESS, TRAINING, ROUND = "Pipeline-Process", "Pipeline-Training", "Pipeline-Round"  # and who that is
-PIDS = "Pipeline-Pids"  # and which processes have to be gone before its GPUs are free
+PIDS = "Pipeline-Pids"  # the processes that must be gone before the pipeline's GPUs are free
 LONG_POLL_S = 20.0
 SILENCE_S = 10.0  # how much later than promised an answer may come before the connection counts as lost
 PATIENCE_S = 60.0  # how long a server that was there before may be away
@@ -151,11 +151,11 @@ class RemoteScheduler:
 
     @property
     def process(self) -> str:
-        """The name of this process, which marks what it starts."""
+        """Return the name of this process, which is the mark of its family."""
         return self._tenant.process or ""
 
     def name_ranks(self, pids: Sequence[int]) -> None:
-        """Register with these processes, this one first; with none of them nobody can prove that they are gone."""
+        """Set the processes to register, this process first. Without any, their end cannot be proved."""
         self._pids = tuple(pids)
 
     def _shown_pids(self) -> dict[str, str]:

@@ -69,7 +69,7 @@ class Scheduler:
         metered: Callable[[], float] | None = None,
         logs_grants: bool = True,
     ) -> None:
-        """`logs_grants`: the callers live in this process, so their grants and waits are logged here."""
+        """With `logs_grants` log grants and long waits here: the callers are in this process."""
         empty = Shares(pool, min_turn_s=min_turn_s, reserve_after_s=reserve_after_s)
         kept = FileJournal(journal) if isinstance(journal, Path | str) else journal
         limits = execution.HookLimits(hook_timeout_s, vacated_poll_s)
@@ -203,7 +203,7 @@ class Scheduler:
         await self._quarantine(PipelineId(pipeline), why, again=False)
 
     async def renew_quarantine(self, pipeline: str, why: str) -> None:
-        """Quarantine a pipeline, or replace the reason for which it is quarantined."""
+        """Quarantine a pipeline, or replace the reason of its quarantine."""
         await self._quarantine(PipelineId(pipeline), why, again=True)
 
     async def _quarantine(self, name: PipelineId, why: str, *, again: bool) -> None:
@@ -270,7 +270,7 @@ class Scheduler:
     async def _grant(
         self, asked: demand.Asked, wish: demand.Wish, timeout: float | None, gone: asyncio.Future[None] | None = None
     ) -> list[Gpu]:
-        """Return the granted GPUs; log the grant, and a long wait, where the caller lives in this process."""
+        """Return the granted GPUs. Log the grant and a long wait if the caller is in this process."""
         if not self._logs_grants:
             return await self._requests.granted(asked, wish, timeout, gone)
         async with pool_log.logged_wait(self.snapshot, wish.pipeline, wish.cluster):

@@ -174,7 +174,7 @@ class SharedPool:
         self._crew = crew
 
     def _name_ranks(self, crew: Crew) -> None:
-        """Let the control plane know all ranks' processes, if they are on one machine."""
+        """Register the processes of all ranks, if they are on one machine."""
         if crew.alone or not isinstance(self._scheduler, RemoteScheduler):
             return
         scheduler = self._scheduler

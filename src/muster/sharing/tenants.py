@@ -51,8 +51,8 @@ from muster.types.sharing import (
 
 log = logging.getLogger("muster.sharing")
 
-LOOK_S = 1.0  # how often what a living pipeline has started is looked at, and what a dead one has left
-LOOK_SHARE = 20  # where a look takes long, because very many processes run, looks are rarer
+LOOK_S = 1.0  # pause between looks at the children of living pipelines and at the survivors of dead ones
+LOOK_SHARE = 20  # a pause lasts at least so many times as long as the look, which is slow with many processes
 MOST_OF_TOKEN = 32  # pipelines that one token has registered
 MOST_OF_NAMESPACE = 128  # pipelines that all tokens of one namespace have registered
 AT_ONCE_S = 0.05  # how long a call that does not wait may still take to end
@@ -144,7 +144,7 @@ class Remote:
 
 @dataclass(eq=False)
 class Watch:
-    """A pipeline's processes on this machine, and the end of the one that speaks for it."""
+    """The processes of a pipeline on this machine, with a descriptor that shows the end of the first process."""
 
     processes: tuple[PipelineProcess, ...]
     children: tuple[PipelineProcess, ...]
@@ -292,7 +292,7 @@ class Tenants:
             return replace(tenant, training=None, round=None)
         if why := self._rounds.over(tenant.training, tenant.round):
             raise RequestRefused(f"{pipeline} cannot be registered by a rank of a round that has ended: {why}")
-        return replace(tenant, processes=(), children=())  # its round proves the end of all its ranks
+        return replace(tenant, processes=(), children=())  # the end of its round proves the end of all ranks
 
     def _check_attach(self, pipeline: str, session: str | None, tenant: Tenant) -> None:
         there = demand.known(self._scheduler.shares, PipelineId(pipeline))
@@ -461,7 +461,7 @@ class Tenants:
     # Processes
 
     async def _follow_processes(self) -> None:
-        """End pipelines whose processes are gone. While they live, remember what they start."""
+        """End pipelines whose processes are gone, and record the children of those that live."""
         rest_s, clock = LOOK_S, asyncio.get_running_loop().time
         while True:
             with contextlib.suppress(TimeoutError):
@@ -473,13 +473,13 @@ class Tenants:
                 with contextlib.suppress(SchedulerStopped, NotFound):
                     try:
                         await self._end_if_gone(pipeline)
-                    except JournalUnusable as error:  # the next look finds it gone, too
+                    except JournalUnusable as error:  # the next look tries again
                         log.error("what %s held cannot be ended: %s", pipeline, error.message)
             await self._look_at_children()
             rest_s = max(LOOK_S, LOOK_SHARE * (clock() - began))
 
     async def _end_if_gone(self, pipeline: str) -> None:
-        """End a pipeline if its process is gone and nothing of it can use its GPUs; say what still can."""
+        """End a pipeline if its family is gone. If only its process is gone, quarantine it and name the survivors."""
         there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         watch = self._watched(pipeline, there)
         if there is None or watch is None or not watch.is_over:
@@ -494,7 +494,7 @@ class Tenants:
             left = f"whether its family is gone cannot be seen: {error}"
         after = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         if after is None or after.tenant.processes != watch.processes:
-            return  # another process has taken its place meanwhile
+            return  # another process has registered the pipeline since
         ended = f"its process {watch.processes[0].pid} has ended"
         if left:
             advice = f"end it, or run muster share kill {pipeline} --force"
@@ -503,7 +503,7 @@ class Tenants:
             await self.unregister(pipeline, f"{ended}, and nothing of it is left on its GPUs")
 
     def _watched(self, pipeline: str, there: Pipeline | None) -> Watch | None:
-        """Return the watch over the process that speaks for a pipeline; None if it cannot be watched."""
+        """Return the watch on the first process of a pipeline; None if that process cannot be watched."""
         watch = self._watches.get(pipeline)
         wanted = () if there is None else there.tenant.processes
         if watch is not None and watch.processes == wanted:
@@ -515,7 +515,7 @@ class Tenants:
         try:
             pidfd = families.open_pidfd(wanted[0])
         except (families.Unknowable, OSError):
-            return None  # silence is all that there is
+            return None  # only silence can show its end
         watch = self._watches[pipeline] = Watch(wanted, there.tenant.children, pidfd, is_over=pidfd is None)
         if pidfd is not None:
             asyncio.get_running_loop().add_reader(pidfd, self._note_end, watch)
@@ -592,7 +592,7 @@ class Tenants:
             arrival.task.cancel()  # it holds nothing, and keeps others from coming
         there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         watch = self._watched(pipeline, there)
-        survived = watch is not None and watch.is_over  # by something that is known to run
+        survived = watch is not None and watch.is_over  # a process of its family still runs
         if there is not None and there.killed and self._is_silent(remote.heard) and not survived:
             with contextlib.suppress(SchedulerStopped):
                 await self.unregister(pipeline, f"it was killed, and nothing was heard of it for {self._ttl_s:g} s")

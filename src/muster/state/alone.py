@@ -1,4 +1,4 @@
-"""State in a durable folder: how ranks read it, also under muster, and how they write it without an agent.
+"""State in a durable folder: ranks read it with and without an agent, and write it themselves without an agent.
 
 Without an agent nothing is copied unless it is time to write it to disk.
 
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Parts:
-    """The files of one step. Damaged: a file is torn or flipped. OSError: a file cannot be read, and may be whole."""
+    """The files of one step. A call raises Damaged for a torn or flipped file, OSError for an unreadable file."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
@@ -93,14 +93,14 @@ def _opened(path: Path) -> Iterator[disk.Opened]:
 
 
 def read_patiently(folder: Path, read: Callable[[], T], tell: Callable[[str], None] = lambda text: None) -> T:
-    """Return what `read` returns. A disk that fails is read again for some seconds, then StateUnusable is raised."""
+    """Return the result of `read`. If the disk fails, retry for some seconds, then raise StateUnusable."""
     for pause_s in PAUSES_S:
         try:
             return read()
         except OSError as error:
             if error.errno in _LASTING:
                 raise unreadable(folder, error) from error
-            tell(f"{folder} cannot be read now, and is read again: {error}")
+            tell(f"{folder} cannot be read now; trying again: {error}")
         time.sleep(pause_s)
     try:
         return read()
@@ -109,7 +109,7 @@ def read_patiently(folder: Path, read: Callable[[], T], tell: Callable[[str], No
 
 
 def unreadable(folder: Path, error: OSError) -> StateUnusable:
-    """Say that the disk fails, and how to go on. The steps in the folder may all be whole."""
+    """Return the error for a disk that fails, with advice. The steps in the folder may all be whole."""
     place = Path(error.filename) if isinstance(error.filename, str) else folder
     step = next((path for path in (place, *place.parents) if path.parent == folder), None)
     other = f" To go on without {step.name}, move it elsewhere." if step is not None else ""
@@ -121,7 +121,7 @@ def unreadable(folder: Path, error: OSError) -> StateUnusable:
 
 
 def check_beginning(folder: Path, unusable: Mapping[Path, str], start_over: bool) -> None:
-    """Refuse to begin at step 0 beside steps that nothing can use, unless the user allows it."""
+    """Refuse to begin at step 0 in a folder whose steps are all unusable, unless the user allows it."""
     if not unusable or start_over or os.environ.get(START_OVER, "") not in ("", "0"):
         return
     steps = [f"{where.name}: {why}" for where, why in list(unusable.items())[:_SHOWN]]
@@ -133,10 +133,10 @@ def check_beginning(folder: Path, unusable: Mapping[Path, str], start_over: bool
 
 
 def check_same_step(step: int, ranks: int, folder: Path, tell: Callable[[str], None]) -> None:
-    """Refuse another step than other ranks of this round have read: on one machine the disk may not be mounted.
+    """Refuse a step that differs from the step of other ranks: on one machine the disk may not be mounted.
 
-    The ranks of a first round look for the newest step themselves. The first rank writes its step into the round's
-    store, and no rank waits for another one.
+    The ranks of a first round look for the newest step themselves. The first rank that comes here writes its step into
+    the round's store; no rank waits for another.
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -155,7 +155,7 @@ def check_same_step(step: int, ranks: int, folder: Path, tell: Callable[[str], N
 
 
 def set_aside(where: Path, why: BaseException) -> str:
-    """Mark a damaged step, so that no rank uses it again; returns a sentence that says so."""
+    """Mark a damaged step, so that no rank uses it again. Return a sentence about it for the user."""
     try:
         disk.set_aside(where, str(why))
     except OSError as error:
@@ -324,7 +324,7 @@ class Keeping:
         try:
             written = bool(disk.whole(where))
         except OSError:
-            written = False  # not as far as this rank can see
+            written = False  # this rank cannot read the folder now
         if written:
             self._pending, self._missed = None, 0
             self.safe = step

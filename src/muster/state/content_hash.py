@@ -5,7 +5,7 @@ SHA-256. Longer content is condensed first, in rounds: each row of 4,096 bytes i
 bytes, which gives sixteen exact 32-bit numbers, so 64 bytes. The sixteen numbers of two different rows are all equal
 with a probability of 2^-128. Rounds repeat until 256 KiB or less remain, and SHA-256 hashes these with the length.
 
-The table is public: somebody who wants two contents with one hash can construct them. The hash finds accidents.
+The table is public, so an attacker can construct two contents with equal hashes. The hash finds accidents only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def of_parts(whole: torch.Tensor, parts: Iterable[tuple[int, int]]) -> list[str]
 
 
 def condense(data: torch.Tensor) -> torch.Tensor:
-    """Return what is left of the bytes for `digest`, on the same device. On a GPU this does not wait for the GPU."""
+    """Condense the bytes for `digest`, on the same device. On a GPU this does not wait for the GPU."""
     if data.numel() <= DIRECT:
         return data
     round_number = 0
@@ -105,7 +105,7 @@ def _table(round_number: int, where: torch.device) -> torch.Tensor:
 
 @functools.cache
 def multiplication(device_type: str) -> Multiply:
-    """Choose how a kind of device multiplies: by its own 8-bit instructions where they are there and right."""
+    """Choose how a kind of device multiplies: by its 8-bit instructions if it has them and they are exact."""
     if device_type == "cpu" and platform.machine() not in ("x86_64", "AMD64"):
         return multiply_by_floats  # elsewhere torch multiplies whole numbers one by one
     table = _table(0, torch.device("cpu"))
@@ -138,7 +138,7 @@ def _in_this_thread_alone() -> Iterator[None]:
     if (openmp := _openmp()) is None:
         yield
         return
-    torch.get_num_threads()  # torch sets the number once in each thread, and would undo ours
+    torch.get_num_threads()  # torch sets the number at its first use in a thread, and would undo ours
     threads = openmp.omp_get_max_threads()
     openmp.omp_set_num_threads(1)
     try:

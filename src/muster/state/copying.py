@@ -61,13 +61,13 @@ class Keeping(Protocol):
         """So often this rank can copy."""
 
     def begin(self, step: int) -> None:
-        """A copy of that step begins."""
+        """Note that a copy of this step begins."""
 
     def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
-        """Send the hashes of a step elsewhere before it is sealed, with the bytes of the pieces in `told`."""
+        """Send the hashes of a step to another worker before it is sealed, with the bytes of the pieces in `told`."""
 
     def wait_for_preview(self, step: int, timeout_s: float) -> None:
-        """Wait until they are there."""
+        """Wait until another worker has received the preview of a step."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Job:
     tensors: Sequence[torch.Tensor]  # this rank's own memory of each, in the order of the pieces
     copied_before: Sequence[int]  # the tensors that `commit` has copied
     slot: Slot
-    preview_sent: threading.Event = field(default_factory=threading.Event)
+    preview_sent: threading.Event = field(default_factory=threading.Event)  # also if there is none to send
     copied: threading.Event = field(default_factory=threading.Event)
     fence: device.Fence | None = None
 
@@ -134,7 +134,7 @@ class Copier:
             job.copied.wait()
 
     def wait_for_preview(self, timeout_s: float) -> None:
-        """Wait until another worker knows the step of the last copy."""
+        """Wait until another worker has received the preview of the last copy."""
         deadline = time.monotonic() + timeout_s
         if (job := self._now) is not None and job.preview_sent.wait(timeout_s):
             self._slots.wait_for_preview(job.manifest.step, deadline - time.monotonic())
@@ -220,7 +220,7 @@ class Copier:
 
 
 def _hashes_in_slot(job: Job, indices: Iterable[int]) -> dict[int, str]:
-    """Hash pieces that are in their place already."""
+    """Hash pieces that are in the slot already."""
     chosen = [(index, job.manifest.every[index]) for index in indices]
     hashes = content_hash.of_parts(job.slot.memory, [(piece.offset, piece.length) for _, piece in chosen])
     return {index: digest for (index, _), digest in zip(chosen, hashes, strict=True)}
@@ -244,7 +244,7 @@ def told_pieces(manifest: Manifest, candidates: Iterable[int]) -> list[int]:
 
 
 def _is_hashed_in_place(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is large, and lies in memory as its copy will."""
+    """Return True for a large tensor with the same layout in memory as its copy."""
     return tensor.numel() * tensor.element_size() > content_hash.DIRECT and tensor.is_contiguous()
 
 

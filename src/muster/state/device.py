@@ -194,7 +194,7 @@ class GpuCopies:
     _writes: Sequence[Future[None]] = ()
 
     def wait(self) -> dict[int, str]:
-        """Wait until all is in memory. Return the hashes that the GPU has computed."""
+        """Wait until all copies are in memory. Return the hashes that the GPU has computed."""
         if self._event is not None:
             self._event.synchronize()
         hashes = {index: content_hash.digest(data, length) for index, (data, length) in self._condensed.items()}

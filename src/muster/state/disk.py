@@ -99,7 +99,7 @@ def write(folder: Path, manifest: Manifest, memory: memoryview) -> Path:
                     out.write(memory[begin : min(begin + _CHUNK, piece.offset + piece.length)])
             out.flush()
             os.fsync(out.fileno())
-        check_lease()  # in a rank: what it writes counts from the next line on
+        check_lease()  # in a rank whose lease is over this ends the process: the step counts from the next line on
         if manifest.rank == 0:
             replace_text(where / INDEX, _index(manifest))
         partial.replace(path)
@@ -167,12 +167,12 @@ def _index(manifest: Manifest) -> str:
 
 
 class OtherFormat(Exception):
-    """Another version of muster wrote the file. Whether the file is damaged is unknown."""
+    """A version of muster with another format wrote the file. Whether the file is damaged is unknown."""
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Opened]:
-    """Open one rank's file. ValueError: the file is damaged. OSError: the file cannot be read, and may be whole."""
+    """Open one rank's file. ValueError: the file is damaged. OSError: the file cannot be read but may be whole."""
     try:
         file = _open(path)
         try:
@@ -275,7 +275,7 @@ class Listing:
 def look(folder: Path, kind: str = "") -> Listing:
     """List the steps of a folder; `kind` is how their attempts begin. OSError: the folder cannot be read.
 
-    A failing disk must never look like an empty folder: the training would begin again and replace its own steps.
+    A failing disk must never look like an empty folder: the training would start over and replace its own steps.
     """
     usable: dict[int, list[Path]] = {}
     unusable: dict[Path, str] = {}
@@ -319,9 +319,9 @@ def _names(folder: Path) -> set[str]:
 
 
 def _files_of(where: Path) -> tuple[list[Path], str]:
-    """Return the files of a step, rank by rank, or why it has no complete set of them.
+    """Return the files of a step, rank by rank, or the reason why the set is not complete.
 
-    Neither: no rank has finished its file, so that there never was such a step.
+    Both are empty if no rank has finished its file: then the step never existed.
     """
     try:
         names = _names(where)
@@ -351,7 +351,7 @@ def whole(where: Path) -> list[Path]:
 
 
 def set_aside(where: Path, why: str) -> None:
-    """Mark a damaged step: nothing uses it any more, and nothing removes it."""
+    """Mark a damaged step: muster no longer uses it and never removes it."""
     try:
         replace_text(where / _DAMAGED, f"{why}\n")
     except OSError:
@@ -361,8 +361,8 @@ def set_aside(where: Path, why: str) -> None:
 def drop_old(folder: Path, mine: str = "", keep: int = KEEP) -> None:
     """Remove all but the newest whole steps, and unfinished steps that are older. Steps that were set aside stay.
 
-    `mine` is the attempt that writes now: its newest whole step stays in any case. Of the unfinished steps of each
-    side, this attempt and earlier ones, the newest stay until whole steps have passed them. OSError: some are left.
+    `mine` is the attempt that writes now: its newest whole step always stays. Unfinished steps of this attempt and of
+    earlier attempts are counted separately: the `keep` newest stay until newer steps are whole. OSError: some are left.
     """
     check_lease()
     complete: list[tuple[int, str, Path]] = []

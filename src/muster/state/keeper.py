@@ -127,14 +127,14 @@ class Line:
         return answer, fds
 
     def send(self, **message: Any) -> None:
-        """Send a message that has no reply. A whole message goes at once, so another thread may be asking."""
+        """Send a message that has no reply. The socket sends whole messages, so another thread may wait for a reply."""
         try:
             self._socket.send(json.dumps(message).encode())
         except OSError as error:
             raise AgentGone(f"the worker's agent does not answer: {error}") from None
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next reply to what was sent, or None if there is none in time."""
+        """Return the next message from the agent, or None after `timeout_s`."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return None
         data = self._socket.recv(MOST_MESSAGE)
@@ -144,7 +144,7 @@ class Line:
         return reply
 
     def _await_reply(self) -> None:
-        """Wait for the reply, but not longer than the worker's lease: an agent that is stopped replies to nobody."""
+        """Wait for the reply, but not longer than the worker's lease: a stopped agent does not reply."""
         poll, until = select.poll(), time.monotonic() + ANSWER_S
         poll.register(self._socket, select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
@@ -257,11 +257,11 @@ class AgentKeeping:
         self._pace = pace
 
     def begin(self, step: int) -> None:
-        """Tell the agent that a copy begins: it ends no rank in the middle of one."""
+        """Report to the agent that a copy begins: the agent ends no rank in the middle of a copy."""
         self._words.send(do="begin", step=step)
 
     def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
-        """Have the agent send the step to the worker's buddy, as hashes, with the bytes of the pieces in `told`."""
+        """Have the agent send the hashes of a step to the worker's buddy, with the bytes of the pieces in `told`."""
         assert isinstance(slot, AgentSlot)
         text, begin = manifest.write(), layout.aligned(manifest.length)
         if begin + len(text) <= slot.memory.numel():
@@ -270,7 +270,7 @@ class AgentKeeping:
             self._words.send(do="preview", told=list(told), step=manifest.step, wait_s=self._pace.left_s, **where)
 
     def wait_for_preview(self, step: int, timeout_s: float) -> None:
-        """Wait until the buddy knows that step. Replies that came too late for earlier steps are skipped."""
+        """Wait until the buddy has the preview of this step. Skip late replies for earlier steps."""
         deadline = time.monotonic() + timeout_s
         while (reply := self._words.receive(max(0.0, deadline - time.monotonic()))) is not None:
             if reply.get("previewed") == step:

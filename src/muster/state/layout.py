@@ -33,7 +33,7 @@ class Piece:
     shape: tuple[int, ...]
     offset: int
     length: int
-    hash: str = ""  # of its content (`content_hash`); empty while it is not known
+    hash: str = ""  # the content hash; empty until it is computed
     whole: tuple[int, ...] | None = None  # the shape of all parts together, if this is one
     begin: tuple[int, ...] = ()  # where in the whole this part begins
     device: str = "cpu"  # the kind that it was on
@@ -102,7 +102,7 @@ def _sum(told: Mapping[str, Any]) -> str:
 
 
 def placed(pieces: Sequence[Piece], rest_length: int) -> tuple[tuple[Piece, ...], Piece]:
-    """Lay pieces out one after the other, each at an offset that suits a GPU, and the rest behind them."""
+    """Place the pieces one after the other, each at an offset that is aligned for a GPU, and the rest behind them."""
     laid: list[Piece] = []
     for piece in pieces:
         laid.append(replace(piece, offset=_end(laid)))

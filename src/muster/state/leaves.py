@@ -23,12 +23,12 @@ from muster.state import shards
 Pid = int | tuple[int, str, tuple[int, ...]]  # which tensor; of which kind; its strides if they are not usual
 _SHELL = re.compile(r"torch\.(u?int[1-7]|bits.*)")  # kinds of numbers that torch itself cannot copy
 _KINDS = ("", "grad", "param", "frozen")
-_USUAL_TYPES = {torch.Tensor, torch.nn.Parameter}  # most tensors are of these: a commit spends little time on them
+_USUAL_TYPES = {torch.Tensor, torch.nn.Parameter}  # a shorter path for most tensors, so that a commit takes less time
 Place = tuple[Any, ...]
 
 
 class Taken(NamedTuple):
-    """An object that was taken apart."""
+    """The parts of an object: its tensors, and the pickled rest."""
 
     rest: bytes
     tensors: list[torch.Tensor]  # in the order in which `put_together` wants them

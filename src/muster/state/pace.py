@@ -1,4 +1,4 @@
-"""How often may a copy be taken, so that it takes no more than its share of the time?
+"""The pace of copies: how often a rank copies, so that copies take no more than their share of the time.
 
 All ranks have to copy the same steps: each says how often it can, the slowest counts, and what is copied are the steps
 that can be divided by that. It changes by doubling and halving, so that steps of before stay among those of after. A
@@ -57,10 +57,10 @@ class Pace:
 
 
 def scheduler_delay_s() -> float:
-    """Return for how long this thread was ready to run while its core ran others; 0.0 where the kernel does not say.
+    """Return how many seconds this thread was ready while its core ran other threads; 0.0 if the kernel gives no value.
 
-    On a busy core a commit may stand still for milliseconds. The training would stand still without it, too, so that is
-    no cost of the commit.
+    On a busy core a commit may wait for milliseconds. The training would wait as long without the commit, so this time
+    is no cost of the commit.
     """
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:

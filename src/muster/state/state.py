@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 TRIES = 3  # places that a state is looked for in
 END_S = 10.0  # for what is under way when the script ends
 MOST_TOLD = 20
-MOST_WAIT_S = 1.0  # for another worker to know of a step
+MOST_WAIT_S = 1.0  # limit for the reply to a preview
 _ALL, _RANDOM = "subjects", "random"
 
 
@@ -138,7 +138,7 @@ class State:
         self._give_up(why)
 
     def _from_disk(self, wanted: int | None) -> int:
-        """Restore that step and no other, or the newest one. Step 0 is the beginning."""
+        """Restore the step `wanted`, or the newest step if it is None. Step 0 is the beginning."""
         if wanted == 0 or (wanted is None and self._durable is None):
             return self._restored(0, "")
         if self._durable is None:
@@ -180,7 +180,7 @@ class State:
         return 0
 
     def _set_aside(self, where: Path, error: Damaged, *, goes_on: bool) -> None:
-        """Mark a damaged step. A rank alone takes the one before; other ranks may have gone on from it already."""
+        """Mark a damaged step. A single rank then takes the step before; other ranks may have used this one already."""
         marked = alone.set_aside(where, error)
         with contextlib.suppress(AgentGone):
             if self._line is not None:
@@ -265,7 +265,7 @@ class State:
     def _pieces(
         self, names: list[str], tensors: Sequence[torch.Tensor], places: list[leaves.Place]
     ) -> tuple[Piece, ...]:
-        """Return where each tensor goes. For tensors like those of the last commit the answer is the same."""
+        """Return the place of each tensor in memory. Reuse the places of the last commit if the tensors are alike."""
         kinds = [(name, place[0], *place[2:]) for name, place in zip(names, places, strict=True)]  # without addresses
         if self._laid_out[0] != kinds:
             pieces, _ = layout.placed([copying.piece_of(*pair) for pair in zip(names, tensors, strict=True)], 0)

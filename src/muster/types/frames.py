@@ -237,7 +237,7 @@ class Presented:
     why: str = ""
     electorate: Electorate = Electorate()
     holding: Holding | None = None  # whoever decides upon a stop that it shows has to know what was kept before it
-    incarnation: str = limited(default="", max_length=MAX_TEXT)  # the run that it is a member of; empty: of none
+    incarnation: str = limited(default="", max_length=MAX_TEXT)  # the id of its run; empty: it is a member of none
 
 
 # Opening ------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ class OutcomeFrame(Frame, type="outcome"):
     outcome: RunOutcome
     grace_s: float = 0.0
     farewell_s: float | None = None
-    late: bool = False  # the receiver was no member of that run: it came after its end
+    late: bool = False  # the receiver came after the end of the run, and was no member of it
 
 
 @record(kw_only=True)

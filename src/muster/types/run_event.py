@@ -51,7 +51,8 @@ class Kind(StrEnum):
     FAREWELL = "farewell"
 
 
-# None: the journal has a word of its own for it, written when the end of the training is; or it never happens to one.
+# None: the journal has a word of its own for it, written when the end of the training is; or the event does not happen
+# under a control plane.
 JOURNAL: dict[Kind, tuple[str, EventType] | None] = {
     Kind.OPENED: None,
     Kind.LATE: None,

@@ -191,16 +191,16 @@ class Request:
     absent: bool = False  # its caller has not asked again since a restart: its place is kept, and it gets nothing
 
 
-MOST_PROCESSES = 256  # of a pipeline whose end can be proved
+MOST_PROCESSES = 256  # of one pipeline; with more processes its end cannot be proved
 
 
 @dataclass(frozen=True)
 class PipelineProcess:
-    """A process on the control plane's machine. A later process with its pid has another start."""
+    """A process on the control plane's machine. A later process with the same pid has another `started`."""
 
     pid: int
     started: int  # clock ticks after the boot
-    space: str = ""  # the boot and the pid namespace in which that pid means something
+    space: str = ""  # the boot and the pid namespace to which the pid belongs
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ class Tenant:
     process: str | None = None  # a name that each process chooses anew
     training: str | None = None  # the uid of the training of which it is a rank,
     round: int | None = None  # and in which round
-    processes: tuple[PipelineProcess, ...] = ()  # proved: the one that speaks first, then other ranks; () if unproved
-    children: tuple[PipelineProcess, ...] = ()  # what they had started before the registration
+    processes: tuple[PipelineProcess, ...] = ()  # confirmed by the kernel: the caller, then other ranks
+    children: tuple[PipelineProcess, ...] = ()  # their descendants at the registration
     session: str = ""  # a digest of the session that controls the pipeline; "" if it registered without a session
     token: str = ""  # the name of the token that registered it
 

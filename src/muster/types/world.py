@@ -95,11 +95,11 @@ class Settings:
     saving_timeout_s: float = 60.0  # the same for ranks inside `muster.saving()`
     farewell_s: float = 3.0
     orphan_s: float = 3600.0
-    spare_orphan_s: float = 60.0  # the same for a worker without a rank, after its lease
+    spare_orphan_s: float = 60.0  # the limit for a worker without a rank, after its lease
     hang_timeout_s: float | None = None
     no_progress_rounds: int | None = None
     gate_timeout_s: float | None = None  # hold ranks until all reach each other, at most so long; None: no gate
-    store_timeout_s: float = 30.0  # that a rank waits for the round's store when it joins its process group
+    store_timeout_s: float = 30.0  # limit for reaching the round's store when a rank joins its process group
     bench_s: float | None = None  # measure all-reduce before the first round's program, at most so long; None: do not
 
     @property

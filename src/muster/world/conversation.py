@@ -64,7 +64,7 @@ class Conversation:
         self.on_metrics: Callable[[str, MetricsFrame], None] | None = None
 
     def opened(self, settings: Settings, incarnation: str = "") -> Run:
-        """A run without members, under an id that a member may have brought."""
+        """Return a run without members, with the incarnation that a member sent or else this one's own."""
         run = transitions.open_run(settings)
         return replace(run, incarnations=(incarnation or self.incarnation,), earlier=self.earlier)
 

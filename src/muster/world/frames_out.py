@@ -81,7 +81,7 @@ class Moment:
         )
 
     def outcome(self, other: RunOutcome | None = None, *, late: bool = False) -> bytes:
-        """The outcome of the run, or of an `other` under the same run id."""
+        """Encode the outcome of the run, or the outcome `other` of an earlier run under the same run id."""
         assert self.run is not None
         outcome, settings = other or self.run.outcome, self.run.settings
         assert outcome is not None

@@ -140,7 +140,7 @@ class Joining:
             self._greet_agent(one.peer, one.hello, one.member, now, held=True)
 
     def held_until(self, now: float) -> list[float]:
-        """Return when names that others wait for may become free, and when the next run may begin."""
+        """Return the times at which held names may become free, or the time at which the next run may begin."""
         run = self._at.run
         assert run is not None
         if self._waits_for_next:
@@ -170,7 +170,7 @@ class Joining:
         return self._waits_for_next and run is not None and launches.wait_for_ranks(run, now) is None
 
     def hand_over(self, to: Joining, now: float) -> None:
-        """Repeat the hellos of waiting workers in the next run, and move their guards there."""
+        """Pass the hellos of waiting workers to the next run, and move their guards there."""
         waiting, self.held = self.held, []
         for one in waiting:
             to.greet(one.peer, one.hello, now)
@@ -182,20 +182,20 @@ class Joining:
                 to._at.guards[member_id] = guard
 
     def send_away_held(self) -> None:
-        """Refuse workers of a new launch: this process ends with its run, and the next one needs a coordinator."""
+        """Refuse the waiting workers of a new launch: this process ends with its run and cannot lead the next one."""
         waiting, self.held = self.held, []
         for one in waiting:
             one.peer.refuse("closing", "the run has ended here, and this coordinator ends with it; say hello again")
 
     def belonging(self, hello: HelloFrame) -> Verdict:
-        """Return which run under this run id the sender of a hello belongs to."""
+        """Return the run (under this run id) to which the sender of a hello belongs."""
         at, shown = self._at, hello.present
         if at.run is None or at.directed or hello.member is None or hello.kind != "agent":
             return Verdict(Belonging.HERE, "")
         return launches.judge(at.run, hello.member.launch, shown.incarnation, shown.outcome)
 
     def _is_elsewhere(self, waiting: Waiting, now: float, *, held: bool) -> bool:
-        """Return True for a worker of another run, after sending it the outcome or letting it wait for the next run."""
+        """Send a worker of another run the outcome, or let it wait for the next run. Return False for all others."""
         at, verdict = self._at, self.belonging(waiting.hello)
         if verdict.belonging is Belonging.HERE:
             return False

@@ -51,7 +51,7 @@ class Outgoing:
     def flush(self, protocol: RunProtocol) -> None:
         at = protocol.at
         if self._led.get(protocol.run_id, protocol) is not protocol:
-            at.outbox.clear()  # another run has its run id by now: its members leave, and nothing of it is kept
+            at.outbox.clear()  # the run id belongs to a newer run now, so this run sends and keeps nothing more
             return
         self._keep(protocol)
         post = self._posts.get(protocol.run_id)

@@ -112,9 +112,9 @@ class Posts:
         return self.first(term + 1)
 
     def take_back(self, run_id: RunId) -> RunRecord | None:
-        """The record of a run that has ended and that nobody leads any more, to be led here; None if there is none.
+        """Take over an ended run without a leader, and return its record; return None if there is no such run.
 
-        Electors leave with their run, so a coordinator that is started again would wait for their voices forever.
+        Electors leave with their run, so a restarted coordinator would wait for their votes forever.
         """
         post = self._posts.get(run_id)
         if post is None or post.state.ballot.record is None or not post.state.is_left_over(post.now):

@@ -87,7 +87,7 @@ class Returning:
             run = transitions.adopt(run, record.outcome)
             at.ended_at = now
             if last is not None and not {seat.member_id for seat in last.seats} <= last.finished:
-                # Members that have the outcome may still be stopping their ranks; the next run waits for that.
+                # Members that have the outcome may still be stopping their ranks, and the next run must wait for them.
                 run = replace(run, not_before=now + settings.lease_s + settings.kill_margin_s)
         for member in before.members.values() if before is not None else ():
             entered = transitions.join(run, member, now)

@@ -196,7 +196,7 @@ class Coordinator:
         run_id = RunId(hello.run_id)
         self._check_room(run_id)
         protocol = self._protocols.get(run_id)
-        if protocol is None or not protocol.is_of_earlier_run(hello):  # else its leaders are not this run's
+        if protocol is None or not protocol.is_of_earlier_run(hello):  # the electorate in that hello is not this run's
             if (moved := self.posts.led_elsewhere(run_id, hello)) is not None:
                 _send_away(channel, moved)
                 return
@@ -282,13 +282,13 @@ class Coordinator:
             self._open_next(protocol, now)
 
     def _open_next(self, protocol: RunProtocol, now: float) -> None:
-        """A new launch begins the next run under the run id of one that has ended here."""
+        """Begin the next run for a new launch, under the run id of a run that has ended here."""
         if not self._opens_runs:
             protocol.send_away_held()
             return
         run_id, post = protocol.run_id, self.posts.get(protocol.run_id)
         if post is not None and not post.may_speak():
-            return  # whether it has ended like that is not certain yet; asked again by `_look_after`
+            return  # the outcome is not certain yet; `_look_after` tries again
         following = protocol.next_run(self.posts.following(run_id, protocol.at.electorate.term), now)
         if following is None:
             return

@@ -52,7 +52,7 @@ class WireError(Exception):
         self.code = code
 
 
-ADDRESS_TAKEN = "address taken"  # what a coordinator reports to the process that started it, in place of its address
+ADDRESS_TAKEN = "address taken"  # a coordinator's report to its parent process, in place of an address
 
 
 def no_run(run_id: str) -> WireError:

@@ -54,8 +54,8 @@ class KubeBackend:
         changed: Callable[[Uid], None] = lambda uid: None,
     ) -> None:
         """`coordinator`, `mesh_endpoint` and `api_url` are where Pods find them; `image` is for trainings that name
-        none, from `agent_image` the agent is copied, `user` is who their workers run as, `home` the control plane's own
-        namespace."""
+        none, `agent_image` is the source of the agent's copy, `user` is who their workers run as, `home` the control
+        plane's own namespace."""
         self._api = api
         self._store = store
         self._clock = clock

@@ -45,7 +45,7 @@ def pod(
 ) -> Json:
     """`image` is taken where the training names none. `user` is who runs it; None: the image's own, if it is not root.
 
-    `agent_image` has muster: an init container copies the agent from it, unless the worker's image is the same one.
+    `agent_image` has muster: an init container copies the agent from it, unless it is also the worker's image.
     Without an `agent_image` the worker's image needs muster.
 
     What is rendered for anyone but root is what Pod Security calls "restricted", before its template has a say.
@@ -89,7 +89,7 @@ def pod(
 
 
 def _agent_container(training: Training, image: str, user: int | None) -> Json:
-    """Render the init container that copies the agent. It asks for no more than the worker, so the Pod's sum stays."""
+    """Render the init container that copies the agent. It requests no more than the worker, so neither does the Pod."""
     return {
         "name": _AGENT,
         "image": image,

@@ -54,7 +54,7 @@ EXIT_COORDINATOR_LOST = 75
 RENEW_S = 0.7  # at least that often, however long the lease: steps travel with it
 HEALTH_RETRY_S = 30.0
 PRESENTED_WHOLE = 2048  # seats: more might not fit into a hello
-HELD_S = 5.0  # that a worker waits which was told to wait
+HELD_S = 5.0  # how long a worker waits after a hold before it sends another hello
 WARN_AFTER_S = 1.0  # without a coordinator
 
 
@@ -72,7 +72,7 @@ class MemberState:
         self.at = Standing(member_id, settings, now)
         self.held = HeldRound(self.at)
         self.farewell = False
-        self.late = False  # it came after the run of its launch had ended
+        self.late = False  # this worker came after the run of its launch had ended
         self.unfit = ""  # what the health check says, if it failed
         self.ended: Exit | None = None
         self._holding: Holding | None = None
@@ -107,7 +107,7 @@ class MemberState:
 
     @property
     def _patience_ends(self) -> float:
-        """Before the first welcome wait `join_timeout_s`, after it `orphan_s`, or less without a rank."""
+        """Return when to give up: after `join_timeout_s` without a first welcome, later after `_search_s`."""
         if self._down_since is None:
             return math.inf
         if self.at.joined:
@@ -116,7 +116,7 @@ class MemberState:
 
     @property
     def _search_s(self) -> float:
-        """How long a lost coordinator is searched for. A worker without a rank has nothing that would be lost."""
+        """Return how long to search for a lost coordinator. A worker without a rank has nothing to lose."""
         settings = self.at.settings
         if self._has_rank:
             return settings.orphan_s
@@ -124,7 +124,7 @@ class MemberState:
 
     @property
     def _has_rank(self) -> bool:
-        """Also when silence has ended its ranks: the round may go on, from state that this worker keeps."""
+        """Return True with ranks, also if they ended with the lease: the round may need the state that is kept here."""
         record = self.at.record
         return self.held.runs or (record is not None and record.place_of(self.at.member_id) is not None)
 
@@ -272,7 +272,7 @@ class MemberState:
         return at.taken()
 
     def _put_off(self, reason: str) -> None:
-        """Wait as the coordinator asked, without a lease; say hello again after `HELD_S` without a reply."""
+        """Wait as the coordinator asked, without a lease; send another hello after `HELD_S` without a reply."""
         if not self.held.runs:
             self._look_at = max(self._look_at, self.at.now + HELD_S)
         if reason != self._reason:

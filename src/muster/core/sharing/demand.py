@@ -180,7 +180,7 @@ def _generation(shares: Shares, wish: Wish, now: float) -> Asked:
         raise RequestRefused(f"{wish.pipeline} has nothing left to generate", hint="give step_target_estimate")
     if gpus:
         return Asked(shares, None, gpus)
-    # A rollout with a name is a declared demand: it outlives the wait of the request that opened it.
+    # A named rollout is a declared demand: it stays open when the request that opened it is withdrawn.
     return _enqueued(shares, wish, now, opened=before is None and wish.rollout_id is None)
 
 

@@ -96,7 +96,7 @@ class Succession:
         return self.leadership is not None and self.leadership.may_speak(now)
 
     def is_left_over(self, now: float) -> bool:
-        """Return True if the run has ended and no leader was heard for two leases: its electors have left."""
+        """Return True if the run has ended and no leader has sent anything for two leases: its electors have left."""
         record = self.ballot.record
         heard = max(self._began + self._lease_s, self.ballot.until)
         return (

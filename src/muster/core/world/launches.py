@@ -12,7 +12,7 @@ from muster.core.world.run import Run, listed, next_expiry, unacknowledged
 from muster.types.records import record, replace
 from muster.types.world import EndedRun, RunOutcome
 
-MOST_INCARNATIONS = 8  # ids of one run: more than one if two records of it met
+MOST_INCARNATIONS = 8  # ids of one run, which has several if two of its records were merged
 MOST_LAUNCHES = 16
 MOST_EARLIER = 4
 LONGEST_ID = 256
@@ -33,9 +33,9 @@ class Verdict:
 
 
 def judge(run: Run, launch: str, incarnation: str, outcome: RunOutcome | None) -> Verdict:
-    """Say which run a worker belongs to that proves this `launch` and was a member of that `incarnation`.
+    """Return the run that a worker belongs to, by its `launch` and the `incarnation` of which it was a member.
 
-    `outcome` is the one that the worker brings along.
+    `outcome` is the outcome that the worker sent, if it has one.
     """
     if incarnation and incarnation in run.incarnations:
         return Verdict(Belonging.HERE, "it is a member")
@@ -51,7 +51,7 @@ def judge(run: Run, launch: str, incarnation: str, outcome: RunOutcome | None) -
             if launch in ended.launches:
                 return Verdict(Belonging.LATE, f"launch {launch} has ended", ended.outcome)
     if run.outcome is not None:
-        return Verdict(Belonging.NEXT, "it proves no part in the run that has ended")
+        return Verdict(Belonging.NEXT, "it did not belong to the run that has ended")
     return Verdict(Belonging.HERE, "the run has not ended")
 
 
@@ -79,20 +79,20 @@ def wait_for_ranks(run: Run, now: float) -> Wait | None:
 
 
 def earlier_runs(run: Run) -> tuple[EndedRun, ...]:
-    """The runs under this id that have ended, this one included."""
+    """Return the runs under this id that have ended, including this run."""
     assert run.outcome is not None
     short = replace(run.outcome, first_failure=None)
     return (*run.earlier, EndedRun(run.incarnations, run.launches, short))[-MOST_EARLIER:]
 
 
 def merged(first: tuple[str, ...], second: tuple[str, ...], limit: int) -> tuple[str, ...]:
-    """The newest ids of both, without repetition. A record that a member brings can hold anything: no id is long."""
+    """Return the newest ids of both, without duplicates. A member can put anything into a record: drop long ids."""
     known = dict.fromkeys((*(name for name in first if name not in second), *second))
     return tuple(name for name in known if 0 < len(name) <= LONGEST_ID)[-limit:]
 
 
 def with_launch(run: Run, launch: str) -> Run:
-    """The run with a launch that has a member in it."""
+    """Return the run with the launch of a member added."""
     if not launch or launch in run.launches or run.outcome is not None:
         return run
     return replace(run, launches=merged(run.launches, (launch,), MOST_LAUNCHES))

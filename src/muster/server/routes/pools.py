@@ -238,7 +238,7 @@ def _rights(call: Call) -> TokenRights:
 
 
 async def _tenant(call: Call) -> Tenant:
-    """Return who registers: names as the caller gives them, processes as far as the kernel confirms them."""
+    """Return the tenant that registers: names as the caller gives them, processes only if the kernel confirms them."""
     process, training, number = (_named(call, header) for header in (PROCESS, TRAINING, ROUND))
     if number is not None and not (number.isascii() and number.isdecimal() and int(number) <= MOST):
         raise refused([Problem(ROUND, "must be a number of a round")], "the request")
@@ -252,7 +252,7 @@ async def _tenant(call: Call) -> Tenant:
 
 
 async def _processes(call: Call) -> tuple[tuple[PipelineProcess, ...], tuple[PipelineProcess, ...]]:
-    """Return the caller's processes and their children; nothing if the caller is not proved to be the first of them."""
+    """Return the caller's processes and their children; nothing if the caller is not provably the first process."""
     given = call.header(PIDS)
     if given is None:
         return (), ()
@@ -303,7 +303,7 @@ _TENANT_HEADERS = (
     Header(PROCESS, "The process behind sessions; another one waits until it has ended.", NAME),
     Header(TRAINING, "The uid of the training of which the process is a rank: what it holds ends with it.", NAME),
     Header(ROUND, "And with that round of it.", NAME),
-    Header(PIDS, "The pids of its ranks, its own first: when they are proved to be gone, its GPUs are free.", _PIDS),
+    Header(PIDS, "The pids of its ranks, the caller's first: once all are provably gone, its GPUs are free.", _PIDS),
 )
 _KEY_HEADER = Header(KEY, "Asking again with it goes on with the same request.", NAME)
 _DONE = Answer("Done: which GPUs.", "PoolGpus")
