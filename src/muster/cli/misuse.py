@@ -40,9 +40,9 @@ def told(error: typer.TyperException) -> tuple[str, str]:
 
 
 def name_of(param: Any) -> str:
-    """What people type for it: the long form of an option, or the word that help has for an argument."""
+    """Return what people type for a parameter: the long form of an option, or an argument's word in the help."""
     if param.param_type_name == "argument":
-        return str(param.metavar or param.human_readable_name)
+        return str(param.metavar or param.name.upper())
     return str(max(param.opts, key=len))
 
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from muster.cli import exits
 from muster.cli.safe_text import raw, shown
 from muster.types.frames import AskFrame
 from muster.types.world import RunId
@@ -41,13 +42,13 @@ class _Where:
 def where(
     context: typer.Context,
     coordinator: str = typer.Option(
-        ..., envvar="MUSTER_COORDINATOR", metavar="HOST:PORT", help="Where it listens; several with commas."
+        "", envvar="MUSTER_COORDINATOR", metavar="HOST:PORT", help="Where it listens; several with commas."
     ),
-    run_id: str = typer.Option(..., envvar="MUSTER_RUN_ID", metavar="ID", help="Which run."),
+    run_id: str = typer.Option("", envvar="MUSTER_RUN_ID", metavar="ID", help="Which run."),
 ) -> None:
     """Show a run, set its target, or cancel it, by asking its coordinator."""
     try:
-        addresses = [wire.parse_address(part) for part in coordinator.split(",")]
+        addresses = [wire.parse_address(part) for part in coordinator.split(",") if coordinator]
     except ValueError as error:
         _fail(f"--coordinator: {error}", 2)
     context.obj = _Where(addresses, RunId(run_id))
@@ -83,6 +84,10 @@ def cancel(
 
 
 def _ask(where: _Where, question: AskFrame) -> dict[str, Any]:
+    """Return the coordinator's reply. The options of the group are checked here, because `--help` needs none of them."""
+    for option, value in (("--coordinator", where.addresses), ("--run-id", where.run_id)):
+        if not value:
+            raise exits.Misused(f"{option} is missing", hint="muster world --help")
     from muster import files, run_token
     from muster.world.connection import CoordinatorRefused, ask
 
