@@ -71,7 +71,6 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest(muster: Must
         (["list", "-o", "name"], ["ps", "-o", "name"]),
         (["status"], ["ps"]),
         (["status", "demo"], ["describe", "demo"]),
-        (["kill", "demo"], ["cancel", "demo"]),
         (["help", "scale"], ["scale", "--help"]),
         (["help", "server", "stop"], ["server", "stop", "--help"]),
         (["help"], ["--help"]),
@@ -101,6 +100,8 @@ def test_verbs_of_other_tools_do_what_is_meant(
         (["down"], "muster delete NAME"),
         (["help", "scael"], "did you mean muster scale?"),
         (["hlep"], "did you mean muster help?"),
+        (["server", "strat"], "did you mean muster server start?"),
+        (["token", "creat", "ci"], "did you mean muster token create?"),
     ],
 )
 def test_verbs_that_could_mean_two_things_are_answered_with_ours(
@@ -211,6 +212,7 @@ def test_no_words_of_a_library_reach_who_gives_an_option_a_wrong_value(
     ("args", "text"),
     [
         (["get"], "NAME… is missing"),
+        (["server", "strat"], "there is no command muster server strat"),
         (["ps", "-o", "xml"], "--output: must be one of table, json, yaml, name, not 'xml'"),
         (["ps", "--phase"], "--phase needs a value"),
         (["ps", "--all-namespaces=3"], "--all-namespaces takes no value"),

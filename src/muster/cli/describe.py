@@ -164,7 +164,7 @@ def description(
 
 def _head(training: Training, now: datetime) -> Mapping[str, object]:
     metadata, spec, status = training.metadata, training.spec, training.status
-    size, created = spec.world_size, metadata.creation_timestamp
+    size, created, ended = spec.world_size, metadata.creation_timestamp, training.is_terminal
     program = " ".join(spec.command or ((spec.script,) if spec.script else ("-m", spec.module or "")))
     asked = {"cpu": spec.resources.cpu, "memory": spec.resources.memory, "gpus": spec.resources.gpus or None}
     return {
@@ -177,8 +177,9 @@ def _head(training: Training, now: datetime) -> Mapping[str, object]:
         "Program": " ".join((program, *spec.args)),
         "Directory": spec.working_dir,
         "Variables": ", ".join(spec.env),
-        "Workers": f"{status.world_size.ready} ready, {size.target} wanted, {size.min} to {size.max} allowed",
-        "Spares": f"{status.spares.ready} ready, {spec.spares} wanted",
+        "Workers": ("" if ended else f"{status.world_size.ready} ready, ")
+        + f"{size.target} wanted, {size.min} to {size.max} allowed",
+        "Spares": ("" if ended else f"{status.spares.ready} ready, ") + f"{spec.spares} wanted",
         "Per worker": ", ".join(
             [
                 f"{spec.procs_per_worker} rank{'s' * (spec.procs_per_worker > 1)}",

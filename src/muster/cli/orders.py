@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli import durations, exits, session
-from muster.cli.follow import ending
+from muster.cli.follow import ending, leaving
 from muster.cli.output import tell
+from muster.errors import NotFound
+from muster.types import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from muster.sdk.client import Client
     from muster.sdk.training import DistributedTraining
 
 app = typer.Typer(rich_markup_mode=None)
@@ -43,11 +48,12 @@ def scale(
         raise exits.Misused("--timeout needs --wait", hint=f"muster scale {name} {target} --wait --timeout 5m")
     handle = session.find(session.open_client(url, token, namespace), name)
     world = handle.scale(target=target)
-    tell(f"{name}: {world.target} workers asked for, {world.ready} ready")
+    tell(f"{name}: {plural.workers(world.target)} asked for, {world.ready} ready")
     if wait:
-        reached = handle.wait_until_target_world(timeout=timeout)
+        with leaving(handle, namespace, f"the order stands: {name} goes to {plural.workers(target)}\n"):
+            reached = handle.wait_until_target_world(timeout=timeout)
         _say_end(handle) if handle.training.is_terminal else tell(
-            f"{name}: {reached.ready} of {reached.target} workers ready"
+            f"{name}: {plural.workers(reached.target, f'{reached.ready} of ')} ready"
         )
     else:
         tell(f"muster wait {name} --for=target waits for it")
@@ -64,16 +70,17 @@ def wait(
 ) -> None:
     """Wait for a training. Exits 0 when it came, 100 if it failed, 103 if it was cancelled, 124 on timeout."""
     handle = session.find(session.open_client(url, token, namespace), name)
-    if goal is Goal.COMPLETE:
-        handle.wait(timeout=timeout)
-        raise typer.Exit(_say_end(handle))
-    if goal is Goal.TARGET:
-        world = handle.wait_until_target_world(timeout=timeout)
-    else:
-        world = handle.wait_until_min_world(timeout=timeout)
+    with leaving(handle, namespace):
+        if goal is Goal.COMPLETE:
+            handle.wait(timeout=timeout)
+            raise typer.Exit(_say_end(handle))
+        if goal is Goal.TARGET:
+            world = handle.wait_until_target_world(timeout=timeout)
+        else:
+            world = handle.wait_until_min_world(timeout=timeout)
     if handle.training.is_terminal:
         raise typer.Exit(_say_end(handle))
-    tell(f"{name}: {world.ready} of {world.target} workers ready")
+    tell(f"{name}: {plural.workers(world.target, f'{world.ready} of ')} ready")
 
 
 @app.command(epilog="Example: muster cancel demo --grace 10s")
@@ -88,7 +95,7 @@ def cancel(
 ) -> None:
     """End trainings as cancelled; they stay to be looked at. One that has ended is left as it is."""
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         if handle.training.is_terminal:
             tell(f"{handle.name} has already ended: {handle.training.status.phase}")
             continue
@@ -105,7 +112,7 @@ def suspend(
 ) -> None:
     """Have the workers of trainings leave, after ranks were told to save. They wait until they are resumed."""
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         handle.suspend()
         tell(f"{handle.name}: suspended; muster resume {handle.name} lets it go on")
 
@@ -119,7 +126,7 @@ def resume(
 ) -> None:
     """Let trainings go on that are suspended."""
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         handle.resume()
         tell(f"{handle.name}: resumed")
 
@@ -132,11 +139,29 @@ def delete(
     url: session.Url = None,
     token: session.Token = None,
 ) -> None:
-    """Stop trainings if they run, and remove them with their logs. Their events and usage stay."""
+    """Stop trainings if they run, and remove them with their logs. Their events and usage stay.
+
+    A name that does not exist is reported, the others are deleted, and the exit code is 3.
+    """
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         handle.delete(timeout=timeout)
         tell(f"{handle.name} is deleted")
+
+
+def _each(client: Client, names: list[str]) -> Iterator[DistributedTraining]:
+    """Yield the trainings of those names. Each name that does not exist is reported, and exits with 3 at the end."""
+    missing = False
+    for name in dict.fromkeys(names):
+        try:
+            handle = session.find(client, name)
+        except NotFound as error:
+            exits.report(error)
+            missing = True
+            continue
+        yield handle
+    if missing:
+        raise typer.Exit(exits.NOT_FOUND)
 
 
 def _say_end(handle: DistributedTraining) -> int:

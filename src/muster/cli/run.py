@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,8 @@ import typer
 from muster import files
 from muster.cli import durations, exits, follow, output, pod_words, session
 from muster.cli.safe_text import shown
-from muster.types.training import WorldSize
+from muster.sdk import submission
+from muster.types.training import WorldSize, size_problem
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -192,7 +194,7 @@ def _tell_of_code() -> None:
 def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
     """What would travel, file by file; where nothing does, what would be started."""
     from muster import package
-    from muster.sdk import shipping, submission
+    from muster.sdk import shipping
 
     given = {name: value for name, value in fields.items() if name not in ("ship", "force")}
     if fields.get("ship") or ("ship" not in fields and shipping.is_here(given) and client.is_far()):
@@ -261,6 +263,10 @@ def program_of(words: list[str], module: str | None, *, command: bool, force: bo
     if not force and not Path(script).is_file():
         hint = _without_launcher(" ".join(words).split()) or _nearest_script(script)
         raise exits.Misused(f"there is no script {script!r} in {os.getcwd()}", hint=hint)
+    if not force and (kind := submission.other_program(script)):
+        path = script if os.sep in script else f"./{script}"
+        hint = f"muster run --command -- {shlex.join([path, *words[1:]])}"
+        raise exits.Misused(f"{script} is {kind}, not a Python script", hint=hint)
     return {"script": script, "args": words[1:]}
 
 
@@ -292,8 +298,8 @@ def world_size_of(text: str) -> WorldSize:
         raise exits.Misused(f"--workers: {text!r} is not MIN:TARGET:MAX, MIN:MAX or N", hint=hint)
     numbers = [int(part) for part in parts]
     least, target, most = {1: numbers * 3, 2: [*numbers, numbers[-1]], 3: numbers}[len(parts)]
-    if not 1 <= least <= target <= most:
-        raise exits.Misused(f"--workers: 1 ≤ min ≤ target ≤ max does not hold for {least}, {target}, {most}")
+    if problem := size_problem(least, target, most):
+        raise exits.Misused(f"--workers: {problem}", hint="--workers 2:2:4 starts with two, and scales up to four")
     return WorldSize(min=least, target=target, max=most)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from muster.cli import exits
 from muster.cli.safe_text import raw, shown
+from muster.types import plural
 from muster.types.frames import AskFrame
 from muster.types.world import RunId
 from muster.world import wire
@@ -84,7 +85,7 @@ def cancel(
 
 
 def _ask(where: _Where, question: AskFrame) -> dict[str, Any]:
-    """Return the coordinator's reply. The options of the group are checked here, because `--help` needs none of them."""
+    """Return the coordinator's reply. Options of the group are checked here, because `--help` needs none of them."""
     for option, value in (("--coordinator", where.addresses), ("--run-id", where.run_id)):
         if not value:
             raise exits.Misused(f"{option} is missing", hint="muster world --help")
@@ -131,7 +132,7 @@ def _print(view: dict[str, Any], output: ShowAs) -> None:
 
     console = Console(file=raw(sys.stdout))
     round_text = "no round yet" if view["round"] is None else f"round {view['round']}"
-    size = f"{view['world']} of {view['target']} workers ({view['min']}…{view['max']})"
+    size = plural.workers(view["target"], f"{view['world']} of ") + f" ({view['min']}…{view['max']})"
     restarts = f"restarts {view['restarts_used']}/{view['max_restarts']}"
     if view.get("false_alarms"):  # a coordinator of 0.1 does not count them
         restarts += f"  false alarms {view['false_alarms']}"

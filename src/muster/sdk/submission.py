@@ -93,10 +93,29 @@ def missing_script(given: Mapping[str, Any]) -> InvalidRequest | None:
         return None  # told with everything else that is wrong
     path = os.path.abspath(os.path.join(folder, script))
     if os.path.isfile(path):
-        return None
+        if not (kind := other_program(path)):
+            return None
+        problem = Problem("spec.script", f"{path} is {kind}, not a Python script")
+        hint = f"command=[{path!r}] runs any program (on the command line: --command); force=True submits it as it is"
+        return InvalidRequest(f"the training was not submitted: {problem.message}", problems=(problem,), hint=hint)
     problem = Problem("spec.script", f"there is no file {path}")
     hint = "give the path of a script that is there; with force=True it is submitted all the same"
     return InvalidRequest(f"the training was not submitted: {problem.message}", problems=(problem,), hint=hint)
+
+
+def other_program(path: str | os.PathLike[str]) -> str:
+    """Return what a file is that Python cannot run, or nothing if Python may be able to run it."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(256)
+    except OSError:
+        return ""
+    line = head.partition(b"\n")[0]
+    if head.startswith(b"\x7fELF"):
+        return "a compiled program"
+    if line.startswith(b"#!") and not re.search(rb"py|\buv\b", line):
+        return f"a program for {line[2:].decode(errors='replace').strip()}"
+    return "a shell script" if os.fspath(path).endswith((".sh", ".bash", ".zsh")) else ""
 
 
 def default_name(values: Mapping[str, Any]) -> str:

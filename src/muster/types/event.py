@@ -21,6 +21,7 @@ FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelle
 STEADY = "steady"
 TRIMMED = "JournalTrimmed"  # stands for older entries that were dropped; data is a `usage.Dropped`
 UNWATCHED = "HangUnwatched"  # there is a hang timeout, and no rank tells its step
+EMBEDDED = "embedded"  # the actor who has the token of the control plane's own user
 HEALED = "Healed"  # what was lost was replaced; data has seconds, step, redone, lost, heirs, workers
 TERMINAL_EDIT = "UDTerminalState"
 TARGET_REACHED = "TargetReached"  # data["target"], and in data["generation"] for which one

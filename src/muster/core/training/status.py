@@ -18,7 +18,7 @@ from muster.core.training import lifecycle, moments, present
 from muster.core.training.admission import Grant
 from muster.core.world import run, sizes
 from muster.core.world.safe_state import Kept
-from muster.types import world
+from muster.types import plural, world
 from muster.types.bench import Bench
 from muster.types.codec import Problem
 from muster.types.event import TARGET_REACHED, Event
@@ -214,14 +214,18 @@ def _conditions(
     ready, back = status.world_size.ready, taken_back(training, seen)
     why = f"taken back to {back.size}: {back.why}" if back is not None else why
     aim = max(size.target, size_of(training.spec, seen))
-    told = f"{ready} of {aim} workers train" if reached else f"{ready} of {aim} ready: {invalid or why}"
+    told = plural.workers_train(aim, f"{ready} of ") if reached else f"{ready} of {aim} ready: {invalid or why}"
     name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
     lent = _lent(training.spec, seen) and not reached and not invalid
     name = LENT if lent else name
     name = TAKEN_BACK if back is not None and not invalid else name
     status = turn(status, "TargetReached", reached, name, told, shown, generation)
     name = "Enough" if not below else "WorkersMissing" if status.phase == "ready" else "Forming"
-    told = _why(seen, size.min, invalid) if below else f"at least {size.min} workers are there"
+    told = (
+        _why(seen, size.min, invalid)
+        if below
+        else f"at least {plural.workers(size.min)} {'is' if size.min == 1 else 'are'} there"
+    )
     status = turn(status, "BelowMinimum", below, name, told, shown, generation)
     moving = status.phase == "ready" and not reached and not below and not invalid and back is None and not lent
     told = f"towards {aim}: {why}" if moving else why if back is not None or lent else "no resize is going on"
@@ -344,7 +348,13 @@ def news(training: Training, seen: Observed, status: Status) -> tuple[Event, ...
         found.append(Event("Resizing", f"target {resize.from_target} → {resize.to_target}: {resize.reason}"))
     found += _turned(training, status)
     if status.phase == "ready" and old.phase != "ready":
-        found.append(Event("Ready", f"{status.world_size.ready} workers run ranks", round=status.round))
+        found.append(
+            Event(
+                "Ready",
+                f"{plural.workers(status.world_size.ready)} run{'s' * (status.world_size.ready == 1)} ranks",
+                round=status.round,
+            )
+        )
     return (*found, *_invalid(training, status), *_waiting(training, seen, status))
 
 

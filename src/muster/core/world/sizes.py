@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from muster.core.world import last_words
 from muster.core.world.run import Run, advanced
+from muster.types import plural
 from muster.types.records import replace
 from muster.types.world import RankEnd, Role, Round, Settings, TakenBack
 
@@ -62,7 +63,7 @@ def taken_back(run: Run, closed: Round, first: RankEnd | None) -> TakenBack | No
     assert closed.recall is not None
     cause = closed.recall.reason if first is None else f"rank {first.rank} on {first.worker}: {first.reason}"
     last = last_words.of(first) if first is not None else ""
-    why = f"{closed.world_size} workers failed without progress: {cause}" + (f": {last}" if last else "")
+    why = f"{plural.workers(closed.world_size)} failed without progress: {cause}" + (f": {last}" if last else "")
     return TakenBack(run.target, proven, why)
 
 

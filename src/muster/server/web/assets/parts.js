@@ -39,11 +39,11 @@ export function World({ training }) {
   const { worldSize: world, spares } = training.status;
   const asked = training.spec.worldSize;
   const [target, min, max] = [asked.target, asked.min, asked.max];
-  const words = `${world.ready} of ${target} workers ready, ${min} to ${max} allowed` +
+  if (isOver(training)) return html`<span class="world" title="no worker is expected any more"><span class="numbers">–</span></span>`;
+  const words = `${world.ready} of ${target} worker${target === 1 ? "" : "s"} ready, ${min} to ${max} allowed` +
     (spares.target || spares.ready ? `, ${spares.ready} of ${spares.target} spares ready` : "");
-  const over = isOver(training);
   const cells = Array.from({ length: Math.max(max, world.ready) }, (_, at) =>
-    `${at < world.ready ? "full" : at < target && !over ? "wanted" : ""} ${at === min - 1 && min < max ? "min" : ""}`);
+    `${at < world.ready ? "full" : at < target ? "wanted" : ""} ${at === min - 1 && min < max ? "min" : ""}`);
   const share = (number) => `${(100 * number) / Math.max(max, world.ready)}%`;
   return html`<span class="world" role="img" aria-label=${words} title=${words}>
     <span class="numbers">${count(world.ready)}<i>/${count(target)}</i></span>
