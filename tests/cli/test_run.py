@@ -329,3 +329,21 @@ def test_a_wrong_size_is_answered_with_a_sentence(muster: Muster, control: Stand
     said = muster("run", "--workers", size, "--command", "--", "true")
 
     assert (said.code, said.err.splitlines()[0]) == (2, f"muster: --workers: {problem}")
+
+
+def test_a_variable_is_passed_on_and_one_hint_names_the_others(
+    muster: Muster, control: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, f"value of {name}")
+    (tmp_path / "train.py").write_text("")
+    words = ["--env-pass", "WANDB_API_KEY", "--env-pass", "MLFLOW_TRACKING_URI", "--env", "MLFLOW_TRACKING_URI=mine"]
+    said = muster("run", "-d", "train.py", *words)
+
+    spec = next(order[1] for order in control.orders if order[0] == "train")
+    assert spec.env["WANDB_API_KEY"] == "value of WANDB_API_KEY" and "HF_TOKEN" not in spec.env
+    assert spec.env["MLFLOW_TRACKING_URI"] == "mine"
+    assert spec.secret_env == ("WANDB_API_KEY",)
+    hints = [line for line in said.err.splitlines() if "not sent to the ranks" in line]
+    assert len(hints) == 1 and "HF_TOKEN" in hints[0] and "WANDB_API_KEY" not in hints[0]
+    assert "value of" not in said.err

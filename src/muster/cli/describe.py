@@ -19,6 +19,7 @@ from muster.core.training.explain import explain as explain_training
 from muster.core.training.explain import show_age
 from muster.errors import NotFound
 from muster.types.codec import to_wire
+from muster.types.event import EMBEDDED
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -108,7 +109,7 @@ def events(
             event.type,
             event.reason,
             "-" if event.round is None else event.round,
-            event.actor,
+            "owner" if event.actor == EMBEDDED else event.actor,
             event.message,
         )
         for age, event in zip(ages, found, strict=True)
@@ -176,6 +177,7 @@ def _head(training: Training, now: datetime) -> Mapping[str, object]:
         "Age": show_age(now - created) if created else "",
         "Program": " ".join((program, *spec.args)),
         "Directory": spec.working_dir,
+        "Interpreter": spec.interpreter,
         "Variables": ", ".join(spec.env),
         "Workers": ("" if ended else f"{status.world_size.ready} ready, ")
         + f"{size.target} wanted, {size.min} to {size.max} allowed",

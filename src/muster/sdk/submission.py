@@ -9,10 +9,12 @@ import dataclasses
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from muster.errors import InvalidRequest
+from muster.sdk import travelling
 from muster.types import codec
 from muster.types.codec import Invalid, Problem
 from muster.types.storage import Storage
@@ -36,6 +38,7 @@ class SubmitOptions(TypedDict, total=False):
     labels: Mapping[str, str] | None
     annotations: Mapping[str, str] | None
     working_dir: str | os.PathLike[str] | None
+    interpreter: str | None
     env: Mapping[str, str] | None
     world_size: WorldSize | int | tuple[int, int, int]
     spares: int
@@ -81,6 +84,21 @@ def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) ->
     wire = {codec.camel(name): _plain(name, value, problems) for name, value in values.items()}
     document = {"metadata": {name: _plain(name, value, problems) for name, value in metadata.items()}, "spec": wire}
     return _read(document, problems)
+
+
+def with_callers_own(given: Mapping[str, Any], *, far: bool) -> dict[str, Any]:
+    """Return the arguments with the caller's variables and interpreter, where the caller gave no others.
+
+    Another machine gets no path of this one. A training with an image or an environment of its own keeps its Python.
+    """
+    values = dict(given)
+    env = given.get("env")
+    if env is None or isinstance(env, Mapping):
+        values["env"] = travelling.variables(os.environ, far=far or bool(given.get("image"))) | dict(env or {})
+    own = far or given.get("image") or given.get("requirements") or not sys.executable
+    if not own and "interpreter" not in given:
+        values["interpreter"] = os.path.abspath(sys.executable)
+    return values
 
 
 def missing_script(given: Mapping[str, Any]) -> InvalidRequest | None:

@@ -142,6 +142,7 @@ class Spec:
     module: str | None = limited(None, pattern=_MODULE, max_length=512, about="is not a module's name")
     args: tuple[str, ...] = limited((), max_items=10_000, max_length=131_072)
     working_dir: str | None = limited(None, max_length=4096)
+    interpreter: str | None = limited(None, max_length=4096, pattern=r"/.*", about="is not an absolute path")
     env: Mapping[str, str] = field(default_factory=dict)
     world_size: WorldSize = field(default_factory=WorldSize)
     spares: int = limited(0, ge=0, le=MOST_WORKERS)

@@ -40,6 +40,7 @@ FIXED = (
     "module",
     "args",
     "working_dir",
+    "interpreter",
     "env",
     "secret_env",
     "procs_per_worker",
