@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import pytest
 
 from muster import Client, errors
+from muster.backends.kube.backend import KubeBackend
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
 from tests.cli.test_shell import running
@@ -30,6 +34,13 @@ def test_what_cannot_be_killed_is_answered_in_one_line(
     answer = muster("kill", *words)
 
     assert (answer.code, answer.err.splitlines()[0]) == (code, f"muster: {said}")
+
+
+def test_on_kubernetes_the_answer_is_what_kubectl_does() -> None:
+    killing = KubeBackend.kill(cast(KubeBackend, None), running(), "demo-1", 0)
+    with pytest.raises(errors.Conflict, match="workers are Pods") as refused:
+        asyncio.run(killing)
+    assert refused.value.hint == "kubectl delete pod demo-1 -n default --grace-period=0 --force"
 
 
 @pytest.mark.shared

@@ -14,8 +14,9 @@ from muster.cli.output import Output, write_data, write_table
 from muster.core.training.explain import show_age
 from muster.errors import NotFound
 from muster.server.audit import note_local
-from muster.server.auth import EMBEDDED, EMBEDDED_FILE, GRACE, ListedToken, Tokens
+from muster.server.auth import EMBEDDED_FILE, GRACE, ListedToken, Tokens
 from muster.types.codec import show_time, to_wire
+from muster.types.event import EMBEDDED
 
 app = typer.Typer(
     help="Make, list, rotate and revoke tokens of this machine's control plane.",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 PREFIXES = ("WANDB_", "HF_", "TOKENIZERS_", "NCCL_", "TORCH_", "CUDA_", "OMP_", "MKL_")
 NAMES = ("PYTHONPATH",)
-_KEPT_BACK = ("CUDA_VISIBLE_DEVICES", "WANDB_RUN_ID", "WANDB_RESUME")  # of this process, or of another run
+KEPT_BACK = ("CUDA_VISIBLE_DEVICES", "WANDB_RUN_ID", "WANDB_RESUME")  # of this process, or of another run
 _LONGEST = 4096
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)")
 _USER_IN_URL = re.compile(r"://[^/\s]*@")
@@ -38,7 +38,7 @@ def variables(environ: Mapping[str, str], *, far: bool = False) -> dict[str, str
     found = {}
     for name, value in sorted(environ.items()):
         listed = name.startswith(PREFIXES) or name in NAMES
-        if not listed or name in _KEPT_BACK or is_secret(name, value) or not 0 < len(value) <= _LONGEST:
+        if not listed or name in KEPT_BACK or is_secret(name, value) or not 0 < len(value) <= _LONGEST:
             continue
         if far and (name in NAMES or value.startswith(("/", "~"))):
             continue
