@@ -50,10 +50,10 @@ export function World({ training }) {
     ${cells.length <= MOST_CELLS
       ? html`<span class="cells">${cells.map((kind) => html`<b class=${kind} />`)}</span>`
       : html`<span class="bar">
-          <b class=${over ? "" : "wanted"} style=${{ width: share(target) }} /><b class="full" style=${{ width: share(world.ready) }} />
+          <b class="wanted" style=${{ width: share(target) }} /><b class="full" style=${{ width: share(world.ready) }} />
           <b class="min" style=${{ left: share(min) }} />
         </span>`}
-    ${spares.target > 0 && !over && html`<span class="spares">
+    ${spares.target > 0 && html`<span class="spares">
       ${Array.from({ length: Math.min(spares.target, MOST_SPARES) }, (_, at) =>
         html`<b class=${at < spares.ready ? "" : "missing"} />`)}
       ${spares.target > MOST_SPARES && html`<i>+${spares.target - MOST_SPARES}</i>`}
