@@ -5,7 +5,7 @@ downloaded: ten classes, each a pattern of its own under noise.
 
 Alone:         .venv/bin/python examples/ddp_cifar_like.py
 With a spare:  .venv/bin/muster run examples/ddp_cifar_like.py --name cifar --workers 2 --spares 1 -- --steps 2000
-Kill a worker: pkill -9 -f -- '--name cifar-1 '
+Kill a worker: .venv/bin/muster kill cifar 1 --worker
 """
 
 from __future__ import annotations

@@ -70,6 +70,8 @@ class MusterError(Exception):
         self.code = code or type(self).code
         self.retryable = type(self).retryable if retryable is None else retryable
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # an uncaught error prints its notes behind its message
         self.request_id = request_id
 
     def details(self) -> dict[str, Any]:

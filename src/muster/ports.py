@@ -253,6 +253,12 @@ class Backend(Protocol):
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         """Ask a worker to leave, or end it. One that is gone already is no error."""
 
+    async def kill(self, training: Training, worker: str, rank: int | None) -> int:
+        """Send SIGKILL to a rank's process, or to all processes of a worker; return how many there were.
+
+        Raises `errors.Conflict` where this control plane cannot do that.
+        """
+
     def logs(self, uid: Uid, query: LogQuery, ended: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Chunks of whole lines. With `follow` it goes on until `ended` says that no more will come."""
 

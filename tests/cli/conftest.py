@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variable of whoever runs the tests takes part, and no home but an empty one."""
     for name in ("MUSTER_URL", "MUSTER_TOKEN", "MUSTER_NAMESPACE", "MUSTER_DEBUG", "MUSTER_GPUS"):
         monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "HF_", "MLFLOW_", "AWS_"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from muster.cli import exits, main, misuse, session
 from muster.types.codec import Invalid, Problem
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
+from tests.plane import Plane
 
 LEAVES = [
     *([verb] for verb in main.VERBS),
@@ -69,7 +71,6 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest(muster: Must
         (["list", "-o", "name"], ["ps", "-o", "name"]),
         (["status"], ["ps"]),
         (["status", "demo"], ["describe", "demo"]),
-        (["kill", "demo"], ["cancel", "demo"]),
         (["help", "scale"], ["scale", "--help"]),
         (["help", "server", "stop"], ["server", "stop", "--help"]),
         (["help"], ["--help"]),
@@ -99,6 +100,8 @@ def test_verbs_of_other_tools_do_what_is_meant(
         (["down"], "muster delete NAME"),
         (["help", "scael"], "did you mean muster scale?"),
         (["hlep"], "did you mean muster help?"),
+        (["server", "strat"], "did you mean muster server start?"),
+        (["token", "creat", "ci"], "did you mean muster token create?"),
     ],
 )
 def test_verbs_that_could_mean_two_things_are_answered_with_ours(
@@ -124,6 +127,59 @@ def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         return
     for name in group.list_commands(None):
         yield from _leaves(group.get_command(None, name), (*path, name))
+
+
+def _paths() -> list[tuple[str, ...]]:
+    """Return the path of every group and of every command below it."""
+    leaves = [path for path, _ in _leaves(None)]
+    return sorted({path[:length] for path in leaves for length in range(1, len(path) + 1)})
+
+
+def _needs_a_word(path: tuple[str, ...]) -> bool:
+    """Return whether a command cannot be called without an argument."""
+    command = next((command for leaf, command in _leaves(None) if leaf == path), None)
+    return command is None or any(param.required for param in command.params)
+
+
+@pytest.mark.parametrize("path", _paths(), ids=" ".join)
+def test_every_command_and_group_answers_help(muster: Muster, path: tuple[str, ...]) -> None:
+    said = muster(*path, "--help")
+
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(f"Usage: muster {' '.join(path)}")
+
+
+@pytest.mark.parametrize("path", [path for path in _paths() if _needs_a_word(path)], ids=" ".join)
+def test_a_command_without_its_argument_names_what_is_missing(
+    muster: Muster, control: StandIn, path: tuple[str, ...]
+) -> None:
+    said = muster(*path)
+
+    assert (said.code, said.out, control.orders) == (2, "", [])
+    command = " ".join(["muster", *path])
+    missing = rf"muster: \S+ is missing\nhint: {command} --help\n"
+    assert re.fullmatch(missing, said.err) or said.err.startswith(f"Usage: {command} ")
+
+
+# Commands that go on until somebody ends them.
+_STAYS = {("coordinator",), ("share", "demo"), ("bench", "net"), ("top",)}
+
+
+def test_no_command_without_arguments_prints_a_traceback(plane: Plane) -> None:
+    """Each command is a real process. The command that ends the control plane comes last."""
+    nowhere = {"KUBECONFIG": "/nonexistent", "BROWSER": "true", "HOME": str(plane.folder)}
+    answers = {}
+    paths = [path for path in _paths() if not _needs_a_word(path)]
+    for path in sorted(paths, key=lambda path: path == ("server", "stop")):
+        command = plane.muster(*path, **nowhere)
+        if path in _STAYS:
+            command.expect(r"\S")
+            if command.proc.poll() is None:
+                command.kill(signal.SIGINT)
+        answers[path] = (command.wait(), command.text)
+    broken = {path: said for path, said in answers.items() if "Traceback" in said[1] or "Error:" in said[1]}
+    assert broken == {}
+    assert (answers[("run",)][0], answers[("ps",)][0]) == (2, 0)
 
 
 def _checked_by_typer() -> Iterator[tuple[tuple[str, ...], str]]:
@@ -156,6 +212,7 @@ def test_no_words_of_a_library_reach_who_gives_an_option_a_wrong_value(
     ("args", "text"),
     [
         (["get"], "NAME… is missing"),
+        (["server", "strat"], "there is no command muster server strat"),
         (["ps", "-o", "xml"], "--output: must be one of table, json, yaml, name, not 'xml'"),
         (["ps", "--phase"], "--phase needs a value"),
         (["ps", "--all-namespaces=3"], "--all-namespaces takes no value"),

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from muster.errors import TrainingFailed, WaitTimeout
 from muster.types.training import Outcome, RankExit, WorldStatus
 from tests.cli.conftest import Muster
-from tests.cli.stand_in import StandIn, a_training
+from tests.cli.stand_in import StandIn, StandInHandle, a_training
 
 SUCCEEDED = a_training(phase="succeeded", outcome=Outcome("succeeded"), rank_exits=(RankExit(0, 0),))
 
@@ -85,13 +86,42 @@ def test_trainings_are_suspended_and_resumed(muster: Muster, control: StandIn) -
     assert said.err.splitlines() == ["demo: resumed"]
 
 
-def test_one_unknown_name_keeps_all_from_being_deleted(muster: Muster, control: StandIn) -> None:
+@pytest.mark.parametrize("verb", ["delete", "cancel", "suspend", "resume"])
+def test_an_unknown_name_is_reported_and_the_others_are_acted_on(muster: Muster, control: StandIn, verb: str) -> None:
     control.add(a_training(), a_training("other"))
-    refused = muster("delete", "demo", "othre")
-    done = muster("delete", "demo", "other")
+    answer = muster(verb, "demo", "nosuch", "other", "demo")
 
-    assert (refused.code, done.code) == (3, 0)
-    assert [order for order in control.orders if order[0] == "delete"] == [("delete", "demo"), ("delete", "other")]
+    assert answer.code == 3
+    assert [order[:2] for order in control.orders if order[0] == verb] == [(verb, "demo"), (verb, "other")]
+    assert "there is no training 'nosuch'" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words", [["wait", "demo"], ["wait", "demo", "--for=min"], ["scale", "demo", "3", "--wait"], ["logs", "demo", "-f"]]
+)
+def test_ctrl_c_prints_what_goes_on_and_how_to_come_back(
+    muster: Muster, control: StandIn, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    control.add(a_training())
+    for method in ("_wait", "logs"):
+        monkeypatch.setattr(StandInHandle, method, interrupt)
+    answer = muster(*words, "-n", "research")
+
+    assert (answer.code, answer.out) == (130, "")
+    assert "detached; demo goes on. To come back:\n  muster logs -f demo -n research\n" in answer.err
+    assert ("the order stands: demo goes to 3 workers" in answer.err) == (words[0] == "scale")
+
+
+def test_one_worker_is_counted_in_the_singular(muster: Muster, control: StandIn) -> None:
+    control.add(a_training(world_size=WorldStatus(1, 1, 1, 4)))
+    control.answer = a_training(world_size=WorldStatus(1, 1, 1, 4))
+
+    assert (
+        muster("scale", "demo", "1", "--wait").err == "demo: 1 worker asked for, 1 ready\ndemo: 1 of 1 worker ready\n"
+    )
 
 
 # Apply -------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_variables_are_given_or_passed_on_and_secrets_marked(
         ),
         (["-m", "a", "--command", "b"], "exclude each other", ""),
         (["train.py", "--workers", "two"], "'two' is not MIN:TARGET:MAX", "--workers 2:2:4"),
-        (["train.py", "--workers", "3:2:4"], "does not hold for 3, 2, 4", ""),
+        (["train.py", "--workers", "3:2:4"], "the target (2) is below the minimum (3)", ""),
         (["train.py", "--env", "UNSET_HERE"], "'UNSET_HERE' is not set here", "--env UNSET_HERE=VALUE"),
         (["train.py", "-l", "team"], "'team' is not K=V", ""),
         (["train.py", "--storage", "/ckpt"], "'/ckpt' does not say what it is", "--storage NAME=MOUNT:size=500Gi"),
@@ -219,7 +219,7 @@ def test_in_a_pipe_each_change_is_one_line_and_output_goes_to_stdout(muster: Mus
     assert said.err.splitlines() == [
         "demo  pending  0/2 workers",
         "demo  ready  2/2 workers  round 0  step 1",
-        "demo  succeeded  0/2 workers  round 0",
+        "demo  succeeded  round 0",
         "demo succeeded.",
     ]
 
@@ -286,3 +286,64 @@ def test_it_is_deleted_at_its_end_if_asked(muster: Muster, control: StandIn) -> 
 
     assert said.code == 100
     assert control.orders[-1] == ("delete", "demo")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("run.sh", b"python train.py\n", "a shell script"),
+        ("launch", b"#!/bin/bash\npython train.py\n", "a program for /bin/bash"),
+        ("trainer", b"\x7fELF\x02\x01", "a compiled program"),
+    ],
+)
+def test_a_program_that_is_not_python_is_answered_with_the_option_that_runs_it(
+    muster: Muster, control: StandIn, tmp_path: Path, name: str, content: bytes, kind: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    said = muster("run", name, "--", "--lr", "a b")
+
+    assert (said.code, control.orders) == (2, [])
+    assert said.err == (
+        f"muster: {name} is {kind}, not a Python script\nhint: muster run --command -- ./{name} --lr 'a b'\n"
+    )
+
+
+@pytest.mark.parametrize("head", ["#!/usr/bin/env python3", "#!/usr/bin/pypy", "#!/usr/bin/env -S uv run", "import os"])
+def test_a_python_script_without_its_suffix_is_submitted(
+    muster: Muster, control: StandIn, tmp_path: Path, head: str
+) -> None:
+    (tmp_path / "train").write_text(f"{head}\n")
+
+    assert muster("run", "-d", "train").code == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [
+        ("0", "the minimum is 0; a training needs at least 1 worker"),
+        ("3:2:4", "the target (2) is below the minimum (3)"),
+        ("1:5:4", "the target (5) is above the maximum (4)"),
+    ],
+)
+def test_a_wrong_size_is_answered_with_a_sentence(muster: Muster, control: StandIn, size: str, problem: str) -> None:
+    said = muster("run", "--workers", size, "--command", "--", "true")
+
+    assert (said.code, said.err.splitlines()[0]) == (2, f"muster: --workers: {problem}")
+
+
+def test_a_variable_is_passed_on_and_one_hint_names_the_others(
+    muster: Muster, control: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, f"value of {name}")
+    (tmp_path / "train.py").write_text("")
+    words = ["--env-pass", "WANDB_API_KEY", "--env-pass", "MLFLOW_TRACKING_URI", "--env", "MLFLOW_TRACKING_URI=mine"]
+    said = muster("run", "-d", "train.py", *words)
+
+    spec = next(order[1] for order in control.orders if order[0] == "train")
+    assert spec.env["WANDB_API_KEY"] == "value of WANDB_API_KEY" and "HF_TOKEN" not in spec.env
+    assert spec.env["MLFLOW_TRACKING_URI"] == "mine"
+    assert spec.secret_env == ("WANDB_API_KEY",)
+    hints = [line for line in said.err.splitlines() if "not sent to the ranks" in line]
+    assert len(hints) == 1 and "HF_TOKEN" in hints[0] and "WANDB_API_KEY" not in hints[0]
+    assert "value of" not in said.err

@@ -36,6 +36,10 @@ PAGES = {
     "share-with-trl.md": Elsewhere(
         "needs TRL: make test-frameworks", "tests/frameworks/test_pages.py::test_two_grpo_runs_share_as_printed"
     ),
+    "tracking.md": Elsewhere(
+        "needs MLflow and TensorBoard",
+        "tests/docs/test_docs.py::test_the_programs_on_the_page_about_trackers_continue_one_run",
+    ),
     "state.md": Elsewhere(
         "are parts of one program", "tests/state/test_page.py::test_every_block_of_python_runs_and_runs_again"
     ),

@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 import re
 import shlex
+import sys
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from types import ModuleType, NoneType, SimpleNamespace, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -16,6 +17,7 @@ import muster
 from muster import errors
 from muster.cli.main import GROUPS, VERBS
 from muster.node.cli import build_parser
+from muster.sdk import travelling
 from muster.server.app import build
 from muster.types import frames, training
 from muster.types.codec import camel
@@ -256,3 +258,33 @@ def test_every_python_example_compiles() -> None:
 def test_nobody_is_told_to_install_a_name_that_stands_on_no_index() -> None:
     places = [*PAGES, *(ROOT / "src/muster").rglob("*.py")]
     assert [str(path) for path in places if re.search(r"install ['\"]?muster-train", path.read_text())] == []
+
+
+def test_the_programs_on_the_page_about_trackers_continue_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins of both libraries record how they are called, once per round."""
+    runs: list[dict[str, Any]] = []
+    writers: list[tuple[str, int]] = []
+
+    def search_runs(filter_string: str, output_format: str) -> list[Any]:
+        assert (filter_string, output_format) == ("tags.muster = 'uid-1'", "list")
+        return [SimpleNamespace(info=SimpleNamespace(run_id="r1"))] if runs else []
+
+    mlflow = SimpleNamespace(search_runs=search_runs, start_run=lambda **given: runs.append(given))
+    writer = SimpleNamespace(SummaryWriter=lambda folder, purge_step: writers.append((folder, purge_step)))
+    monkeypatch.setitem(sys.modules, "mlflow", cast(ModuleType, mlflow))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", cast(ModuleType, writer))
+    monkeypatch.setenv("MUSTER_RUN_ID", "uid-1")
+    programs = re.findall(r"```python\n(.*?)```", text_of("docs/tracking.md"), re.DOTALL)
+    for step in (0, 400):
+        for program in programs:
+            exec(program, {"step": step})
+
+    assert len(programs) == 2
+    assert runs == [{"run_id": None, "tags": {"muster": "uid-1"}}, {"run_id": "r1", "tags": None}]
+    assert writers == [("runs/uid-1", 0), ("runs/uid-1", 400)]
+
+
+def test_the_page_about_trackers_lists_what_travels() -> None:
+    page = text_of("docs/tracking.md")
+    assert [name for name in travelling.PREFIXES if f"`{name}*`" not in page] == []
+    assert [name for name in (*travelling.NAMES, *travelling.KEPT_BACK) if f"`{name}`" not in page] == []

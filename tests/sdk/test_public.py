@@ -98,3 +98,10 @@ def test_a_user_s_script_passes_mypy_and_its_mistakes_do_not(tmp_path: Path) -> 
     errors = [line.split(":")[:2] for line in said.splitlines() if ": error:" in line]
     assert {(name, int(number)) for name, number in errors} == {("wrong.py", line) for line in (4, 5, 12, 13)}, said
     assert "checked 2 source files" in said, said
+
+
+def test_an_uncaught_error_prints_its_hint() -> None:
+    program = "import muster; raise muster.NotFound('there is no training', hint='muster ps lists them')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert ended.stderr.endswith("NotFound: there is no training\nhint: muster ps lists them\n")

@@ -58,6 +58,9 @@ class Pretender:
     async def start(self, training: Training, name: str, gpus: tuple[int, ...], token: str) -> Worker:
         raise AssertionError("the API starts nothing")
 
+    async def kill(self, training: Training, worker: str, rank: int | None) -> int:
+        raise NotImplementedError
+
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         raise AssertionError("the API stops nothing")
 

@@ -51,6 +51,9 @@ class SimulatedBackend:
         self.changed(worker)
         return worker
 
+    async def kill(self, training: Training, worker: str, rank: int | None) -> int:
+        raise NotImplementedError
+
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         worker = self._workers.get(uid, {}).get(name)
         if worker is not None and worker.alive:

@@ -226,6 +226,9 @@ def test_scale_cancel_and_delete_through_the_page(plane: Plane, visitor: Visitor
     dialog.get_by_role("button", name="Cancel training").press("Enter")
     visitor.see("demo was cancelled")
     expect(visitor.button("Scale")).to_have_count(0)
+    visitor.go("#/usage")
+    visitor.card("By training").get_by_role("link", name="demo").click()
+    visitor.see("demo was cancelled")
     training.refresh()
     assert training.phase == "cancelled"
 
@@ -233,7 +236,8 @@ def test_scale_cancel_and_delete_through_the_page(plane: Plane, visitor: Visitor
     dialog.get_by_role("button", name="Delete training").click()
     visitor.see("It was deleted")
     visitor.go("#/usage")
-    visitor.card("By training").get_by_text("demo").first.wait_for()
+    visitor.card("By training").get_by_text("default, deleted").first.wait_for()
+    expect(visitor.card("By training").get_by_role("link", name="demo")).to_have_count(0)
     visitor.picture("usage")
     assert visitor.faults() == []
 

@@ -14,6 +14,7 @@ from muster.cli import durations, exits, session
 from muster.cli.output import Report, tell, write_data, write_table
 from muster.cli.run import world_size_of
 from muster.errors import InternalError, TrainingFailed, WaitTimeout
+from muster.types import plural
 
 if TYPE_CHECKING:
     from muster.sdk.training import DistributedTraining
@@ -83,7 +84,7 @@ def net(
         image=image,
         mesh={"required": mesh, "timeout_seconds": mesh_timeout, "probe_address": probe_address},
     )
-    tell(f"{handle.name} measures between {size.target} workers")
+    tell(f"{handle.name} measures between {plural.workers(size.target)}")
     found = _result(handle, timeout)
     if not keep:
         handle.delete()
@@ -119,7 +120,7 @@ def _show(found: dict[str, Any], output: Report) -> None:
     if output is not Report.TABLE:
         write_data(found, output)
         return
-    tell(f"all-reduce of {found['ranks']} ranks on {found['workers']} workers over {found['via']}")
+    tell(f"all-reduce of {found['ranks']} ranks on {plural.workers(found['workers'])} over {found['via']}")
     spots = ("p10", "p50", "p90")
     titles = ["SIZE", "TIMES", *(f"{one} ms" for one in spots), *(f"{one} MB/s" for one in spots)]
     rows = [

@@ -146,7 +146,7 @@ def _row(training: Training, now: datetime, heal: str) -> tuple[str, ...]:
     return (
         shown(training.metadata.name),
         shown(status.phase),
-        f"{status.world_size.ready}/{target_of(training)}",
+        "-" if training.is_terminal else f"{status.world_size.ready}/{target_of(training)}",
         f"{status.spares.ready}/{training.spec.spares}",
         str((status.world_size.ready + status.spares.ready) * training.spec.resources.gpus),
         "-" if status.round is None else str(status.round),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from muster.types import plural
 from muster.types.training import Training
 
 KEYS = "enter log, + - scale, x cancel, e hides what has ended, q quits"
@@ -84,9 +85,9 @@ def _ordered(choice: Choice, key: str, chosen: Training) -> tuple[Choice, Order 
         return replace(choice, asks=True, said=f"cancel {name}? y, or any other key"), None
     target = size.target + (-1 if key == "-" else 1)
     if not size.min <= target <= size.max:
-        bound = f"{size.max} workers at most" if target > size.max else f"{size.min} workers at least"
+        bound = f"{plural.workers(size.max)} at most" if target > size.max else f"{plural.workers(size.min)} at least"
         return replace(choice, said=f"{name} has {bound}"), None
-    return replace(choice, said=f"{name}: {target} workers are asked for"), Order("scale", chosen, target)
+    return replace(choice, said=f"{name}: {plural.workers(target)} asked for"), Order("scale", chosen, target)
 
 
 def _answered(choice: Choice, key: str, chosen: Training | None) -> tuple[Choice, Order | None]:

@@ -16,7 +16,7 @@ class Shell(StrEnum):
 
 
 @app.command(epilog='Example: eval "$(muster completion bash)"')
-def completion(shell: Shell = typer.Argument(..., help="For which shell.")) -> None:
+def completion(shell: Shell = typer.Argument(..., metavar="bash|zsh|fish", help="For which shell.")) -> None:
     """Print a script that completes muster's commands and options in a shell."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # public, but not marked so
 

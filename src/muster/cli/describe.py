@@ -19,6 +19,7 @@ from muster.core.training.explain import explain as explain_training
 from muster.core.training.explain import show_age, show_round_times
 from muster.errors import NotFound
 from muster.types.codec import to_wire
+from muster.types.event import EMBEDDED
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
@@ -108,7 +109,7 @@ def events(
             event.type,
             event.reason,
             "-" if event.round is None else event.round,
-            event.actor,
+            "owner" if event.actor == EMBEDDED else event.actor,
             event.message,
         )
         for age, event in zip(ages, found, strict=True)
@@ -164,7 +165,7 @@ def description(
 
 def _head(training: Training, now: datetime) -> Mapping[str, object]:
     metadata, spec, status = training.metadata, training.spec, training.status
-    size, created = spec.world_size, metadata.creation_timestamp
+    size, created, ended = spec.world_size, metadata.creation_timestamp, training.is_terminal
     program = " ".join(spec.command or ((spec.script,) if spec.script else ("-m", spec.module or "")))
     asked = {"cpu": spec.resources.cpu, "memory": spec.resources.memory, "gpus": spec.resources.gpus or None}
     return {
@@ -176,9 +177,11 @@ def _head(training: Training, now: datetime) -> Mapping[str, object]:
         "Age": show_age(now - created) if created else "",
         "Program": " ".join((program, *spec.args)),
         "Directory": spec.working_dir,
+        "Interpreter": spec.interpreter,
         "Variables": ", ".join(spec.env),
-        "Workers": f"{status.world_size.ready} ready, {size.target} wanted, {size.min} to {size.max} allowed",
-        "Spares": f"{status.spares.ready} ready, {spec.spares} wanted",
+        "Workers": ("" if ended else f"{status.world_size.ready} ready, ")
+        + f"{size.target} wanted, {size.min} to {size.max} allowed",
+        "Spares": ("" if ended else f"{status.spares.ready} ready, ") + f"{spec.spares} wanted",
         "Per worker": ", ".join(
             [
                 f"{spec.procs_per_worker} rank{'s' * (spec.procs_per_worker > 1)}",

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+import typer
+
 from muster.cli import exits, safe_text
 from muster.cli.output import is_live
 from muster.cli.safe_text import shown as on_one_line
@@ -23,6 +25,7 @@ from muster.cli.terminal import silent_keys
 from muster.cli.trainings import reason_of, target_of
 from muster.core.training.explain import explain, show_age
 from muster.errors import MusterError
+from muster.types import plural
 from muster.types.event import HEALED, STATE_LOST, UNWATCHED, Event
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 _WIDEST = 100  # a panel, in columns
 _DRAWN_PER_S = 1  # though nothing has changed but the time
+_ENDED = ("succeeded", "failed", "cancelled")  # phases in which no worker is expected
 _DRAIN_S = 10.0  # how long output may still come after the end
 _COLOURS = {"pending": "yellow", "ready": "green", "succeeded": "bright_green", "failed": "red", "cancelled": "magenta"}
 
@@ -54,7 +58,8 @@ class View:
         return (self.phase, self.ready, self.target, self.round, self.reason)
 
     def __str__(self) -> str:
-        parts = [self.name, self.phase, f"{self.ready}/{self.target} workers"]
+        parts = [self.name, self.phase]
+        parts += [] if self.phase in _ENDED else [plural.workers(self.target, f"{self.ready}/")]
         parts += [] if self.round is None else [f"round {self.round}"]
         parts += [] if self.step is None else [f"step {self.step}"]
         return "  ".join(parts + ([self.reason] if self.reason else []))
@@ -153,7 +158,7 @@ def panel_of(view: View, width: int = _WIDEST, elapsed_s: float = 0.0) -> Any:
     colour = _COLOURS.get(view.phase, "white")
     dash, width = "–", min(width, _WIDEST)
     numbers = [
-        f"{view.ready}/{view.target} workers",
+        *([] if view.phase in _ENDED else [plural.workers(view.target, f"{view.ready}/")]),
         f"round {dash if view.round is None else view.round}",
         f"step {dash if view.step is None else view.step}",
         show_age(timedelta(seconds=elapsed_s)),
@@ -235,6 +240,17 @@ def tell_of_bench(told: Bench | None, training: Training, tell: Callable[[str], 
 
 def healed(event: Event) -> str:
     return f"{on_one_line(event.training)}  healed: {on_one_line(event.message)}"
+
+
+@contextlib.contextmanager
+def leaving(handle: DistributedTraining, namespace: str, order: str = "") -> Iterator[None]:
+    """At Ctrl-C, print what goes on and how to come back, and exit with 130. `order` says what was asked for before."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        print(f"{order}{come_back(handle.name, namespace)}", file=sys.stderr)
+        raise typer.Exit(exits.INTERRUPT) from None
 
 
 def come_back(name: str, namespace: str, *, removing: bool = False) -> str:

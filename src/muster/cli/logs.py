@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -44,10 +45,12 @@ def logs(
         known = max((event.id for event in handle.events(limit=1)), default=0)
         threading.Thread(target=_tell_of_heals, args=(client, handle, known), daemon=True).start()
     found, out = False, raw(sys.stdout)
-    for line in handle.logs(rank=rank, round=round_number, follow=follow, tail=tail, timestamps=timestamps):
-        found = True
-        out.write(line if line.endswith("\n") else f"{line}\n")
-        out.flush()
+    stays = follow and not handle.training.is_terminal
+    with following.leaving(handle, namespace) if stays else contextlib.nullcontext():
+        for line in handle.logs(rank=rank, round=round_number, follow=follow, tail=tail, timestamps=timestamps):
+            found = True
+            out.write(line if line.endswith("\n") else f"{line}\n")
+            out.flush()
     if not found and not follow:
         later = "" if handle.training.is_terminal else " yet; -f waits for it"
         typer.echo(f"no output of {name} ({handle.training.status.phase}){later}", err=True)

@@ -31,6 +31,7 @@ VERBS = {
     "describe": "describe",
     "logs": "logs",
     "shell": "shell",
+    "kill": "kill",
     "events": "describe",
     "explain": "describe",
     "metrics": "metrics",
@@ -111,8 +112,6 @@ def _meant(args: list[str]) -> list[str]:
     match verb:
         case "ls" | "list":
             return ["ps", *rest]
-        case "kill":
-            return ["cancel", *rest]
         case "status":
             return ["describe" if rest and not rest[0].startswith("-") else "ps", *rest]
         case "help" if rest:

@@ -36,13 +36,25 @@ def told(error: typer.TyperException) -> tuple[str, str]:
     if message.startswith(_TOO_MANY):
         words = message.partition(" (")[2].rstrip(")")
         return f"that is more than it takes: {words}", ""
+    if message.startswith("No such command"):
+        return _about_command(error)
     return message, ""
 
 
+def _about_command(error: typer.TyperException) -> tuple[str, str]:
+    """Return what is wrong with a verb of a group, and the nearest verb that the group has."""
+    context: Any = getattr(error, "ctx", None)
+    typed = error.format_message().split("'")[1]
+    path = context.command_path if context is not None else "muster"
+    known = context.command.list_commands(context) if context is not None else []
+    close = difflib.get_close_matches(typed, known, 1)
+    return f"there is no command {path} {shown(typed)}", f"did you mean {path} {close[0]}?" if close else ""
+
+
 def name_of(param: Any) -> str:
-    """What people type for it: the long form of an option, or the word that help has for an argument."""
+    """Return what people type for a parameter: the long form of an option, or an argument's word in the help."""
     if param.param_type_name == "argument":
-        return str(param.metavar or param.human_readable_name)
+        return str(param.metavar or param.name.upper())
     return str(max(param.opts, key=len))
 
 

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli import durations, exits, session
-from muster.cli.follow import ending
+from muster.cli.follow import ending, leaving
 from muster.cli.output import tell
 from muster.core.training.explain import show_round_times
+from muster.errors import NotFound
+from muster.types import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from muster.sdk.client import Client
     from muster.sdk.training import DistributedTraining
     from muster.types.training import WorldStatus
 
@@ -45,9 +50,10 @@ def scale(
         raise exits.Misused("--timeout needs --wait", hint=f"muster scale {name} {target} --wait --timeout 5m")
     handle = session.find(session.open_client(url, token, namespace), name)
     world = handle.scale(target=target)
-    tell(f"{name}: {world.target} workers asked for, {world.ready} ready")
+    tell(f"{name}: {plural.workers(world.target)} asked for, {world.ready} ready")
     if wait:
-        reached = handle.wait_until_target_world(timeout=timeout)
+        with leaving(handle, namespace, f"the order stands: {name} goes to {plural.workers(target)}\n"):
+            reached = handle.wait_until_target_world(timeout=timeout)
         _say_end(handle) if handle.training.is_terminal else _say_size(handle, reached)
     else:
         tell(f"muster wait {name} --for=target waits for it")
@@ -64,13 +70,14 @@ def wait(
 ) -> None:
     """Wait for a training. Exits 0 when it came, 100 if it failed, 103 if it was cancelled, 124 on timeout."""
     handle = session.find(session.open_client(url, token, namespace), name)
-    if goal is Goal.COMPLETE:
-        handle.wait(timeout=timeout)
-        raise typer.Exit(_say_end(handle))
-    if goal is Goal.TARGET:
-        world = handle.wait_until_target_world(timeout=timeout)
-    else:
-        world = handle.wait_until_min_world(timeout=timeout)
+    with leaving(handle, namespace):
+        if goal is Goal.COMPLETE:
+            handle.wait(timeout=timeout)
+            raise typer.Exit(_say_end(handle))
+        if goal is Goal.TARGET:
+            world = handle.wait_until_target_world(timeout=timeout)
+        else:
+            world = handle.wait_until_min_world(timeout=timeout)
     if handle.training.is_terminal:
         raise typer.Exit(_say_end(handle))
     _say_size(handle, world)
@@ -78,7 +85,7 @@ def wait(
 
 def _say_size(handle: DistributedTraining, world: WorldStatus) -> None:
     took = show_round_times(handle.training.status)
-    tell(f"{handle.name}: {world.ready} of {world.target} workers ready" + (f"; {took}" if took else ""))
+    tell(f"{handle.name}: {plural.workers(world.target, f'{world.ready} of ')} ready" + (f"; {took}" if took else ""))
 
 
 @app.command(epilog="Example: muster cancel demo --grace 10s")
@@ -93,7 +100,7 @@ def cancel(
 ) -> None:
     """End trainings as cancelled; they stay to be looked at. One that has ended is left as it is."""
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         if handle.training.is_terminal:
             tell(f"{handle.name} has already ended: {handle.training.status.phase}")
             continue
@@ -110,7 +117,7 @@ def suspend(
 ) -> None:
     """Have the workers of trainings leave, after ranks were told to save. They wait until they are resumed."""
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         handle.suspend()
         tell(f"{handle.name}: suspended; muster resume {handle.name} lets it go on")
 
@@ -124,7 +131,7 @@ def resume(
 ) -> None:
     """Let trainings go on that are suspended."""
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         handle.resume()
         tell(f"{handle.name}: resumed")
 
@@ -137,11 +144,29 @@ def delete(
     url: session.Url = None,
     token: session.Token = None,
 ) -> None:
-    """Stop trainings if they run, and remove them with their logs. Their events and usage stay."""
+    """Stop trainings if they run, and remove them with their logs. Their events and usage stay.
+
+    A name that does not exist is reported, the others are deleted, and the exit code is 3.
+    """
     client = session.open_client(url, token, namespace)
-    for handle in [session.find(client, name) for name in names]:
+    for handle in _each(client, names):
         handle.delete(timeout=timeout)
         tell(f"{handle.name} is deleted")
+
+
+def _each(client: Client, names: list[str]) -> Iterator[DistributedTraining]:
+    """Yield the trainings of those names. Each name that does not exist is reported, and exits with 3 at the end."""
+    missing = False
+    for name in dict.fromkeys(names):
+        try:
+            handle = session.find(client, name)
+        except NotFound as error:
+            exits.report(error)
+            missing = True
+            continue
+        yield handle
+    if missing:
+        raise typer.Exit(exits.NOT_FOUND)
 
 
 def _say_end(handle: DistributedTraining) -> int:

@@ -13,6 +13,7 @@ from muster.cli import exits, output, pools, session
 from muster.cli.output import Report
 from muster.core.training.explain import show_age
 from muster.errors import MusterError
+from muster.types import plural
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -88,7 +89,7 @@ def _row(one: Mapping[str, Any]) -> Sequence[object]:
 def _waiting_row(one: Mapping[str, Any]) -> Sequence[object]:
     if one.get("pipeline") is not None:
         return (one["pipeline"], f"{one['cluster']} ({one['priority']})", None, _age(one), one["reason"])
-    has = f"{one.get('workers')} of {one.get('wanted')} workers"
+    has = plural.workers(one.get("wanted") or 0, f"{one.get('workers')} of ")
     return (f"training {one.get('training')}", "workers", has, _age(one), one["reason"])
 
 

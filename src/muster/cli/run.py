@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +18,16 @@ import typer
 from muster import files
 from muster.cli import durations, exits, follow, output, pod_words, session
 from muster.cli.safe_text import shown
-from muster.types.training import WorldSize
+from muster.sdk import submission, travelling
+from muster.types.training import WorldSize, size_problem
 
 if TYPE_CHECKING:
     from muster.sdk.client import Client
     from muster.sdk.training import DistributedTraining
 
 app = typer.Typer(rich_markup_mode=None)
+_READ_BYTES = 1 << 20  # of a script, to see which variables it reads
+_NAMED = 5
 _LAUNCHERS = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 
 _EXAMPLE = """\b
@@ -74,6 +79,12 @@ def run(
         None, parser=durations.option, metavar="D", help="Fail when it is below MIN for so long (5m)."
     ),
     env: list[str] = typer.Option([], metavar="K=V", help="A variable for the ranks; K alone passes yours on."),
+    env_pass: list[str] = typer.Option(
+        [], "--env-pass", metavar="K", help="Pass a variable of yours on; one that looks like a secret is never shown."
+    ),
+    interpreter: str | None = typer.Option(
+        None, metavar="PATH|none", help="Python for the workers; yours, or none for the control plane's."
+    ),
     secret_env: list[str] = typer.Option([], metavar="K", help="One that is secret: its value is never shown."),
     label: list[str] = typer.Option([], "-l", "--label", metavar="K=V", help="A label to find it by."),
     priority: int = typer.Option(0, help="Higher goes first when GPUs are short."),
@@ -126,7 +137,10 @@ def run(
         raise exits.Misused("--rm needs someone to stay until the end, and -d leaves", hint="muster delete NAME")
     asked = program_of(program or [], module, command=command, force=force)
     variables = _variables(env, "--env", os.environ)
-    secrets = _variables(secret_env, "--secret-env", os.environ | variables)
+    passed = _variables([name.partition("=")[0] for name in env_pass], "--env-pass", os.environ)
+    variables = {name: value for name, value in passed.items() if name not in variables} | variables
+    hidden = [name for name in passed if travelling.is_secret(name, passed[name])]
+    secrets = _variables([*hidden, *secret_env], "--secret-env", os.environ | variables)
     fields: dict[str, Any] = {
         **asked,
         "world_size": world_size_of(workers),
@@ -161,6 +175,7 @@ def run(
         **({"requirements": requirements} if requirements is not None else {}),
         **({"ship": ship} if ship is not None else {}),
         **({"force": True} if force else {}),
+        **({"interpreter": None if interpreter == "none" else interpreter} if interpreter is not None else {}),
     }
     fields["resources"] = {key: value for key, value in fields["resources"].items() if value is not None}
     client = session.open_client(url, token, namespace)
@@ -168,6 +183,7 @@ def run(
         _show_plan(client, fields)
         return
     _tell_of_code()
+    _tell_of_variables(asked, fields["env"])
     try:
         handle = client.train(**fields)
     except KeyboardInterrupt:
@@ -189,10 +205,21 @@ def _tell_of_code() -> None:
     log.propagate = False
 
 
+def _tell_of_variables(asked: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    """Print one hint about exported variables that the ranks may miss."""
+    text, known = "", travelling.variables(os.environ) | dict(env)
+    with contextlib.suppress(OSError, KeyError):
+        text = Path(asked["script"]).read_bytes()[:_READ_BYTES].decode(errors="replace")
+    if names := travelling.left_behind(os.environ, known, text):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        listed = f"{', '.join(names[:_NAMED])}{more}"
+        typer.echo(f"muster: exported here, but not sent to the ranks: {listed}; --env-pass NAME sends one", err=True)
+
+
 def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
     """What would travel, file by file; where nothing does, what would be started."""
     from muster import package
-    from muster.sdk import shipping, submission
+    from muster.sdk import shipping
 
     given = {name: value for name, value in fields.items() if name not in ("ship", "force")}
     if fields.get("ship") or ("ship" not in fields and shipping.is_here(given) and client.is_far()):
@@ -206,6 +233,9 @@ def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
         sizes = f"{package.shown(parcel.size)}, {package.shown(packed.size)} packed"
         typer.echo(f"{len(parcel.entries)} files of {folder} would be sent: {sizes}", err=True)
         return
+    given = submission.with_callers_own(given, far=client.is_far())
+    if given["env"]:
+        typer.echo(f"muster: variables of the ranks: {shown(', '.join(sorted(given['env'])))}", err=True)
     plan = client.plan(submission.training_of(given, client.namespace), force=fields.get("force", False))
     output.write_data(plan, output.Report.YAML)
     typer.echo("nothing would be sent: the control plane sees this folder", err=True)
@@ -261,6 +291,10 @@ def program_of(words: list[str], module: str | None, *, command: bool, force: bo
     if not force and not Path(script).is_file():
         hint = _without_launcher(" ".join(words).split()) or _nearest_script(script)
         raise exits.Misused(f"there is no script {script!r} in {os.getcwd()}", hint=hint)
+    if not force and (kind := submission.other_program(script)):
+        path = script if os.sep in script else f"./{script}"
+        hint = f"muster run --command -- {shlex.join([path, *words[1:]])}"
+        raise exits.Misused(f"{script} is {kind}, not a Python script", hint=hint)
     return {"script": script, "args": words[1:]}
 
 
@@ -292,8 +326,8 @@ def world_size_of(text: str) -> WorldSize:
         raise exits.Misused(f"--workers: {text!r} is not MIN:TARGET:MAX, MIN:MAX or N", hint=hint)
     numbers = [int(part) for part in parts]
     least, target, most = {1: numbers * 3, 2: [*numbers, numbers[-1]], 3: numbers}[len(parts)]
-    if not 1 <= least <= target <= most:
-        raise exits.Misused(f"--workers: 1 ≤ min ≤ target ≤ max does not hold for {least}, {target}, {most}")
+    if problem := size_problem(least, target, most):
+        raise exits.Misused(f"--workers: {problem}", hint="--workers 2:2:4 starts with two, and scales up to four")
     return WorldSize(min=least, target=target, max=most)
 
 

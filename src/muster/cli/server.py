@@ -78,8 +78,8 @@ def server(
             raise exits.Misused(f"options of {ctx.invoked_subcommand} come after it")
         return
     if not given:
-        typer.echo(ctx.get_help())
-        raise typer.Exit(2)
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(exits.USAGE)
     options = []
     for name, value in given.items():
         options += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])

@@ -20,7 +20,8 @@ from muster import agent_copy
 from muster.cli import session
 from muster.cli.safe_text import shown
 from muster.core.training.admission import backend_of
-from muster.errors import Conflict, MusterError, NotFound, UDTerminalState
+from muster.core.training.seats import seat_of
+from muster.errors import MusterError
 from muster.sdk import flows
 from muster.types.pod_template import CONTAINER
 from muster.types.training import DNS_LABEL, RankStatus, Training
@@ -28,7 +29,6 @@ from muster.types.training import DNS_LABEL, RankStatus, Training
 app = typer.Typer(rich_markup_mode=None)
 
 ON_KUBERNETES = "kube"
-_OVER = ("succeeded", "failed", "lost")
 _POD = re.compile(rf"{DNS_LABEL}(\.{DNS_LABEL})*")  # what comes from a server must not be taken for an option
 
 
@@ -74,24 +74,6 @@ def shell(
         print(shown(shlex.join(words)))
         return 0
     return _become(words)
-
-
-def seat_of(training: Training, rank: int) -> RankStatus:
-    """Who has that rank now; or says why nobody has."""
-    name, status = training.metadata.name, training.status
-    if training.is_terminal:
-        told, hint = f"{name} has ended: {status.phase}", f"muster logs {name} --rank {rank} shows what it printed"
-        raise UDTerminalState(told, phase=status.phase, hint=hint)
-    if not status.ranks:
-        raise Conflict(f"{name} is {status.phase}: none of its ranks runs yet", hint=f"muster explain {name}")
-    seat = next((one for one in status.ranks if one.rank == rank), None)
-    if seat is None:
-        last = max(one.rank for one in status.ranks)
-        there = "its only rank is 0" if last == 0 else f"its ranks are 0 to {last}"
-        raise NotFound(f"{name} has no rank {rank}: {there}", hint=f"muster describe {name}")
-    if seat.phase in _OVER:
-        raise Conflict(f"rank {rank} of {name} does not run now: {seat.phase}", hint=f"muster describe {name}")
-    return seat
 
 
 def in_pod(training: Training, seat: RankStatus, wish: Wish) -> list[str]:

@@ -14,8 +14,9 @@ from muster.cli.output import Output, write_data, write_table
 from muster.core.training.explain import show_age
 from muster.errors import NotFound
 from muster.server.audit import note_local
-from muster.server.auth import EMBEDDED, EMBEDDED_FILE, GRACE, ListedToken, Tokens
+from muster.server.auth import EMBEDDED_FILE, GRACE, ListedToken, Tokens
 from muster.types.codec import show_time, to_wire
+from muster.types.event import EMBEDDED
 
 app = typer.Typer(
     help="Make, list, rotate and revoke tokens of this machine's control plane.",
@@ -40,7 +41,7 @@ def _tokens() -> Tokens:
 
 @app.command(epilog="Example: muster token create ci --role editor --namespace research --expires 7d")
 def create(
-    name: str = typer.Argument(..., help="Whom it is for; shown as the actor of what it does."),
+    name: str = typer.Argument(..., metavar="NAME", help="Whom it is for; shown as the actor of what it does."),
     role: RoleName = typer.Option(..., help="viewer reads, editor changes trainings, admin everything."),
     namespace: list[str] = typer.Option([], "-n", "--namespace", help="Only for this one; may be repeated."),
     expires: float | None = typer.Option(
@@ -56,7 +57,7 @@ def create(
 
 @app.command(epilog="Example: muster token rotate ci --grace 1h")
 def rotate(
-    name: str = typer.Argument(..., help="The name that it was made with."),
+    name: str = typer.Argument(..., metavar="NAME", help="The name that it was made with."),
     grace: float = typer.Option(
         GRACE.total_seconds(), parser=durations.option, metavar="D", help="How long the old one is still good (1h)."
     ),
@@ -106,7 +107,7 @@ def _row(one: ListedToken, now: datetime) -> tuple[object, ...]:
 
 
 @app.command(epilog="Example: muster token revoke ci")
-def revoke(name: str = typer.Argument(..., help="The name that it was made with.")) -> None:
+def revoke(name: str = typer.Argument(..., metavar="NAME", help="The name that it was made with.")) -> None:
     """Make a token worthless, at once."""
     tokens = _tokens()
     _must_know(tokens, name)

@@ -122,8 +122,8 @@ def row_of(training: Training, now: datetime) -> tuple[object, ...]:
     return (
         training.metadata.name,
         status.phase,
-        f"{status.world_size.ready}/{target_of(training)}",
-        f"{status.spares.ready}/{training.spec.spares}",
+        "-" if training.is_terminal else f"{status.world_size.ready}/{target_of(training)}",
+        "-" if training.is_terminal else f"{status.spares.ready}/{training.spec.spares}",
         "-" if status.round is None else status.round,
         status.restarts,
         show_age(now - created) if created else "-",

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 import typer
 
+from muster.cli import exits
 from muster.cli.safe_text import raw, shown
+from muster.types import plural
 from muster.types.frames import AskFrame
 from muster.types.world import RunId
 from muster.world import wire
@@ -41,13 +43,13 @@ class _Where:
 def where(
     context: typer.Context,
     coordinator: str = typer.Option(
-        ..., envvar="MUSTER_COORDINATOR", metavar="HOST:PORT", help="Where it listens; several with commas."
+        "", envvar="MUSTER_COORDINATOR", metavar="HOST:PORT", help="Where it listens; several with commas."
     ),
-    run_id: str = typer.Option(..., envvar="MUSTER_RUN_ID", metavar="ID", help="Which run."),
+    run_id: str = typer.Option("", envvar="MUSTER_RUN_ID", metavar="ID", help="Which run."),
 ) -> None:
     """Show a run, set its target, or cancel it, by asking its coordinator."""
     try:
-        addresses = [wire.parse_address(part) for part in coordinator.split(",")]
+        addresses = [wire.parse_address(part) for part in coordinator.split(",") if coordinator]
     except ValueError as error:
         _fail(f"--coordinator: {error}", 2)
     context.obj = _Where(addresses, RunId(run_id))
@@ -83,6 +85,10 @@ def cancel(
 
 
 def _ask(where: _Where, question: AskFrame) -> dict[str, Any]:
+    """Return the coordinator's reply. Options of the group are checked here, because `--help` needs none of them."""
+    for option, value in (("--coordinator", where.addresses), ("--run-id", where.run_id)):
+        if not value:
+            raise exits.Misused(f"{option} is missing", hint="muster world --help")
     from muster import files, run_token
     from muster.world.connection import CoordinatorRefused, ask
 
@@ -126,7 +132,7 @@ def _print(view: dict[str, Any], output: ShowAs) -> None:
 
     console = Console(file=raw(sys.stdout))
     round_text = "no round yet" if view["round"] is None else f"round {view['round']}"
-    size = f"{view['world']} of {view['target']} workers ({view['min']}…{view['max']})"
+    size = plural.workers(view["target"], f"{view['world']} of ") + f" ({view['min']}…{view['max']})"
     restarts = f"restarts {view['restarts_used']}/{view['max_restarts']}"
     if view.get("false_alarms"):  # a coordinator of 0.1 does not count them
         restarts += f"  false alarms {view['false_alarms']}"

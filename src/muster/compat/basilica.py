@@ -105,7 +105,7 @@ class WorldSize(ours.WorldSize):
 
     def __post_init__(self) -> None:
         if not 1 <= self.min <= self.target <= self.max:
-            told = f"1 ≤ min ≤ target ≤ max does not hold for {self.min}, {self.target}, {self.max}"
+            told = ours.size_problem(self.min, self.target, self.max)
             raise WorldSizeOutOfBounds(told, requested=self.target, min=self.min, max=self.max)
 
 

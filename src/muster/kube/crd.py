@@ -30,6 +30,7 @@ ABOUT: dict[str, str] = {
     "spec.script": "A Python script in the image; a relative path counts from workingDir. Cannot change later.",
     "spec.module": "A Python module, as with python -m. Cannot change later.",
     "spec.args": "Arguments behind the program. Cannot change later.",
+    "spec.interpreter": "Has no effect here: the image's Python is used. Cannot change later.",
     "spec.workingDir": "Where ranks run; without it the image's own. Cannot change later.",
     "spec.env": "Variables for the ranks; names that begin with MUSTER_ are taken. Cannot change later.",
     "spec.worldSize": "How many workers train together: 1 ≤ min ≤ target ≤ max.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from muster.types.world import Place
 
 
@@ -28,3 +30,16 @@ def environment(place: Place, local_rank: int, run_id: str) -> dict[str, str]:
         "MUSTER_RUN_ID": run_id,
         "MUSTER_WORKER": place.seat.name,
     }
+
+
+def tracking(place: Place, local_rank: int, run_id: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which W&B continues one run over all rounds of a training, for rank 0 only.
+
+    A user's own choice stands, and so does a sweep's. Without a control plane a run id may be used again for another
+    run, so nothing is set.
+    """
+    if place.ranks[local_rank] != 0 or "MUSTER_TRAINING" not in inherited or inherited.get("WANDB_SWEEP_ID"):
+        return {}
+    if "WANDB_RUN_ID" in inherited:
+        return {} if "WANDB_RESUME" in inherited else {"WANDB_RESUME": "allow"}
+    return {} if "WANDB_RESUME" in inherited else {"WANDB_RUN_ID": run_id, "WANDB_RESUME": "allow"}

@@ -89,7 +89,9 @@ class RankFiles:
         """What has to be started, rank by rank."""
         found = []
         for local_rank, rank in enumerate(self._place.ranks):
-            env = rank_env.environment(self._place, local_rank, self._run_id)
+            env = rank_env.environment(self._place, local_rank, self._run_id) | rank_env.tracking(
+                self._place, local_rank, self._run_id, os.environ
+            )
             env |= {progress.FILE_VARIABLE: self.marks[rank], talk.SOCKET_VARIABLE: self._state}
             env[fencing.FILE_VARIABLE] = self._lease
             if self._store_timeout_s is not None:

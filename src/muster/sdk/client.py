@@ -129,6 +129,7 @@ class Client:
             self.run(flows.send_package(given.get("namespace") or self.namespace, packed))
         elif not force and (missing := submission.missing_script(given)) is not None and not self.is_far():
             raise missing
+        given = submission.with_callers_own(given, far=self.is_far())
         return self.submit(submission.training_of(given, self.namespace), idempotency_key, force=force)
 
     def is_far(self) -> bool:
@@ -156,6 +157,7 @@ class Client:
             await self.run_async(flows.send_package(given.get("namespace") or self.namespace, packed))
         elif not force and (missing := submission.missing_script(given)) is not None and not await self.is_far_async():
             raise missing
+        given = submission.with_callers_own(given, far=await self.is_far_async())
         return await self.submit_async(submission.training_of(given, self.namespace), idempotency_key, force=force)
 
     def submit(

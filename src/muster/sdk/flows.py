@@ -417,6 +417,12 @@ def cancel(handle: Handle, grace_seconds: float | None) -> Flow[None]:
     yield from look(handle, handle.ask("POST", "/cancel", json=body))
 
 
+def kill(handle: Handle, rank: int, whole_worker: bool) -> Flow[None]:
+    """Kill a rank, or every process of its worker. Another round than the handle saw is refused."""
+    body = {"rank": rank, "wholeWorker": whole_worker, "round": handle.training.status.round}
+    yield from look(handle, handle.ask("POST", "/kill", json=body))
+
+
 def leave(handle: Handle) -> Flow[None]:
     """Nobody holds it any more: it is cancelled if it still runs. One that has ended, or is gone, is left as it is."""
     if handle.training.is_terminal:

@@ -9,10 +9,12 @@ import dataclasses
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from muster.errors import InvalidRequest
+from muster.sdk import travelling
 from muster.types import codec
 from muster.types.codec import Invalid, Problem
 from muster.types.storage import Storage
@@ -36,6 +38,7 @@ class SubmitOptions(TypedDict, total=False):
     labels: Mapping[str, str] | None
     annotations: Mapping[str, str] | None
     working_dir: str | os.PathLike[str] | None
+    interpreter: str | None
     env: Mapping[str, str] | None
     world_size: WorldSize | int | tuple[int, int, int]
     spares: int
@@ -83,6 +86,21 @@ def training_of(given: Mapping[str, Any], namespace: str = DEFAULT_NAMESPACE) ->
     return _read(document, problems)
 
 
+def with_callers_own(given: Mapping[str, Any], *, far: bool) -> dict[str, Any]:
+    """Return the arguments with the caller's variables and interpreter, where the caller gave no others.
+
+    Another machine gets no path of this one. A training with an image or an environment of its own keeps its Python.
+    """
+    values = dict(given)
+    env = given.get("env")
+    if env is None or isinstance(env, Mapping):
+        values["env"] = travelling.variables(os.environ, far=far or bool(given.get("image"))) | dict(env or {})
+    own = far or given.get("image") or given.get("requirements") or not sys.executable
+    if not own and "interpreter" not in given:
+        values["interpreter"] = os.path.abspath(sys.executable)
+    return values
+
+
 def missing_script(given: Mapping[str, Any]) -> InvalidRequest | None:
     """What is wrong with a script that is not on this machine; an image or a package may have one of its own."""
     script = given.get("script")
@@ -93,10 +111,29 @@ def missing_script(given: Mapping[str, Any]) -> InvalidRequest | None:
         return None  # told with everything else that is wrong
     path = os.path.abspath(os.path.join(folder, script))
     if os.path.isfile(path):
-        return None
+        if not (kind := other_program(path)):
+            return None
+        problem = Problem("spec.script", f"{path} is {kind}, not a Python script")
+        hint = f"command=[{path!r}] runs any program (on the command line: --command); force=True submits it as it is"
+        return InvalidRequest(f"the training was not submitted: {problem.message}", problems=(problem,), hint=hint)
     problem = Problem("spec.script", f"there is no file {path}")
     hint = "give the path of a script that is there; with force=True it is submitted all the same"
     return InvalidRequest(f"the training was not submitted: {problem.message}", problems=(problem,), hint=hint)
+
+
+def other_program(path: str | os.PathLike[str]) -> str:
+    """Return what a file is that Python cannot run, or nothing if Python may be able to run it."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(256)
+    except OSError:
+        return ""
+    line = head.partition(b"\n")[0]
+    if head.startswith(b"\x7fELF"):
+        return "a compiled program"
+    if line.startswith(b"#!") and not re.search(rb"py|\buv\b", line):
+        return f"a program for {line[2:].decode(errors='replace').strip()}"
+    return "a shell script" if os.fspath(path).endswith((".sh", ".bash", ".zsh")) else ""
 
 
 def default_name(values: Mapping[str, Any]) -> str:

@@ -116,6 +116,13 @@ class DistributedTraining:
     async def cancel_async(self, grace_seconds: float | None = None) -> None:
         await self._client.run_async(flows.cancel(self._handle, grace_seconds))
 
+    def kill(self, rank: int, *, worker: bool = False) -> None:
+        """Send SIGKILL to a rank, or with `worker` to every process of its worker. The handle must be up to date."""
+        self._client.run(flows.kill(self._handle, rank, worker))
+
+    async def kill_async(self, rank: int, *, worker: bool = False) -> None:
+        await self._client.run_async(flows.kill(self._handle, rank, worker))
+
     def suspend(self) -> None:
         """Have its workers leave, after they were told to save; it waits until it is resumed."""
         self._client.run(flows.suspend(self._handle, True))

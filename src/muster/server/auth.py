@@ -30,12 +30,12 @@ from muster.errors import AlreadyExists, Forbidden, InvalidRequest, NotFound, Un
 from muster.files import own_folder, write_private
 from muster.server.token_use import SAVE_EVERY_S, TokenUse
 from muster.types.codec import Invalid, Problem, from_wire, limited, show_time, to_wire
+from muster.types.event import EMBEDDED
 from muster.types.training import DNS_LABEL
 
 Role = Literal["viewer", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "editor", "admin")
 ALL = "*"
-EMBEDDED = "embedded"
 TOKENS_FILE = "tokens.json"
 EMBEDDED_FILE = "token"
 LOCK_FILE = "tokens.lock"

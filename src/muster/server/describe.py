@@ -184,6 +184,17 @@ def _schemas(backends: Collection[str]) -> Schema:
         "Explanation": schema_of(Explanation),
         "Metrics": _metrics(),
         "Scale": _closed({"type": "object", "required": ["target"], "properties": {"target": _workers()}}),
+        "Kill": _closed(
+            {
+                "type": "object",
+                "required": ["rank"],
+                "properties": {
+                    "rank": {"type": "integer"},
+                    "wholeWorker": {"type": "boolean"},
+                    "round": {"type": ["integer", "null"]},
+                },
+            }
+        ),
         "Cancel": _closed({"type": "object", "properties": {"graceSeconds": _grace()}}),
         "Identity": schema_of(Identity),
         "SignInCode": _texts("code", seconds={"type": "number"}),

@@ -13,7 +13,7 @@ from muster.core.training.edits import first_status
 from muster.kube.client import Json
 from muster.ports import Version, Write
 from muster.store.kube_outbox import OUTBOX, STATUS_OUTBOX
-from muster.types import pod_template
+from muster.types import plural, pod_template
 from muster.types.codec import Invalid, Problem, to_wire
 from muster.types.event import Event
 from muster.types.training import API_VERSION, KIND, REQUEST, UNREADABLE, Key, Spec, Status, Training
@@ -99,7 +99,7 @@ def status_of(key: Key, version: Version, status: Status, carried: str) -> Json:
 def born(item: Json) -> Write:
     """What the journal says of a training that was applied around our API."""
     size, created = item["spec"].get("worldSize") or {}, item["metadata"].get("creationTimestamp")
-    message = f"applied to the cluster, for {size.get('target', 1)} workers"
+    message = f"applied to the cluster, for {plural.workers(size.get('target', 1))}"
     at = datetime.fromisoformat(created) if created else None
     return Write(events=(Event("Created", message, actor="kubectl", at=at),))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
+from muster.types import plural
 from muster.types.codec import limited
 from muster.types.records import record
 
@@ -42,7 +43,7 @@ class Bench:
     def __str__(self) -> str:
         if self.error or self.latency_seconds is None or self.bytes_per_second is None:
             return f"all-reduce was not measured: {self.error or 'nothing was found'}"
-        between = f"{self.ranks} ranks on {self.workers} workers over {self.via}"
+        between = f"{self.ranks} ranks on {plural.workers(self.workers)} over {self.via}"
         smallest, largest = min(one.bytes for one in self.sizes), max(one.bytes for one in self.sizes)
         return (
             f"all-reduce between {between}: {self.latency_seconds * 1000:.3g} ms for {smallest} bytes, "

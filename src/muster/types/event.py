@@ -21,6 +21,7 @@ FINISHED = {"succeeded": "Succeeded", "failed": "Failed", "cancelled": "Cancelle
 STEADY = "steady"
 TRIMMED = "JournalTrimmed"  # stands for older entries that were dropped; data is a `usage.Dropped`
 UNWATCHED = "HangUnwatched"  # there is a hang timeout, and no rank tells its step
+EMBEDDED = "embedded"  # the actor who has the token of the control plane's own user
 STATE_LOST = "StateLost"  # finished steps are gone; data has steps, step (where it goes on), workers, of
 HEALED = "Healed"  # it gets on after a loss; data: ranksRunSeconds, nextStepSeconds, step, redone, lost, heirs, workers
 TERMINAL_EDIT = "UDTerminalState"

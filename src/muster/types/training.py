@@ -81,6 +81,15 @@ class Metadata:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
+def size_problem(least: int, target: int, most: int) -> str:
+    """Return what is wrong with three sizes of a world, or an empty text."""
+    if least < 1:
+        return f"the minimum is {least}; a training needs at least 1 worker"
+    if target < least:
+        return f"the target ({target}) is below the minimum ({least})"
+    return f"the target ({target}) is above the maximum ({most})" if most < target else ""
+
+
 @dataclass(frozen=True)
 class WorldSize:
     """How many workers train together: 1 ≤ min ≤ target ≤ max."""
@@ -133,6 +142,7 @@ class Spec:
     module: str | None = limited(None, pattern=_MODULE, max_length=512, about="is not a module's name")
     args: tuple[str, ...] = limited((), max_items=10_000, max_length=131_072)
     working_dir: str | None = limited(None, max_length=4096)
+    interpreter: str | None = limited(None, max_length=4096, pattern=r"/.*", about="is not an absolute path")
     env: Mapping[str, str] = field(default_factory=dict)
     world_size: WorldSize = field(default_factory=WorldSize)
     spares: int = limited(0, ge=0, le=MOST_WORKERS)
@@ -406,9 +416,7 @@ def _spec_problems(spec: Spec) -> list[Problem]:
             found.append(Problem("spec.mesh.probeAddress", str(error)))
     size = spec.world_size
     if not size.min <= size.target <= size.max:
-        found.append(
-            Problem("spec.worldSize", f"min ≤ target ≤ max does not hold for {size.min}, {size.target}, {size.max}")
-        )
+        found.append(Problem("spec.worldSize", size_problem(size.min, size.target, size.max)))
     found += _segment_problems(spec) + _size_problems(spec) + _preload_problems(spec)
     found += _package_problems(spec) + _pod_problems(spec)
     for name, value in spec.env.items():

@@ -64,7 +64,17 @@ def test_a_training_without_gpus_gives_the_reason_of_its_admission() -> None:
     found = explained(training)
 
     assert found.summary == f"demo is pending: {why}."
-    assert f"Admitted is False for 5s: {why}" in found.details
+    assert "Admitted is False for 5s" in found.details
+    assert str(found).count(why) == 1, "no sentence is said twice"
+
+
+def test_two_conditions_with_the_same_message_say_it_once() -> None:
+    told = "1 of 2 workers has joined"
+    conditions = (a_condition("TargetReached", "False", told), a_condition("Resizing", "True", told))
+    found = explained(a_training(a_condition("Admitted", "True", "fits"), *conditions))
+
+    assert str(found).count(told) == 1
+    assert sum(line.startswith(("TargetReached is False", "Resizing is True")) for line in found.details) == 2
 
 
 def test_a_pending_training_that_was_admitted_names_what_it_waits_for() -> None:

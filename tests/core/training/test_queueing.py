@@ -35,7 +35,7 @@ EVICTED = replace(ADMITTED, evicted="preempted by another")
         (True, RESERVED, 0, None),
         (True, ADMITTED, 0, Admit(3, 1, "its queue has admitted it")),
         (True, replace(ADMITTED, admitted=2), 0, Admit(1, 1, "its queue has admitted it, for 2 workers")),
-        (True, replace(ADMITTED, admitted=1), 0, Admit(1, 0, "its queue has admitted it, for 1 workers")),
+        (True, replace(ADMITTED, admitted=1), 0, Admit(1, 0, "its queue has admitted it, for 1 worker")),
         (False, ADMITTED, 4, None),
         (False, ASKED, 0, Withdraw(3, 1, "its queue has not admitted it")),
         (False, EVICTED, 4, Withdraw(3, 1, "preempted by another")),

@@ -254,14 +254,19 @@ def test_an_invalid_training_does_not_start_and_says_everything_that_is_wrong() 
     assert plan.actions == ()
     valid = condition(plan, "Valid")
     assert (valid.status, valid.reason) == ("False", "InvalidSpec")
-    for part in ("spec.worldSize: min ≤ target ≤ max", "command and script", "spec.env.MUSTER_X", "spec.secretEnv"):
+    for part in (
+        "spec.worldSize: the target (2) is below the minimum (3)",
+        "command and script",
+        "spec.env.MUSTER_X",
+        "spec.secretEnv",
+    ):
         assert part in valid.message
     assert plan.status.observed_generation == training.generation
     reached = condition(plan, "TargetReached")
     assert (reached.status, reached.reason, reached.observed_generation) == ("False", "InvalidSpec", 1)
     assert plan.status.condition("Admitted") is None
     assert named(plan, "InvalidSpec") == [valid.message]
-    assert "min ≤ target ≤ max" in explain.explain(after(training, plan), (), NOW).summary
+    assert "the target (2) is below the minimum (3)" in explain.explain(after(training, plan), (), NOW).summary
 
 
 def test_an_invalid_spec_is_news_once_for_each_generation() -> None:

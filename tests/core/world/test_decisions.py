@@ -594,3 +594,8 @@ def test_ranks_that_wait_for_imports_say_so_until_they_run() -> None:
     given = transitions.up(given, an_id("a"), 0, NOW)
     assert decide(given, NOW).reason == "round 0: 2 workers start, importing torch on b"
     assert decide(transitions.up(given, an_id("b"), 0, NOW), NOW).reason == "round 0: 2 workers train"
+
+
+def test_ranks_that_do_not_run_yet_do_not_train() -> None:
+    assert decide(a_run("a b", last=a_round("a b", up_at=None), max=2), NOW).reason == "round 0: 2 workers start"
+    assert decide(a_run("a", last=a_round("a", up_at=None), max=2, min=1), NOW).reason.startswith("round 0: 1 ")

@@ -253,6 +253,10 @@ class KubeBackend:
 
     # Ending
 
+    async def kill(self, training: Training, worker: str, rank: int | None) -> int:
+        hint = f"kubectl delete pod {worker} -n {training.metadata.namespace} --grace-period=0 --force"
+        raise errors.Conflict("its workers are Pods, whose processes the control plane cannot kill", hint=hint)
+
     async def stop(self, uid: Uid, name: str, *, why: str, kill: bool = False) -> None:
         worker, place = self._workers.get(uid, {}).get(name), (uid, name)
         before = self._asked.get(place)

@@ -23,7 +23,17 @@ from typing import Any
 from muster import errors, trimming
 from muster.backends import orders, records
 from muster.backends.local import gpus as devices
-from muster.backends.local import log_files, log_keeping, logs, presence, processes, render, storage
+from muster.backends.local import (
+    interpreters,
+    killing,
+    log_files,
+    log_keeping,
+    logs,
+    presence,
+    processes,
+    render,
+    storage,
+)
 from muster.background import Tasks
 from muster.clock import boot_id
 from muster.core.keeping import WorkerRecord
@@ -154,6 +164,7 @@ class LocalBackend:
             del self._workers[training.uid][name]
             raise
         try:
+            await asyncio.to_thread(interpreters.check, training.spec.interpreter)
             child = self._spawn(training, worker, token)
         except (OSError, ValueError) as error:
             why = f"cannot be started: {error}"
@@ -217,6 +228,10 @@ class LocalBackend:
             return
         self._workers[uid][name] = replace(worker, stopping=True, why_ended=why)
         handle.signal(signal.SIGKILL if kill else signal.SIGTERM)
+
+    async def kill(self, training: Training, worker: str, rank: int | None) -> int:
+        handle = self._handles.get((training.uid, worker))
+        return 0 if handle is None else await asyncio.to_thread(killing.kill, handle.pid, rank)
 
     def _watch(self, worker: Worker, handle: processes.ProcessHandle) -> Worker:
         """Be told when it ends, whoever its parent is."""

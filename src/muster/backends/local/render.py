@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from muster.backends import orders
+from muster.backends.local import interpreters
 from muster.types.training import Training
 
 # A worker inherits what the control plane was started with, but for what is muster's own.
@@ -50,7 +49,7 @@ def order(
     spec = training.spec
     log_dir = logs / training.uid / name
     argv = [
-        *program(),
+        *interpreters.program(spec.interpreter),
         "--coordinator-file",
         str(coordinator_file),
         "--run-id",
@@ -86,9 +85,3 @@ def order(
 def _kept(packages: Path, training: Training) -> Path:
     """As `store.packages` keeps it."""
     return packages / training.key.namespace / (training.spec.package or "").removeprefix("sha256:")
-
-
-def program() -> list[str]:
-    """`muster-node` beside the interpreter that runs us."""
-    beside = Path(sys.executable).parent / "muster-node"
-    return [str(beside)] if os.access(beside, os.X_OK) else [sys.executable, "-m", "muster.node.cli"]

@@ -15,8 +15,9 @@ from typing import Any
 
 from muster.core.training.admission import backend_of
 from muster.errors import Conflict, InvalidRequest, UDTerminalState, WorldSizeOutOfBounds
+from muster.types import plural
 from muster.types.codec import Invalid, Problem, camel, from_wire, to_wire
-from muster.types.event import Event
+from muster.types.event import EMBEDDED, Event
 from muster.types.training import (
     API_VERSION,
     KIND,
@@ -24,6 +25,7 @@ from muster.types.training import (
     QUEUE,
     Cancel,
     Metadata,
+    RankStatus,
     Spec,
     Status,
     Training,
@@ -38,6 +40,7 @@ FIXED = (
     "module",
     "args",
     "working_dir",
+    "interpreter",
     "env",
     "secret_env",
     "procs_per_worker",
@@ -93,7 +96,12 @@ def created(
     metadata = replace(training.metadata, uid=uid, generation=1, creation_timestamp=_stamp(now))
     size = training.spec.world_size
     made = replace(training, metadata=metadata, status=first_status(training.spec))
-    return Edit(made, Event("Created", f"{actor} submitted it, for {size.target} workers", actor=actor))
+    return Edit(made, Event("Created", f"{_who(actor)} submitted it, for {plural.workers(size.target)}", actor=actor))
+
+
+def _who(actor: str) -> str:
+    """Return how sentences name an actor. The embedded token is the one of the user who runs the control plane."""
+    return "the control plane's own user" if actor == EMBEDDED else actor
 
 
 def first_status(spec: Spec) -> Status:
@@ -198,7 +206,7 @@ def patched(
         return Edit(training)
     metadata = replace(metadata, generation=training.generation + bool(changed))
     names = ", ".join([*map(camel, changed), *touched])
-    event = Event("Edited", f"{actor} changed {names}", actor=actor, data={"fields": names.split(", ")})
+    event = Event("Edited", f"{_who(actor)} changed {names}", actor=actor, data={"fields": names.split(", ")})
     return Edit(replace(training, metadata=metadata, spec=read.spec if changed else training.spec), event)
 
 
@@ -270,7 +278,7 @@ def scaled(training: Training, target: int, *, actor: str) -> Edit:
         raise _ended(training, target, f"it cannot be scaled to {target}")
     if not size.min <= target <= size.max:
         raise WorldSizeOutOfBounds(
-            f"training {name!r} can have {size.min} to {size.max} workers, not {target}",
+            f"training {name!r} can have {plural.workers(size.max, f'{size.min} to ')}, not {target}",
             requested=target,
             min=size.min,
             max=size.max,
@@ -283,8 +291,18 @@ def scaled(training: Training, target: int, *, actor: str) -> Edit:
         return Edit(training)
     spec = replace(training.spec, world_size=replace(size, target=target))
     data = {"fromTarget": size.target, "toTarget": target}
-    event = Event("ScaleRequested", f"{actor} asked for {target} workers instead of {size.target}", actor=actor)
+    event = Event(
+        "ScaleRequested", f"{_who(actor)} asked for {plural.workers(target)} instead of {size.target}", actor=actor
+    )
     return Edit(_with_spec(training, spec), replace(event, data=data))
+
+
+def killed(training: Training, seat: RankStatus, *, whole_worker: bool, actor: str) -> Edit:
+    """Return the entry of the journal for processes that a person killed. The training itself is unchanged."""
+    what = f"every process of {seat.worker}" if whole_worker else f"rank {seat.rank} on {seat.worker}"
+    data = {"rank": seat.rank, "worker": seat.worker, "wholeWorker": whole_worker}
+    event = Event("KillRequested", f"{_who(actor)} killed {what}", actor=actor, round=training.status.round, data=data)
+    return Edit(training, event)
 
 
 def cancelled(training: Training, grace_seconds: float | None, *, now: datetime, actor: str) -> Edit:
@@ -293,7 +311,9 @@ def cancelled(training: Training, grace_seconds: float | None, *, now: datetime,
         return Edit(training)
     spec = replace(training.spec, cancel=Cancel(_stamp(now), grace_seconds))
     grace = "" if grace_seconds is None else f", with {grace_seconds:g} seconds of grace"
-    event = Event("CancelRequested", f"{actor} cancelled it{grace}", actor=actor, data={"graceSeconds": grace_seconds})
+    event = Event(
+        "CancelRequested", f"{_who(actor)} cancelled it{grace}", actor=actor, data={"graceSeconds": grace_seconds}
+    )
     return Edit(_with_spec(training, spec), event)
 
 
@@ -302,7 +322,9 @@ def deleted(training: Training, *, now: datetime, actor: str) -> Edit:
     if training.metadata.deletion_timestamp is not None:
         return Edit(training)
     metadata = replace(training.metadata, deletion_timestamp=_stamp(now))
-    return Edit(replace(training, metadata=metadata), Event("DeleteRequested", f"{actor} deleted it", actor=actor))
+    return Edit(
+        replace(training, metadata=metadata), Event("DeleteRequested", f"{_who(actor)} deleted it", actor=actor)
+    )
 
 
 def _with_spec(training: Training, spec: Spec) -> Training:

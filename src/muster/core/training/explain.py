@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from muster.core.training import moments, state_words
 from muster.core.world import last_words
+from muster.types import plural
 from muster.types.event import FINISHED, WORKER_EXITED, Event
 from muster.types.training import LENT, Condition, Outcome, Status, Training
 from muster.types.world import show_round_times as show_times
@@ -45,7 +46,7 @@ def explain(
     """
     summary = _summary(training, now, lent)
     told = (f"lent: {lent}",) if lent and lent not in summary and not training.is_terminal else ()
-    details = (*told, *_details(training, now, steady or now), *_last_events(training, events, now))
+    details = (*told, *_details(training, now, steady or now, summary), *_last_events(training, events, now))
     return Explanation(summary, details)
 
 
@@ -88,23 +89,27 @@ def _summary(training: Training, now: datetime, lent: str) -> str:
     if _is_bad(admitted := status.condition("Admitted")):
         return _sentence(f"{name} is {status.phase}", _message(admitted))
     if status.phase == "pending":
-        return _sentence(f"{name} is pending with {world.ready} of at least {world.min} workers", _blocker(training))
+        return _sentence(
+            f"{name} is pending with {plural.workers(world.min, f'{world.ready} of at least ')}", _blocker(training)
+        )
     if _is_bad(below := status.condition("BelowMinimum")):
-        return _sentence(f"{name} is below its minimum: {world.ready} of {world.min} workers train", _message(below))
+        return _sentence(
+            f"{name} is below its minimum: {plural.workers_train(world.min, f'{world.ready} of ')}", _message(below)
+        )
     if _is_bad(resizing := status.condition("Resizing")):
-        return _sentence(f"{name} is resizing to {world.target} workers", _message(resizing))
+        return _sentence(f"{name} is resizing to {plural.workers(world.target)}", _message(resizing))
     if training.generation > status.observed_generation:
         return f"{name} was changed; the control plane has not acted on that yet."
     if _is_bad(reached := status.condition("TargetReached")):
         why = lent if lent and reached is not None and reached.reason == LENT else _message(reached)
-        return _sentence(f"{name} trains with {world.ready} of {world.target} workers", why)
+        return _sentence(f"{name} trains with {plural.workers(world.target, f'{world.ready} of ')}", why)
     if _is_bad(stalled := status.condition("Stalled")):
         return _sentence(f"{name} is ready, but its steps have stalled", _message(stalled))
     if training.spec.elasticity == "fill" and (more := world.ready - world.target) > 0:
-        told = f"{world.ready} workers train, {more} more than asked for"
+        told = f"{plural.workers_train(world.ready)}, {more} more than asked for"
         return f"{name} is ready: {told}, until somebody needs their GPUs."
     took = show_round_times(status)
-    trains = f"{world.ready} of {world.target} workers train in round {status.round}"
+    trains = f"{plural.workers_train(world.target, f'{world.ready} of ')} in round {status.round}"
     return f"{name} is ready: {trains}" + (f"; {took}." if took else ".")
 
 
@@ -157,12 +162,12 @@ def _message(condition: Condition | None) -> str:
 # What supports it --------------------------------------------------------------------------------
 
 
-def _details(training: Training, now: datetime, steady: datetime) -> Iterator[str]:
+def _details(training: Training, now: datetime, steady: datetime, summary: str) -> Iterator[str]:
     status, spec = training.status, training.spec
     if training.is_terminal:
         yield from _exits(training)
     else:
-        yield from _conditions(training, now)
+        yield from _conditions(training, now, summary)
         yield from _deadlines(training, now, steady)
         if 0 < status.observed_generation < training.generation:
             yield f"generation {training.generation} was asked for; generation {status.observed_generation} is acted on"
@@ -175,16 +180,21 @@ def _details(training: Training, now: datetime, steady: datetime) -> Iterator[st
         resize = status.last_resize
         ago = f", {show_age(now - resize.at)} ago" if resize.at else ""
         reason = f": {resize.reason}" if resize.reason else ""
-        yield f"last resize: {resize.from_target} → {resize.to_target} workers{ago}{reason}"
+        yield f"last resize: {plural.workers(resize.to_target, f'{resize.from_target} → ')}{ago}{reason}"
 
 
-def _conditions(training: Training, now: datetime) -> Iterator[str]:
+def _conditions(training: Training, now: datetime, summary: str) -> Iterator[str]:
+    """Yield a line for each bad condition. A message that was shown already is not repeated."""
+    shown = [summary]
     for kind in _CONDITIONS:
         condition = training.status.condition(kind)
         if condition is None or not _is_bad(condition):
             continue
         since = f" for {show_age(now - condition.last_transition_time)}" if condition.last_transition_time else ""
-        yield f"{kind} is {condition.status}{since}: {_message(condition) or 'no reason was given'}"
+        message = _message(condition) or "no reason was given"
+        text = " ".join(message.split())
+        yield f"{kind} is {condition.status}{since}" + ("" if any(text in one for one in shown) else f": {message}")
+        shown.append(text)
 
 
 def _state(training: Training) -> Iterator[str]:
@@ -208,7 +218,7 @@ def _deadlines(training: Training, now: datetime, steady: datetime) -> Iterator[
     admitted = not _is_bad(training.status.condition("Admitted"))  # one that queues does not fail for it
     if admitted and below is not None and _is_bad(below) and below.last_transition_time:
         left = below.last_transition_time + timedelta(seconds=training.spec.below_minimum_timeout_seconds) - now
-        yield f"it fails in {show_age(left)} unless {training.status.world_size.min} workers train by then"
+        yield f"it fails in {show_age(left)} unless {plural.workers_train(training.status.world_size.min)} by then"
     if (deadline := moments.deadline(training)) is not None:
         yield f"its deadline is in {show_age(deadline - steady)}"
 

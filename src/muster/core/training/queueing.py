@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from muster.types import plural
 from muster.types.training import QUEUE, Training
 
 
@@ -79,7 +80,7 @@ def verdict(training: Training, workload: Workload | None, workers_alive: int) -
         if not suspended:
             return None
         target, spares = shares(training, workload, workload.admitted)
-        fewer = f", for {workload.admitted} workers" if workload.admitted < _asked(workload) else ""
+        fewer = f", for {plural.workers(workload.admitted)}" if workload.admitted < _asked(workload) else ""
         return Admit(target, spares, f"its queue has admitted it{fewer}")
     if not suspended:
         why = workload.evicted or "its queue has not admitted it"

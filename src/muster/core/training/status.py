@@ -20,7 +20,7 @@ from muster.core.training.explain import show_round_times
 from muster.core.training.pacing import ANY_NUMBER, StartAllowance
 from muster.core.world import heals, run, sizes
 from muster.core.world.safe_state import Kept
-from muster.types import world
+from muster.types import plural, world
 from muster.types.bench import Bench
 from muster.types.codec import Problem
 from muster.types.event import STATE_LOST, TARGET_REACHED, Event
@@ -230,7 +230,7 @@ def _conditions(
     why = f"taken back to {back.size}: {back.why}" if back is not None else why
     aim = max(size.target, size_of(training.spec, seen))
     took = show_round_times(status)
-    trains = f"{ready} of {aim} workers train" + (f"; {took}" if took else "")
+    trains = plural.workers_train(aim, f"{ready} of ") + (f"; {took}" if took else "")
     told = trains if reached else f"{ready} of {aim} ready: {invalid or why}"
     name = "Reached" if reached else INVALID if invalid else WAITING if _waits_long(seen, why, now) else "NotYet"
     lent = _lent(training.spec, seen) and not reached and not invalid
@@ -238,7 +238,11 @@ def _conditions(
     name = TAKEN_BACK if back is not None and not invalid else name
     status = turn(status, "TargetReached", reached, name, told, shown, generation)
     name = "Enough" if not below else "WorkersMissing" if status.phase == "ready" else "Forming"
-    told = _why(seen, size.min, invalid) if below else f"at least {size.min} workers are there"
+    told = (
+        _why(seen, size.min, invalid)
+        if below
+        else f"at least {plural.workers(size.min)} {'is' if size.min == 1 else 'are'} there"
+    )
     status = turn(status, "BelowMinimum", below, name, told, shown, generation)
     moving = status.phase == "ready" and not reached and not below and not invalid and back is None and not lent
     told = f"towards {aim}: {why}" if moving else why if back is not None or lent else "no resize is going on"
@@ -376,7 +380,13 @@ def news(training: Training, seen: Observed, status: Status) -> tuple[Event, ...
         found.append(Event("Resizing", f"target {resize.from_target} → {resize.to_target}: {resize.reason}"))
     found += _turned(training, status)
     if status.phase == "ready" and old.phase != "ready":
-        found.append(Event("Ready", f"{status.world_size.ready} workers run ranks", round=status.round))
+        found.append(
+            Event(
+                "Ready",
+                f"{plural.workers(status.world_size.ready)} run{'s' * (status.world_size.ready == 1)} ranks",
+                round=status.round,
+            )
+        )
     if (loss := state_loss.found(old, seen.last_round)) is not None:
         found.append(Event(STATE_LOST, loss.text, "Warning", round=status.round, data=loss.data))
     return (*found, *_invalid(training, status), *_waiting(training, seen, status))

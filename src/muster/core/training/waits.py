@@ -28,6 +28,7 @@ from muster.errors import (
     UDTerminalState,
     WaitTimeout,
 )
+from muster.types import plural
 from muster.types.event import TARGET_REACHED, Event
 from muster.types.training import TAKEN_BACK, Training, WorldStatus
 
@@ -144,7 +145,7 @@ def superseded(training: Training, receipt: Receipt | None, timeout: float | Non
     if receipt is None or receipt.over or target == receipt.target or training.generation < receipt.generation:
         return None
     return ScaleSuperseded(
-        f"training {training.key}: this handle asked for {receipt.target} workers, "
+        f"training {training.key}: this handle asked for {plural.workers(receipt.target)}, "
         f"but another writer has since set the target to {target}",
         requested=receipt.target,
         target=target,
@@ -164,7 +165,7 @@ def taken_back(wait: Wait, training: Training) -> ResizeTakenBack | None:
     if resizing.observed_generation < max(training.generation, asked):
         return None
     return ResizeTakenBack(
-        f"training {training.key} could not train with {target} workers: {resizing.message}",
+        f"training {training.key} could not train with {plural.workers(target)}: {resizing.message}",
         requested=target,
         target=training.status.world_size.ready,
         ready=training.status.world_size.ready,
@@ -257,7 +258,7 @@ def _below_minimum(training: Training) -> str | None:
     world, least = training.status.world_size, training.spec.world_size.min
     if world.ready >= least and not world.below_minimum:
         return None
-    return f"{world.ready} of at least {least} workers are ready"
+    return f"{plural.workers(least, f'{world.ready} of at least ')} {'is' if least == 1 else 'are'} ready"
 
 
 def _below_target(training: Training) -> str | None:
@@ -272,7 +273,9 @@ def _below_target(training: Training) -> str | None:
 
 
 def _counted(training: Training) -> str:
-    return f"{training.status.world_size.ready} of {training.spec.world_size.target} workers are ready"
+    target = training.spec.world_size.target
+    counted = plural.workers(target, f"{training.status.world_size.ready} of ")
+    return f"{counted} {'is' if target == 1 else 'are'} ready"
 
 
 def _required(wait: Wait, training: Training) -> int:

@@ -24,6 +24,7 @@ from muster.core.world.run import (
     next_expiry,
     told,
 )
+from muster.types import plural
 from muster.types.records import replace
 from muster.types.world import (
     Gate,
@@ -69,7 +70,7 @@ def _below_min(run: Run, here: int, now: float) -> Decision:
     since = now if run.below_min_since is None else run.below_min_since
     until = since + run.settings.below_min_timeout_s
     whole = f" in whole segments of {run.settings.segment}" if run.settings.segment else ""
-    reason = f"{here} of at least {need} workers{whole}: {need - here} missing"
+    reason = f"{here} of at least {plural.workers(need)}{whole}: {need - here} missing"
     if run.departed:
         reason += f"; left: {listed(run.departed)}"
     if lent := lending.here(run):
@@ -106,7 +107,7 @@ def _last_call(run: Run, planned: seating.Seating, now: float) -> Decision | Non
     until = since + (sizes.back_s(settings) if back else settings.last_call_s)
     if full or now >= until:
         return None
-    reason = f"{planned.size} workers are here; last call for {missing} more"
+    reason = f"{plural.workers(planned.size)} {'is' if planned.size == 1 else 'are'} here; last call for {missing} more"
     return Decision(Stay(), reason, min(until, next_expiry(run)))
 
 
@@ -194,7 +195,7 @@ def _story(
     """Why the round forms, whether it costs a restart, who is blamed, who is parked for it."""
     last = run.round
     if last is None:
-        return f"round {run.next_round}: {planned.size} workers", False, None, ()
+        return f"round {run.next_round}: {plural.workers(planned.size)}", False, None, ()
     assert last.recall is not None
     verdict = judge(run, now)
     seat = last.worker_of(verdict.first.rank) if verdict.first else None
@@ -207,7 +208,7 @@ def _story(
         for rank, member in enumerate(planned.order)
         if rank < last.world_size and last.seat_of(member.member_id) is None
     ]
-    reason = f"round {run.next_round}: {planned.size} workers, after {last.recall.reason}"
+    reason = f"round {run.next_round}: {plural.workers(planned.size)}, after {last.recall.reason}"
     reason += again(run, last, verdict.first)
     if last.recall.forgiven and run.taken_back is not None:
         reason += f"; taken back to {run.taken_back.size}: {run.taken_back.why}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from muster.types import plural
 from muster.types.world import Gate, GateState, Member, MemberId, Pair, Reach, Seat
 
 MOST_NAMED = 16  # pairs that a gate names
@@ -44,7 +45,7 @@ def judge(
         # A slower answer alone is no news.
         if before is not None and replace(before, slowest_s=gate.slowest_s) == gate:
             gate = before
-        return GateVerdict(gate, f"all {len(people)} workers reach each other")
+        return GateVerdict(gate, f"all {plural.workers(len(people))} reach each other")
     since = now if before is None or before.state is GateState.READY else before.since
     until = since + timeout_s
     if now < until:

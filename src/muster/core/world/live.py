@@ -31,6 +31,7 @@ from muster.core.world.run import (
     next_expiry,
     told,
 )
+from muster.types import plural
 from muster.types.records import replace
 from muster.types.world import Cause, OutcomeState, Recall, Round, RunOutcome, Seat
 
@@ -143,7 +144,9 @@ def _mesh_healed(run: Run, current: Round) -> Decision | None:
     better = gates.healed(run.gate, current.seats, run.reach) if run.gate is not None else None
     if better is None:
         return None
-    return Decision(Heal(better), f"all {current.world_size} workers of round {current.number} reach each other now")
+    return Decision(
+        Heal(better), f"all {plural.workers(current.world_size)} of round {current.number} reach each other now"
+    )
 
 
 def _planned(run: Run, current: Round, now: float) -> Decision | None:
@@ -216,12 +219,15 @@ def _goes_on(run: Run, current: Round) -> Decision:
     if run.coming is not None:
         return Decision(TurnGate(None), "no larger world waits for its mesh any more")
     done = f", {len(current.finished)} done" if current.finished else ""
-    short = f" of {run.target} wanted" if current.world_size < run.target else ""
-    begins = _begins(run, current)
-    reason = f"round {current.number}: {current.world_size}{short} workers {begins or f'train{done}'}"
+    short = current.world_size < run.target
+    counted = f"{current.world_size} of {run.target} wanted workers" if short else plural.workers(current.world_size)
+    doing = _doing(run, current) if current.up_at is None else ""
+    verb, after = ("train", done) if current.up_at is not None else ("start", doing)
+    ending = "s" if current.world_size == 1 and not short else ""
+    reason = f"round {current.number}: {counted} {verb}{ending}{after}"
     if run.healing is not None:
-        parts = [f"healing: {heals.progress_of(run.healing, current)}", begins]
-        parts.append(f"{current.world_size}{short} workers" if short else "")
+        parts = [f"healing: {heals.progress_of(run.healing, current)}", f"start{doing}" if doing else ""]
+        parts.append(counted if short else "")
         reason = "; ".join(part for part in parts if part) + done
     elif sizes.on_trial(run):
         reason += "; no rank has made a step at this size yet"
@@ -237,16 +243,14 @@ def _goes_on(run: Run, current: Round) -> Decision:
     return Decision(Stay(), reason, min(next_expiry(run), look_at))
 
 
-def _begins(run: Run, current: Round) -> str:
-    """What ranks that do not run yet wait for, where it is known; empty once all do."""
-    if current.up_at is not None:
-        return ""
+def _doing(run: Run, current: Round) -> str:
+    """Return what ranks that do not run yet wait for, or nothing where no worker has reported it."""
     found: dict[str, list[str]] = {}
     for seat in current.seats:
         member = run.members.get(seat.member_id)
         if member is not None and member.doing and seat.member_id not in current.up:
             found.setdefault(member.doing, []).append(member.name)
-    return f"start, {told([f'{doing} on {listed(names)}' for doing, names in found.items()], ', ')}" if found else ""
+    return f", {told([f'{doing} on {listed(names)}' for doing, names in found.items()], ', ')}" if found else ""
 
 
 def _call_back(cause: Cause, reason: str, now: float, grace_s: float) -> Decision:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from muster.core.world import last_words
 from muster.core.world.run import Run, advanced
+from muster.types import plural
 from muster.types.records import replace
 from muster.types.world import RankEnd, Role, Round, Settings, TakenBack
 
@@ -61,7 +62,7 @@ def taken_back(run: Run, closed: Round, first: RankEnd | None) -> TakenBack | No
         return None
     assert closed.recall is not None
     cause = closed.recall.reason if first is None else last_words.report(first)
-    why = f"{closed.world_size} workers failed without progress: {cause}"
+    why = f"{plural.workers(closed.world_size)} failed without progress: {cause}"
     return TakenBack(run.target, proven, why)
 
 

@@ -39,21 +39,21 @@ export function World({ training }) {
   const { worldSize: world, spares } = training.status;
   const asked = training.spec.worldSize;
   const [target, min, max] = [asked.target, asked.min, asked.max];
-  const words = `${world.ready} of ${target} workers ready, ${min} to ${max} allowed` +
+  if (isOver(training)) return html`<span class="world" title="no worker is expected any more"><span class="numbers">–</span></span>`;
+  const words = `${world.ready} of ${target} worker${target === 1 ? "" : "s"} ready, ${min} to ${max} allowed` +
     (spares.target || spares.ready ? `, ${spares.ready} of ${spares.target} spares ready` : "");
-  const over = isOver(training);
   const cells = Array.from({ length: Math.max(max, world.ready) }, (_, at) =>
-    `${at < world.ready ? "full" : at < target && !over ? "wanted" : ""} ${at === min - 1 && min < max ? "min" : ""}`);
+    `${at < world.ready ? "full" : at < target ? "wanted" : ""} ${at === min - 1 && min < max ? "min" : ""}`);
   const share = (number) => `${(100 * number) / Math.max(max, world.ready)}%`;
   return html`<span class="world" role="img" aria-label=${words} title=${words}>
     <span class="numbers">${count(world.ready)}<i>/${count(target)}</i></span>
     ${cells.length <= MOST_CELLS
       ? html`<span class="cells">${cells.map((kind) => html`<b class=${kind} />`)}</span>`
       : html`<span class="bar">
-          <b class=${over ? "" : "wanted"} style=${{ width: share(target) }} /><b class="full" style=${{ width: share(world.ready) }} />
+          <b class="wanted" style=${{ width: share(target) }} /><b class="full" style=${{ width: share(world.ready) }} />
           <b class="min" style=${{ left: share(min) }} />
         </span>`}
-    ${spares.target > 0 && !over && html`<span class="spares">
+    ${spares.target > 0 && html`<span class="spares">
       ${Array.from({ length: Math.min(spares.target, MOST_SPARES) }, (_, at) =>
         html`<b class=${at < spares.ready ? "" : "missing"} />`)}
       ${spares.target > MOST_SPARES && html`<i>+${spares.target - MOST_SPARES}</i>`}

@@ -73,7 +73,7 @@ function One({ name }) {
         <${Card} title="Shares"><${Shares} pool=${pool} pipelines=${history.pipelines} /><//>
         <${Card} title="Queue"><ul class="entries">
           ${pool.waiting.slice(0, MOST_WAITING).map((one) => html`<li key=${`${one.pipeline}-${one.cluster}-${one.training}`}><b>${nameOf(one)}</b> ${
-            one.pipeline ? one.cluster : `${one.workers} of ${one.wanted} workers`} <i>${
+            one.pipeline ? one.cluster : `${one.workers} of ${one.wanted} worker${one.wanted === 1 ? "" : "s"}`} <i>${
             one.pipeline ? one.priority.toLowerCase().replaceAll("_", " ") : WAITS[one.state] ?? ""}</i><br />${one.reason}</li>`)}
           ${pool.waitingCount > MOST_WAITING && html`<li class="quiet">And ${count(pool.waitingCount - MOST_WAITING)} more.</li>`}
           ${pool.waitingCount === 0 && html`<li class="quiet">Nobody waits.</li>`}</ul><//>

@@ -13,7 +13,7 @@ const PERIODS = [["", "All time"], ["1", "Last 24 hours"], ["7", "Last 7 days"],
 const MOST_ROWS = 200;
 
 export function UsagePage() {
-  useLive();
+  const { trainings: live, loaded } = useLive();
   const [days, setDays] = useState("");
   const [found, set] = useState(null);
   useRepeated(async (signal) => {
@@ -32,7 +32,7 @@ export function UsagePage() {
           <p>Every worker counts from its start to its exit. Start some, and ask for GPUs:</p>
           <pre>muster run train.py --workers 2 --gpus 1</pre><//>`
       : html`<${Sums} title="By namespace" items=${found.spaces} name=${(one) => one.namespace || "of no namespace"} />
-          <${Sums} title="By training" items=${found.trainings} name=${linked} />`}`;
+          <${Sums} title="By training" items=${found.trainings} name=${linkedIn(loaded ? live : null)} />`}`;
 }
 
 const COLUMNS = { // what each sorts by
@@ -48,8 +48,11 @@ function sorted(items, order) {
   return [...items].sort((one, other) => (order.down ? -1 : 1) * compare(key(one), key(other)) || other.workerSeconds - one.workerSeconds);
 }
 
-const linked = (one) => one.pipeline ? html`${one.pipeline}<i>pipeline${one.training && ` of ${one.namespace}/${one.training}`}</i>`
-  : html`<a href=${addressOf({ namespace: one.namespace, name: one.training })}>${one.training}</a><i>${one.namespace}</i>`;
+/** A training links to its page if the control plane still has it; another training of the same name is not it. */
+const linkedIn = (live) => (one) => one.pipeline ? html`${one.pipeline}<i>pipeline${one.training && ` of ${one.namespace}/${one.training}`}</i>`
+  : live && one.uid && ![...live.values()].some(({ metadata }) => metadata.uid === one.uid)
+    ? html`${one.training}<i>${one.namespace}, deleted</i>`
+    : html`<a href=${addressOf({ namespace: one.namespace, name: one.training })}>${one.training}</a><i>${one.namespace}</i>`;
 
 function Sums({ title, items, name }) {
   const [order, sort] = useOrder(`usage-${title}`, MOST_FIRST);

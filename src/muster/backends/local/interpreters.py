@@ -1,0 +1,60 @@
+"""The interpreter that a training asks for, checked before a worker starts with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import lru_cache
+
+from muster import __version__
+
+_PATIENCE_S = 60.0
+_VERSIONS = "import sys, muster; print(*sys.version_info[:2], muster.__version__)"
+
+
+def program(asked: str | None) -> list[str]:
+    """Return the command of `muster-node` under the interpreter, or under our own. Raise ValueError if it cannot be."""
+    if asked is None or os.path.abspath(asked) == os.path.abspath(sys.executable):
+        beside = os.path.join(os.path.dirname(sys.executable), "muster-node")
+        return [beside] if os.access(beside, os.X_OK) else [sys.executable, "-m", "muster.node.cli"]
+    return [asked, "-m", "muster.node.cli"]
+
+
+def check(asked: str | None) -> None:
+    """Raise ValueError, which names both interpreters, unless workers can run under the one that was asked for."""
+    if asked is None or os.path.abspath(asked) == os.path.abspath(sys.executable):
+        return
+    try:
+        state = os.stat(asked)
+    except OSError as error:
+        raise _refused(asked, error.strerror or "it cannot be read") from None
+    if not os.path.isfile(asked) or not os.access(asked, os.X_OK):
+        raise _refused(asked, "it is not a program")
+    if state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o002:
+        raise _refused(asked, "another user can change it")
+    if why := _problem(asked, state.st_mtime_ns):
+        raise _refused(asked, why)
+
+
+@lru_cache(maxsize=64)
+def _problem(asked: str, changed: int) -> str:
+    """Return what is wrong with an interpreter, or nothing. `changed` makes a replaced file a new question."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MUSTER_"))}
+    command = [asked, "-c", _VERSIONS]
+    try:
+        answer = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=_PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not answer: {error}"
+    words = answer.stdout.split()
+    if answer.returncode or len(words) != 3:
+        last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
+        return f"muster cannot be imported there: {last}"
+    if words[2] != __version__:
+        return f"it has muster {words[2]}, the control plane has {__version__}"
+    return ""
+
+
+def _refused(asked: str, why: str) -> ValueError:
+    hint = "install muster there, or submit with --interpreter none to use the control plane's"
+    return ValueError(f"interpreter {asked}: {why}; the control plane runs {sys.executable}. {hint}")
