@@ -68,9 +68,7 @@ def _probe(listen: str | None, name: str | None) -> int:
         if not isinstance(where, tuple):
             raise ValueError(f"{listen} is a network: give HOST:PORT")
         if not secret and not lines.is_loopback(where[0]):
-            raise ValueError(
-                f"{where[0]} is open to other machines: export {lines.TOKEN}, the same value on each node"
-            )
+            raise ValueError(f"{where[0]} is open to other machines: export {lines.TOKEN}, the same value on each node")
     except ValueError as why:
         print(f"mesh-probe: {why}", file=sys.stderr)
         return 2
