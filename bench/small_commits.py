@@ -53,8 +53,8 @@ def figures(given: argparse.Namespace) -> Iterator[Figure]:
     cost = report.compared(f"{job}; cost of a commit", costs, {}, "ms", Goal(p50=COST_MS))
     yield Figure(**{**vars(cost), "note": note})
     yield report.compared(f"{job}; a commit returns after, by the clock", waits, {}, "ms", Goal())
-    kept = statistics.mean(rank["kept"] for rank in ranks) * 100
-    yield Figure(f"{job}; steps that are copied", kept, "%", "100 %", kept >= 100, samples=len(waits))
+    copied_share = statistics.mean(rank["kept"] for rank in ranks) * 100
+    yield Figure(f"{job}; steps that are copied", copied_share, "%", "100 %", copied_share >= 100, samples=len(waits))
 
 
 def train(folder: Path, steps: int, step_s: float) -> None:

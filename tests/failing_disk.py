@@ -1,4 +1,4 @@
-"""A disk that fails in real processes: a small C library stands in front of the system calls of a preloaded process."""
+"""A disk that fails in real processes: a preloaded C library replaces some of their system calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FailingDisk:
         return {"LD_PRELOAD": str(self.library), "FAILING_DISK": str(self.control)}
 
     def fail(self, call: str, error: str, part_of_path: str) -> None:
-        """Let `open`, `opendir`, `readdir`, `read`, `write` or `fsync` fail for each path with that part in it."""
+        """Let `open`, `opendir`, `readdir`, `read`, `write` or `fsync` fail for paths that contain `part_of_path`."""
         draft = self.control.with_suffix(".new")
         draft.write_text(f"{call} {getattr(errno, error)} {part_of_path}")
         draft.replace(self.control)

@@ -38,7 +38,7 @@ def a_pod(**known: Any) -> Json:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """The volume, after the init container's own command."""
+    """Return the volume after the init container's command has run."""
     folder = tmp_path / "volume"
     folder.mkdir()
     (init,) = a_pod()["spec"]["initContainers"]
@@ -49,13 +49,13 @@ def copied(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """The programs of an image: a bare Python without any package, and a shell."""
+    """Return a folder with the programs of an image: a Python without packages, and a shell."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "image")], check=True)
     return tmp_path / "image" / "bin"
 
 
 def start(image: Path, copied: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the worker's command as the Pod has it, with other words behind its launcher."""
+    """Run the worker's command from the Pod, with other arguments for its launcher."""
     (worker,) = a_pod()["spec"]["containers"]
     shell, flag, script, name, *_ = [word.replace("$$", "$") for word in worker["command"]]
     env = {"PATH": str(image), "HOME": str(copied.parent), agent_copy.VARIABLE: str(copied)}

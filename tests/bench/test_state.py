@@ -116,7 +116,7 @@ def test_on_a_gpu_commits_are_compared_by_both_clocks() -> None:
 
 @pytest.mark.pages
 def test_the_benchmark_for_gpus_runs_as_its_docstring_says(tmp_path: Path) -> None:
-    """In an environment that has torch, and muster only by the relative path that is typed."""
+    """The environment has torch, and finds muster only by the relative path in the command."""
     command = next(line.strip() for line in (state_gpu.__doc__ or "").splitlines() if "--device cpu" in line)
     words = command.partition("#")[0].split()
     variable, _, source = words[0].partition("=")

@@ -19,7 +19,7 @@ Target = tuple[str, int]
 
 
 class ServiceProxy:
-    """Has `host` from when it is made; each new connection goes to what the EndpointSlices of the Service name then.
+    """A proxy on `host` that sends each new connection to the address in the Service's current EndpointSlices.
 
     Ports are known by their names in the slices (`""` where there is none). Where nobody listens a connection is
     refused, as it is by a real one, which takes none itself; only the first that finds it so is reset.

@@ -135,7 +135,7 @@ POLICY: Json = {
 
 @pytest.fixture
 def restricted(cluster: Cluster, namespace: str) -> Iterator[Callable[[Json], Json]]:
-    """Creates a Pod, without keeping it, where only restricted ones are allowed."""
+    """Create a Pod as a dry run in a namespace that allows only restricted Pods."""
     if "v1beta1" not in cluster.serves("policy"):
         label = {"pod-security.kubernetes.io/enforce": "restricted"}
         cluster.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})

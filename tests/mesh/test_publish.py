@@ -38,7 +38,7 @@ _MUSTER = "import sys; from muster.cli.entry import main; sys.exit(main())"
 
 
 class Program:
-    """A real process, whose lines can be awaited."""
+    """A real process with output lines that a test can await."""
 
     def __init__(self, words: list[str], env: dict[str, str]) -> None:
         clean = {name: value for name, value in os.environ.items() if not VARIABLES.match(name)}
@@ -62,7 +62,7 @@ class Program:
             self._news.notify_all()
 
     def until(self, part: str) -> str:
-        """The first line that has it."""
+        """Wait for the first line with this text, and return it."""
         with self._news:
             self._news.wait_for(lambda: self._over or any(part in line for line in self.lines), PATIENCE_S)
             assert any(part in line for line in self.lines), self.lines
@@ -103,7 +103,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def probe(start: Start) -> Callable[..., int]:
-    """Starts an agent with the standard library only; the port that it listens on."""
+    """Start an agent that has only the standard library, and return its port."""
 
     def begin(name: str = "", port: int = 0, **env: str) -> int:
         port = port or free_port()
@@ -293,7 +293,7 @@ def test_a_command_s_verdict_follows_the_rules_of_the_gate() -> None:
         (["--node", "a", "--etcd", "http://h:1"], "--node a has no address"),
         (["--node", "a=127.0.0.0/8", "--etcd", "http://h:1"], "is a network"),
         (["--node", "a=127.0.0.1:x", "--etcd", "http://h:1"], "127.0.0.1:x"),
-        (["--node", "a/b=127.0.0.1", "--etcd", "http://h:1"], "has no name"),
+        (["--node", "a/b=127.0.0.1", "--etcd", "http://h:1"], "cannot be part of a key"),
         (["--node", "a=127.0.0.1", "--node", "a=127.0.0.2", "--etcd", "http://h:1"], "given twice"),
         (["--node", "a=10.8.0.1", "--etcd", "http://h:1"], "there is no MUSTER_MESH_TOKEN"),
         (["--node", "a", "--verdict", "no-such-program x", "--etcd", "http://h:1"], "names no program"),

@@ -36,7 +36,7 @@ def marks(fleet: Fleet) -> list[fenced_log.Mark]:
 
 
 def at_work(fleet: Fleet, number: int) -> dict[int, fenced_log.Mark]:
-    """Wait until both ranks of a round have left a mark; returns the last one of each."""
+    """Wait until both ranks of a round have left a mark. Return the last mark of each."""
 
     def look() -> dict[int, fenced_log.Mark] | None:
         last = {mark.rank: mark for mark in marks(fleet) if mark.round == number and mark.kind == "beat"}
@@ -87,7 +87,7 @@ def test_a_rank_ends_itself_when_agent_and_guard_are_stopped(fleet: Fleet, call:
 
 
 def test_ranks_go_on_while_the_coordinator_is_dead(fleet: Fleet) -> None:
-    """The lease is renewed by nobody then. Ranks whose agent and guard are stopped meanwhile end all the same."""
+    """Nothing renews the lease then. Ranks still end if their agent and guard are stopped during that time."""
     coordinator = fleet.coordinator()
     node = fleet.node("a", "--nnodes", "1", "--lease-s", "0.6", program=(PROGRAM, str(fleet.notes), "progress"))
     begun = eventually(lambda: marks(fleet), "it is at work")[0]
@@ -199,7 +199,7 @@ def test_a_lease_that_lasts_ends_nobody(lease: fencing.LeaseFile) -> None:
 def test_after_a_suspension_a_rank_waits_for_its_agent(
     lease: fencing.LeaseFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steady clock stood still, the world perhaps not: only a lease that was asked for afterwards counts."""
+    """The steady clock stood still during the suspension, so only a lease that was requested afterwards counts."""
     asked_at = time.monotonic()
     lease.publish(asked_at + SURE_S, asked_at)
     slept_s, boot = 3600.0, time.clock_gettime
@@ -212,7 +212,7 @@ def test_after_a_suspension_a_rank_waits_for_its_agent(
 
     rank = threading.Thread(target=call)
     rank.start()
-    lease.publish(asked_at + SURE_S, asked_at)  # the agent says once more what was granted before
+    lease.publish(asked_at + SURE_S, asked_at)  # the agent publishes the earlier lease again
     assert not over.wait(0.2)
     renewed_at = time.monotonic()
     lease.publish(renewed_at + SURE_S, renewed_at)
@@ -222,7 +222,7 @@ def test_after_a_suspension_a_rank_waits_for_its_agent(
 
 @pytest.mark.parametrize("kind", ["missing", "short", "other", "folder", "pipe", "empty name"])
 def test_what_is_not_the_agents_file_ends_nobody(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that is gone may have left its number to another process."""
+    """Another process may have the pid of an agent that has ended."""
     path = tmp_path / "file"
     match kind:
         case "short":
@@ -238,7 +238,7 @@ def test_what_is_not_the_agents_file_ends_nobody(kind: str, tmp_path: Path, monk
 
 
 def test_a_rank_cannot_change_the_lease(lease: fencing.LeaseFile) -> None:
-    """It may cut the file, too: an agent that writes its memory would die of that."""
+    """A rank cannot truncate the file, either: the agent would die at its next write to the memory."""
     lease.publish(time.monotonic() - 1.0, 0.0)
     with pytest.raises(OSError), open(lease.path, "r+b", buffering=0) as file:
         file.truncate(0)
@@ -278,5 +278,5 @@ def test_a_rank_ends_itself_after_its_guard_would_and_when_its_place_may_be_give
         guard = GuardState(settings.lease_s, now)
         guard.beat(beat.until, beat.lease_s, 0, now)
         assert guard.due_at < beat.fence
-        # The coordinator counts from when it has heard, which is not before it was sent.
+        # The coordinator counts from the arrival of the renewal, which is never earlier than its sending.
         assert beat.fence == pytest.approx(beat.until + settings.kill_margin_s)

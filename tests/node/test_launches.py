@@ -16,7 +16,7 @@ LATE = "the run ended before this worker joined"
 
 
 def nodes_of(fleet: Fleet, names: str, *options: str, program: tuple[str, ...] = (), **env: Any) -> list[Process]:
-    """The workers of one launch; each gets the program that ends at once, unless the test gives another."""
+    """Start the workers of a launch. Without `program` each runs a program that ends at once."""
     program = program or fleet.probe()
     return [fleet.node(name, *FAST, *options, program=program, **env) for name in names.split()]
 
@@ -26,12 +26,12 @@ def codes(nodes: list[Process]) -> list[int]:
 
 
 def trained(fleet: Fleet) -> int:
-    """How many ranks have started so far, in all launches."""
+    """Return the number of ranks that have started so far, in all launches."""
     return len(fleet.told("start"))
 
 
 def kept_groups(fleet: Fleet) -> list[list[object]]:
-    """The electors in the coordinator's state file; two groups while one follows another."""
+    """Return the electors in the coordinator's state file: two groups while a new group replaces the old one."""
     kept = json.loads((fleet.home / "coordinators" / f"127.0.0.1-{fleet.port}.json").read_text())
     groups: list[list[object]] = kept["runs"][fleet.run_id]["record"]["electorate"]["groups"]
     return groups
@@ -114,7 +114,7 @@ def test_a_coordinator_that_was_started_again_from_its_state_file_tells_launches
 
 
 def test_a_coordinator_whose_electors_are_all_gone_starts_the_next_launch(fleet: Fleet) -> None:
-    """Electors leave with the run; a coordinator that is started again must not wait for their voices."""
+    """Electors leave with the run, so a restarted coordinator must not wait for their votes."""
     first = fleet.coordinator()
     options = ("--nnodes", "2", "--lease-s", "2")
     nodes = nodes_of(fleet, "a b", *options, program=fleet.probe("wait"), **slurm(0))
@@ -132,7 +132,7 @@ def test_a_coordinator_whose_electors_are_all_gone_starts_the_next_launch(fleet:
 
 
 def test_a_launch_begins_after_a_successor_led_the_last_one_to_its_end(fleet: Fleet) -> None:
-    """The coordinator that was started again never led that run again, and its leader left with the run."""
+    """The restarted coordinator never led the run again, and the run's leader left with it."""
     first = fleet.coordinator()
     options = ("--nnodes", "2", "--lease-s", "2")
     nodes = nodes_of(fleet, "a b", *options, program=fleet.probe("wait"), **slurm(0))
@@ -154,7 +154,7 @@ def test_a_launch_begins_after_a_successor_led_the_last_one_to_its_end(fleet: Fl
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_job_that_is_requeued_in_the_middle_of_its_run_goes_on(fleet: Fleet, how: signal.Signals) -> None:
-    """Its run has not ended: the new processes take the places of the old ones."""
+    """The run has not ended, so the new processes take the places of the old ones."""
     fleet.coordinator()
     options = ("--nnodes", "2", "--lease-s", "2")
     old = nodes_of(fleet, "n1 n2", *options, program=fleet.probe("sleep"), **slurm(0))
@@ -167,7 +167,7 @@ def test_a_job_that_is_requeued_in_the_middle_of_its_run_goes_on(fleet: Fleet, h
 
 
 def test_a_launch_that_comes_while_the_last_one_ends_waits_and_trains(fleet: Fleet) -> None:
-    """A rank of the old launch takes its time to end; the new one has no rank before that is gone."""
+    """A rank of the old launch ends slowly. The new launch starts no rank before that rank is gone."""
     fleet.coordinator()
     old = nodes_of(fleet, "a b", "--nnodes", "2", "--stop-grace-s", "4", program=fleet.probe("stubborn", "sleep"))
     before = fleet.started(0, 2)

@@ -202,7 +202,7 @@ def test_a_previewed_step_is_put_together_from_equal_pieces_of_another_rank() ->
 
 
 def test_a_previewed_step_with_a_piece_that_is_nowhere_is_not_put_together() -> None:
-    """However equal the pieces of both ranks were at the step before."""
+    """It does not matter that both ranks had equal pieces at the step before."""
     kept = rank_0_at_step_2("a", "b")
     kept.put(a_manifest(0, 1, "a", "x"))
     kept.put(a_manifest(1, 1, "a", "x"), own=False)
@@ -220,7 +220,7 @@ H = "0" * 32
 
 
 def written(*hashes: str) -> tuple[bytes, int, int]:
-    """A rank's memory with a manifest behind its pieces, and where that is."""
+    """Return a rank's memory with a manifest behind its pieces, and the place of the manifest."""
     pieces = tuple(Piece(f"p{index}", "uint8", (100,), index * 256, 100, one) for index, one in enumerate(hashes))
     text = Manifest(1, 2, 0, 2, pieces, Piece("", "uint8", (8,), len(hashes) * 256, 8, H)).write()
     begin = (len(hashes) + 1) * 256
@@ -229,7 +229,7 @@ def written(*hashes: str) -> tuple[bytes, int, int]:
 
 def test_a_preview_is_read_with_the_bytes_of_the_pieces_that_it_names() -> None:
     preview = previews.read(*written(H, H), [1, 2])
-    assert preview.told == (1, 2) and len(preview.data) == 108
+    assert preview.included == (1, 2) and len(preview.data) == 108
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ print("formed", flush=True)
 
 
 def put_torch(folder: Path, version: str) -> str:
-    """A package that shadows torch; returns the PYTHONPATH with which it is found."""
+    """Write a package that shadows torch, and return the PYTHONPATH for it."""
     package = folder / "packages" / "torch"
     package.mkdir(parents=True)
     (package / "version.py").write_text(f"__version__ = '{version}'\n")
@@ -163,7 +163,7 @@ def a_listener(what: str) -> Iterator[int]:
 @pytest.mark.parametrize("what", ["resets", "swallows"])
 @pytest.mark.parametrize("first", ["torch", "check"])
 def test_a_rank_that_cannot_reach_its_store_fails(what: str, first: str, tmp_path: Path) -> None:
-    """Whether torch is imported before the check is installed, as in a warm parent, or by the rank."""
+    """Torch is imported before the check is installed, as in a warm parent, or after it, by the rank."""
     installed = {
         "torch": "import torch\nfrom muster.node import store_check\nstore_check.install()\n",
         "check": "from muster.node import torch_import\ntorch_import.watch()\n",

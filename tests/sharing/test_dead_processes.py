@@ -1,4 +1,4 @@
-"""A pipeline's process that is gone frees its GPUs by itself, and nothing that may still be in use is given away."""
+"""When a pipeline's process is gone, its GPUs are freed, but no GPU that may still be in use is given away."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def processes(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def hold(fleet: Fleet, room: Room, *words: str) -> Process:
-    """Start a process that holds all of actor_train, and returns once it does."""
+    """Start a process, and return once it holds all GPUs of actor_train."""
     process = fleet.start(sys.executable, HOLDER, room.url, *words, MUSTER_TOKEN=room.token)
     process.expect(r"holds")
     return process
@@ -83,7 +83,7 @@ def test_a_child_that_outlives_its_pipeline_keeps_the_gpus_and_the_reason_names_
     async def test(room: Room) -> None:
         doomed = await asyncio.to_thread(hold, processes, room, kind)
         child = await asyncio.to_thread(child_of, doomed)
-        if kind == "emptied":  # it carries no mark, so it has to have been seen while its parent lived
+        if kind == "emptied":  # it has no mark, so the pool must observe it while its parent lives
             watch = room.pool.tenants._watches["p1"]
             await room.until(lambda: child in [one.pid for one in watch.children])
         doomed.kill(signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_a_stopped_process_is_not_gone(tmp_path: Path, processes: Fleet) -> None
 
 @pytest.mark.parametrize("claim", ["1", "999999999", "{server}", "{server},{liar}", "{liar},999999999"])
 def test_a_false_claim_of_pids_proves_nothing(tmp_path: Path, processes: Fleet, claim: str) -> None:
-    """A process that names another one as itself, or one that does not exist, is known by its silence alone."""
+    """If a process registers a foreign or missing pid as its own, only its silence shows its end."""
 
     async def test(room: Room) -> None:
         given = claim.replace("{server}", str(os.getppid()))
@@ -242,7 +242,7 @@ def test_ranks_of_a_dead_speaker_keep_the_gpus_until_they_are_gone_too(tmp_path:
         first, second = (house.plane.start(*program, **env, RANK=str(rank)) for rank in range(2))
         first.expect("holds")
         second.expect("holds")
-        second.kill(signal.SIGSTOP)  # it would notice that the first rank is gone, and end
+        second.kill(signal.SIGSTOP)  # otherwise it detects that the first rank is gone, and ends
         first.kill(signal.SIGKILL)
         eventually(lambda: f"process {second.pid}" in house.snapshot().quarantined.get("p1", ""), "it is quarantined")
         assert house.snapshot().leases[0].pipeline == "p1"

@@ -392,7 +392,7 @@ async def _through_a_restart(plane: Plane) -> None:
         while {one["state"] for one in (await handle.view())["pipelines"]} != {"attached"}:
             pass  # both attach again by themselves
         await handle.notify_release_gpus("p1", TRAIN)
-        # Both rollouts are open: they share what was released.
+        # Both rollouts are open, so they share the released GPUs.
         got = await waiting
         assert len(got) == 1
         await _until(lambda: len(engine.calls) > calls)

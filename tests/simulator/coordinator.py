@@ -402,7 +402,7 @@ class SimulatedCoordinator:
             self.process.after(wake_at - self._clock.now, self._woken, self._wakes)
 
     def _open_next(self, protocol: RunProtocol) -> None:
-        """As `world.service` does it."""
+        """Open the next run in the same way as `world.service`."""
         if self._host is not None:
             protocol.send_away_held()
             return

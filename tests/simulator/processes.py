@@ -36,7 +36,7 @@ class WorkerConfig:
     relayed: bool = False  # something between it and the coordinator ends connections by itself
     takes_notice: bool = True  # its ranks can be told before a planned recall; those of 0.1 cannot
     asks: bool = False  # its ranks ask at every step whether to save
-    launch: str = "one launch"  # its identity; a worker that comes after the end is a late one of it
+    launch: str = "one launch"  # the identity of its launch, by which a worker that comes after the end is late
     save_s: float = 0.0  # how long one of them still saves when the round is called back
 
 

@@ -137,14 +137,14 @@ def test_both_ways_to_multiply_give_the_same_hash(length: int, monkeypatch: pyte
 
 
 def test_the_hash_is_the_same_forever() -> None:
-    """Files on disk carry it."""
+    """Files on disk contain the hash, so it must never change."""
     assert content_hash.of(torch.zeros(5, dtype=torch.uint8)) == KNOWN_SHORT
     assert content_hash.of(torch.arange(200_000, dtype=torch.int32).view(torch.uint8)) == KNOWN_LONG
     assert len(KNOWN_SHORT) == HASH_DIGITS
 
 
 def test_hashing_starts_no_threads() -> None:
-    """A rank may fork afterwards, and a thread pool does not survive that."""
+    """A rank may fork after a hash, and a thread pool does not survive a fork."""
     if (child := os.fork()) == 0:
         before = len(os.listdir("/proc/self/task"))
         content_hash.of(random_bytes(8 * DIRECT, 4))

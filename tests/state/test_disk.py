@@ -88,7 +88,7 @@ def test_anything_else_is_refused(small: Path, data: bytes) -> None:
 
 
 def forged(rest: bytes, pieces: list[Piece] | None = None) -> bytes:
-    """A file with all its hashes right."""
+    """Return the bytes of a file with correct hashes."""
     from muster.state import content_hash
 
     placed, last = layout.placed(pieces or [], len(rest))

@@ -1,4 +1,4 @@
-"""Steps in a durable folder that nothing can use: who sets them aside, who refuses to begin, who removes what."""
+"""Unusable steps in a durable folder: when they are set aside, when a start is refused, and what is removed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def flip_all(folder: Path) -> None:
 
 
 def lose_files(folder: Path) -> None:
-    """Every step lacks the file of one rank, as after a copy that was interrupted."""
+    """Remove the file of one rank from every step, as after an interrupted copy."""
     for where in folder.glob("step-*"):
         (where / disk.file_name(0, 1)).rename(where / disk.file_name(0, 2))
 

@@ -1,7 +1,7 @@
 """Launches that follow each other under one run id, on virtual time.
 
-The checker of the simulator demands that no rank of the last run is alive when the next one begins, and that nobody
-who was never a member ends with 0, unless it is a late worker of the same launch.
+The checker of the simulator demands that no rank of the last run is alive when the next one begins, and that a worker
+that was never a member exits with 0 only if it is a late worker of the same launch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALONE: dict[str, object] = {"min": 1, "max": 1}
 
 
 def ran(fleet: SimulatedFleet) -> set[str]:
-    """Watch on whose machines ranks start."""
+    """Record the machines on which ranks start."""
     machines: set[str] = set()
     before = fleet.rank_started
 
@@ -127,7 +127,7 @@ def test_an_outcome_of_the_last_run_does_not_end_a_run_that_was_opened_elsewhere
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_launches_follow_each_other(seed: int) -> None:
-    """Whatever the end, the faults and the order of arrival: a new launch trains, a late worker does not."""
+    """For each outcome, fault and order of arrival, a new launch trains and a late worker does not."""
     rng = Random(seed)
     fleet = SimulatedFleet(seed)
     shared = {"min": 2, "max": 2, "spares": 1, "max_restarts": 0, "stop_grace_s": 2.0}

@@ -71,16 +71,16 @@ def publish(
     if (etcd is None) == (listen is None):
         raise exits.Misused("muster mesh publish needs either --etcd or --listen", hint=_EXAMPLE)
     nodes = _nodes(node, probed=verdict is None)
-    told = Printer(output, list(nodes))
-    asyncio.run(_publish(_prefix(prefix), nodes, etcd, listen, timeout, _observer(nodes, verdict, every), told))
+    printer = Printer(output, list(nodes))
+    asyncio.run(_publish(_prefix(prefix), nodes, etcd, listen, timeout, _observer(nodes, verdict, every), printer))
 
 
-def _nodes(given: Sequence[str], *, probed: bool) -> dict[str, Path]:
+def _nodes(texts: Sequence[str], *, probed: bool) -> dict[str, Path]:
     from muster.mesh import lines
     from muster.types import address
 
     nodes: dict[str, Path] = {}
-    for text in given:
+    for text in texts:
         name, equals, where = text.partition("=")
         if not lines.is_name(name):
             raise exits.Misused(f"--node {text!r}: the name cannot be part of a key", hint="give NAME=ADDRESS")
@@ -146,17 +146,19 @@ async def _publish(
     listen: str | None,
     timeout: float,
     observer: Observer,
-    told: Printer,
+    printer: Printer,
 ) -> None:
     from muster.mesh.publishing import MeshPublisher
 
-    async with _keys(etcd, listen, told) as keys:
-        publisher = MeshPublisher(keys, prefix, list(nodes), observer, timeout_s=timeout, told=told, trouble=told.say)
+    async with _keys(etcd, listen, printer) as keys:
+        publisher = MeshPublisher(
+            keys, prefix, list(nodes), observer, timeout_s=timeout, on_finding=printer, trouble=printer.say
+        )
         await publisher.run(stay=listen is not None)
 
 
 @contextlib.asynccontextmanager
-async def _keys(etcd: str | None, listen: str | None, told: Printer) -> AsyncIterator[Keys]:
+async def _keys(etcd: str | None, listen: str | None, printer: Printer) -> AsyncIterator[Keys]:
     if etcd is not None:
         from muster.mesh.etcd import EtcdKeys
 
@@ -187,7 +189,7 @@ async def _keys(etcd: str | None, listen: str | None, told: Printer) -> AsyncIte
         raise Unavailable(
             f"--listen {listen}: {reason}", hint="choose another port, or end what listens there"
         ) from why
-    told.say(f"serving the keys on http://{where}")
+    printer.say(f"serving the keys on http://{where}")
     try:
         yield server.keys
     finally:
@@ -205,8 +207,8 @@ class Printer:
         state = str(finding.gate.state)
         reason = finding.reason.replace("ranks start", "programs start")
         if self._form is Lines.JSON:
-            at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            print(json.dumps({"at": at, "state": state, "nodes": self._nodes, "reason": reason}), flush=True)
+            moment = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            print(json.dumps({"at": moment, "state": state, "nodes": self._nodes, "reason": reason}), flush=True)
         else:
             print(f"{datetime.now():%H:%M:%S}  {state:<10}  {shown_line(reason)}", flush=True)
 

@@ -201,13 +201,13 @@ async def _begun_async(training: DistributedTraining, timeout: float) -> Distrib
 
 
 def of_command(
-    command: Sequence[str], given: Mapping[str, Any], options: SubmitOptions
+    command: Sequence[str], arguments: Mapping[str, Any], options: SubmitOptions
 ) -> tuple[dict[str, Any], SubmitOptions]:
     """Return the program of each rank and the other options. A leading torchrun is replaced by muster's launcher."""
     launch = launchers.read(
         command,
-        gpus=int(given.get("gpu_count", 1) or 0),
-        size=given["world_size"],
+        gpus=int(arguments.get("gpu_count", 1) or 0),
+        size=arguments["world_size"],
         names=sorted(options.get("env") or {}),
         refuse=_refuse_command,
     )

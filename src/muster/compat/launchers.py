@@ -101,13 +101,13 @@ def _split(words: list[str], refuse: Refuse) -> tuple[list[str], list[str] | Non
     if launcher in _SHELLS and any(_LAUNCH_WORD.search(f"{word} ") for word in words[1:]):
         refuse("has a launcher inside a shell. Give torchrun and its words as a list: muster starts its ranks itself")
     if _PYTHON.fullmatch(launcher):
-        at = 1
-        while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c", "-", "--"):
-            at += 2 if words[at] in _FLAGS_WITH_VALUES else 1
-        if words[at : at + 1] == ["-m"] and at + 1 < len(words):
-            if words[at + 1] == _TORCHRUN:
-                return words[:at], words[at + 2 :]
-            if words[at + 1] == "torch.distributed.launch":
+        index = 1
+        while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "-c", "-", "--"):
+            index += 2 if words[index] in _FLAGS_WITH_VALUES else 1
+        if words[index : index + 1] == ["-m"] and index + 1 < len(words):
+            if words[index + 1] == _TORCHRUN:
+                return words[:index], words[index + 2 :]
+            if words[index + 1] == "torch.distributed.launch":
                 refuse("begins with torch.distributed.launch. Give torchrun, or the program: muster starts its ranks")
     return [], None
 
@@ -146,8 +146,8 @@ def _parse(words: Sequence[str], refuse: Refuse) -> dict[str, Any]:
 
 def _dropped(parsed: dict[str, Any], size: WorldSize) -> list[str]:
     """Return the options that were given and have no effect here."""
-    kept = {*_REPLACED, *_USED, "module", "script", "args", "virtual-local-rank"}
-    names = [f"--{name}" for name, value in parsed.items() if value not in (None, False) and name not in kept]
+    handled = {*_REPLACED, *_USED, "module", "script", "args", "virtual-local-rank"}
+    names = [f"--{name}" for name, value in parsed.items() if value not in (None, False) and name not in handled]
     nodes = parsed["nnodes"]
     same = (f"{size.target}", f"{size.min}:{size.max}")
     if nodes is not None and nodes not in same and not _SHELL_VARIABLE.match(nodes):
@@ -169,17 +169,17 @@ def _program(parsed: dict[str, Any], interpreter: list[str], refuse: Refuse) -> 
     return "module" if parsed["module"] else "script", script
 
 
-def _ranks(told: str | None, gpus: int, refuse: Refuse) -> int:
+def _ranks(value: str | None, gpus: int, refuse: Refuse) -> int:
     """Return the number of ranks of each worker. torchrun's default is 1."""
-    if told is None:
+    if value is None:
         return 1
-    if told.isascii() and told.isdigit() and int(told) > 0:
-        return int(told)
-    if re.fullmatch(r"\$\{?BASILICA_GPUS_PER_POD\}?", told):
+    if value.isascii() and value.isdigit() and int(value) > 0:
+        return int(value)
+    if re.fullmatch(r"\$\{?BASILICA_GPUS_PER_POD\}?", value):
         return max(1, gpus)
-    if told in ("gpu", "auto") and gpus > 0:
+    if value in ("gpu", "auto") and gpus > 0:
         return gpus
-    refuse(f"has --nproc-per-node={told}, which depends on the machine. Give a number, or gpu with gpu_count")
+    refuse(f"has --nproc-per-node={value}, which depends on the machine. Give a number, or gpu with gpu_count")
 
 
 def _number(parsed: dict[str, Any], option: str, kind: Callable[[str], Any], refuse: Refuse) -> Any:

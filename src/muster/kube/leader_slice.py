@@ -46,19 +46,19 @@ async def publish(api: KubeApi, namespace: str, service: str, address: str, port
     """Lead the Service to this address, and to no other."""
     version = await served_version(api)
     slices = f"/apis/{GROUP}/{version}/namespaces/{namespace}/endpointslices"
-    found = await api.request("GET", f"/api/v1/namespaces/{namespace}/services/{service}")
+    owner = await api.request("GET", f"/api/v1/namespaces/{namespace}/services/{service}")
     for family in FAMILIES.values():
         path = f"{slices}/{slice_name(service, family)}"
-        known = await _get(api, path)
+        existing = await _get(api, path)
         if family == FAMILIES[ipaddress.ip_address(address).version]:
-            wanted = rendered(version, found, family, address, ports)
-            if known is None:
-                await api.request("POST", slices, body=wanted)
+            body = rendered(version, owner, family, address, ports)
+            if existing is None:
+                await api.request("POST", slices, body=body)
             else:
-                wanted["metadata"] = known["metadata"] | wanted["metadata"]
-                await api.request("PUT", path, body=known | wanted)
-        elif known is not None and known.get("endpoints"):
-            await api.request("PUT", path, body=known | {"endpoints": []})
+                body["metadata"] = existing["metadata"] | body["metadata"]
+                await api.request("PUT", path, body=existing | body)
+        elif existing is not None and existing.get("endpoints"):
+            await api.request("PUT", path, body=existing | {"endpoints": []})
 
 
 async def served_version(api: KubeApi) -> str:

@@ -68,13 +68,11 @@ def _probe(listen: str | None, name: str | None) -> int:
         if not isinstance(where, tuple):
             raise ValueError(f"{listen} is a network: give HOST:PORT")
         if not secret and not lines.is_loopback(where[0]):
-            raise ValueError(
-                f"{where[0]} is open to other machines: export the same {lines.TOKEN} here and on each node"
-            )
+            raise ValueError(f"{where[0]} is open to other machines: export {lines.TOKEN}, the same value on each node")
     except ValueError as why:
         print(f"mesh-probe: {why}", file=sys.stderr)
         return 2
-    chosen = name or next((os.environ[one] for one in NODES if os.environ.get(one)), "")
+    chosen = name or next((os.environ[variable] for variable in NODES if os.environ.get(variable)), "")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         asyncio.run(agent.serve(where[0], where[1] or lines.PORT, secret=secret, name=chosen))

@@ -50,15 +50,15 @@ class ProbeAgent:
         self._talks.cancel()
         await self._talks.finish()
 
-    def _admit(self, taken: socket.socket, _: str) -> None:
+    def _admit(self, connection: socket.socket, _: str) -> None:
         if len(self._talks) >= MOST_CONNECTIONS:
-            taken.close()
+            connection.close()
             return
-        self._talks.start(self._serve(taken))
+        self._talks.start(self._serve(connection))
 
-    async def _serve(self, taken: socket.socket) -> None:
-        taken.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=taken, limit=lines.MOST_LINE)
+    async def _serve(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=lines.MOST_LINE)
         try:
             line = await lines.read_line(reader, lines.LINE_S)
             hello = lines.as_object(line)

@@ -38,10 +38,10 @@ class BrokenTalk(Exception):
 
 def token() -> str:
     """Return the shared token, or an empty text if there is none. Raises ValueError if it is too short."""
-    found = os.environ.get(TOKEN, "")
-    if 0 < len(found) < SHORTEST_TOKEN:
-        raise ValueError(f"{TOKEN} has {len(found)} characters; a token of fewer than {SHORTEST_TOKEN} can be guessed")
-    return found
+    secret = os.environ.get(TOKEN, "")
+    if 0 < len(secret) < SHORTEST_TOKEN:
+        raise ValueError(f"{TOKEN} has {len(secret)} characters; a token of fewer than {SHORTEST_TOKEN} can be guessed")
+    return secret
 
 
 def is_loopback(host: str) -> bool:
@@ -115,21 +115,21 @@ def as_object(text: str | bytes) -> dict[str, Any]:
 
 async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> SignedLines:
     """Exchange nonces as the publisher, which sends the first line."""
-    mine = secrets.token_hex(16)
-    writer.write(json.dumps({"muster": "observe", "nonce": mine}).encode() + b"\n")
-    theirs = as_object(await read_line(reader, LINE_S)).get("nonce")
-    if not isinstance(theirs, str):
+    own_nonce = secrets.token_hex(16)
+    writer.write(json.dumps({"muster": "observe", "nonce": own_nonce}).encode() + b"\n")
+    peer_nonce = as_object(await read_line(reader, LINE_S)).get("nonce")
+    if not isinstance(peer_nonce, str):
         raise BrokenTalk("what answers there is not muster")
-    return SignedLines(reader, writer, secret, f"{mine} {theirs}", "publisher", "agent")
+    return SignedLines(reader, writer, secret, f"{own_nonce} {peer_nonce}", "publisher", "agent")
 
 
 async def answer(
     hello: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> SignedLines:
     """Answer a publisher's first line as the agent."""
-    theirs = hello.get("nonce")
-    if not isinstance(theirs, str):
+    peer_nonce = hello.get("nonce")
+    if not isinstance(peer_nonce, str):
         raise BrokenTalk("it sent no nonce")
-    mine = secrets.token_hex(16)
-    writer.write(json.dumps({"nonce": mine}).encode() + b"\n")
-    return SignedLines(reader, writer, secret, f"{theirs} {mine}", "agent", "publisher")
+    own_nonce = secrets.token_hex(16)
+    writer.write(json.dumps({"nonce": own_nonce}).encode() + b"\n")
+    return SignedLines(reader, writer, secret, f"{peer_nonce} {own_nonce}", "agent", "publisher")

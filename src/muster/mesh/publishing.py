@@ -81,16 +81,16 @@ class Agents:
     async def _follow(self, name: str) -> None:
         failures = 0
         while True:
-            heard = False
+            has_report = False
             try:
                 async for rows in self._reports(name):
-                    heard, failures = True, 0
+                    has_report, failures = True, 0
                     self._take(name, rows)
             except (BrokenTalk, OSError, TimeoutError) as why:
                 text = getattr(why, "strerror", None) or str(why) or "no answer"
                 self._set(name, self._shut(name, f"agent of {name}: {text}"))
             failures += 1
-            await asyncio.sleep(RETRY.after(1 if heard else failures))
+            await asyncio.sleep(RETRY.after(1 if has_report else failures))
 
     async def _reports(self, name: str) -> Any:
         host, port = self._nodes[name]
@@ -109,8 +109,8 @@ class Agents:
             writer.close()
 
     def _take(self, name: str, rows: object) -> None:
-        known = self._reach[MemberId(name)]
-        opened, shut = dict(known.open), dict(known.shut)
+        reach = self._reach[MemberId(name)]
+        opened, shut = dict(reach.open), dict(reach.shut)
         for row in rows if isinstance(rows, list) else ():
             match row:
                 case [str(peer), (int() | float()) as rtt, _] if peer in self._nodes:
@@ -157,9 +157,9 @@ class CommandVerdict:
 
     async def _ask(self, changed: Callable[[], None]) -> None:
         while not self._ready:
-            code, said = await run_bounded(self._command, {"MUSTER_MESH_NODES": " ".join(self._nodes)})
+            code, last_line = await run_bounded(self._command, {"MUSTER_MESH_NODES": " ".join(self._nodes)})
             self._ready = code == 0
-            self._why = said or f"exit code {code}"
+            self._why = last_line or f"exit code {code}"
             changed()
             if not self._ready:
                 await asyncio.sleep(self._every_s)
@@ -212,7 +212,7 @@ async def run_bounded(command: Sequence[str], more: Mapping[str, str]) -> tuple[
 # Keys --------------------------------------------------------------------------------------------
 
 
-def wanted_keys(prefix: str, nodes: Sequence[str], finding: Finding) -> dict[str, str]:
+def expected_keys(prefix: str, nodes: Sequence[str], finding: Finding) -> dict[str, str]:
     """Return the keys that must exist; under this prefix no other key of a verdict may exist."""
     if not finding.gate.is_open:
         return {}
@@ -220,19 +220,19 @@ def wanted_keys(prefix: str, nodes: Sequence[str], finding: Finding) -> dict[str
     return {f"{prefix}/{kind}/{node}": finding.reason[:MOST_VALUE] for node in nodes}
 
 
-async def make_true(keys: Keys, prefix: str, wanted: Mapping[str, str]) -> None:
+async def update_keys(keys: Keys, prefix: str, expected: Mapping[str, str]) -> None:
     """Write the keys that are missing, then remove the others. In this order a node always has a verdict."""
     there = {**await keys.list(f"{prefix}/{READY}"), **await keys.list(f"{prefix}/{DEGRADED}")}
-    for path, value in wanted.items():
+    for path, value in expected.items():
         if there.get(path) != value:
             await keys.put(path, value)
     for path in there:
-        if path not in wanted:
+        if path not in expected:
             await keys.delete(path)
 
 
 class MeshPublisher:
-    """Publishes what an observer finds. `told` gets each finding that differs from the one before it."""
+    """Publisher of an observer's findings. It calls `on_finding` for each finding with a new reason."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class MeshPublisher:
         observer: Observer,
         *,
         timeout_s: float,
-        told: Callable[[Finding], None],
+        on_finding: Callable[[Finding], None],
         trouble: Callable[[str], None],
     ) -> None:
         self._keys = keys
@@ -250,11 +250,11 @@ class MeshPublisher:
         self._nodes = list(nodes)
         self._observer = observer
         self._timeout_s = timeout_s
-        self._told = told
+        self._on_finding = on_finding
         self._trouble = trouble
         self._news = asyncio.Event()
         self._unwritten = asyncio.Event()
-        self._wanted: dict[str, str] = {}
+        self._expected: dict[str, str] = {}
         self._written: Mapping[str, str] | None = None
         self._complete = asyncio.Event()
 
@@ -266,10 +266,10 @@ class MeshPublisher:
         self._observer.start(self._news.set)
         try:
             finding = await self._judge(loop, writing)
-            while stay or self._written != self._wanted:
+            while stay or self._written != self._expected:
                 self._complete.clear()
-                done = loop.create_task(self._complete.wait())
-                await asyncio.wait({done, writing}, return_when=asyncio.FIRST_COMPLETED)
+                completed = loop.create_task(self._complete.wait())
+                await asyncio.wait({completed, writing}, return_when=asyncio.FIRST_COMPLETED)
                 if writing.done():
                     writing.result()
             return finding
@@ -286,9 +286,9 @@ class MeshPublisher:
             gate = before.gate if before is not None else None
             finding = self._observer.judge(gate, self._timeout_s, loop.time())
             if before is None or finding.reason != before.reason:
-                self._told(finding)
+                self._on_finding(finding)
             before = finding
-            self._want(wanted_keys(self._prefix, self._nodes, finding))
+            self._expect(expected_keys(self._prefix, self._nodes, finding))
             if finding.gate.state is GateState.READY:
                 return finding
             news = loop.create_task(self._news.wait())
@@ -300,18 +300,18 @@ class MeshPublisher:
             if writing.done():
                 writing.result()
 
-    def _want(self, wanted: dict[str, str]) -> None:
-        if wanted != self._wanted:
-            self._wanted = wanted
+    def _expect(self, expected: dict[str, str]) -> None:
+        if expected != self._expected:
+            self._expected = expected
             self._unwritten.set()
 
     async def _write(self) -> None:
         failures = 0
         while True:
             self._unwritten.clear()
-            wanted = self._wanted
+            expected = self._expected
             try:
-                await make_true(self._keys, self._prefix, wanted)
+                await update_keys(self._keys, self._prefix, expected)
             except Unavailable as why:
                 failures += 1
                 if failures == 1:
@@ -322,7 +322,7 @@ class MeshPublisher:
             if failures:
                 self._trouble(f"{self._prefix}: the keys could be written again")
             failures = 0
-            self._written = wanted
+            self._written = expected
             self._complete.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_S):

@@ -70,13 +70,13 @@ def _endpoint(source: str, text: str) -> tuple[str, int]:
 
     Of a URL only host and port are used. https is refused: muster reads the keys over plain HTTP.
     """
-    scheme, url, rest = text.partition("://")
+    scheme, url, remainder = text.partition("://")
     if url and scheme.lower() == "https":
         raise Unusable(f"{source}={text!r} asks for TLS, but the keys are read over plain HTTP: give http://HOST:PORT")
-    given = _authority(rest) if url and scheme.lower() == "http" else text.rstrip("/")
-    host, colon, port = given, "", ""
-    if not (given.endswith("]") or _is_ipv6(given)) and ":" in given:
-        host, colon, port = given.rpartition(":")
+    authority = _authority(remainder) if url and scheme.lower() == "http" else text.rstrip("/")
+    host, colon, port = authority, "", ""
+    if not (authority.endswith("]") or _is_ipv6(authority)) and ":" in authority:
+        host, colon, port = authority.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1] if _is_ipv6(host[1:-1]) else ""
     elif not (_is_ipv6(host) and not colon):
@@ -87,9 +87,9 @@ def _endpoint(source: str, text: str) -> tuple[str, int]:
     return host, number
 
 
-def _authority(rest: str) -> str:
+def _authority(remainder: str) -> str:
     """Return HOST:PORT from the part of a URL after its scheme: without user, path, query and fragment."""
-    return re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+    return re.split(r"[/?#]", remainder, maxsplit=1)[0].rpartition("@")[2]
 
 
 def _is_ipv6(text: str) -> bool:

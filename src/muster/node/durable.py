@@ -62,11 +62,11 @@ class Durable:
             self.newest = newest
             self._changed()
 
-    def _note(self, what: int | None, failure: str) -> bool:
+    def _note(self, rank: int | None, failure: str) -> bool:
         """Record a failure, or its end if `failure` is empty. Return True if that is a change."""
-        before = self._failures.pop(what, "")
+        before = self._failures.pop(rank, "")
         if failure:
-            self._failures[what] = failure
+            self._failures[rank] = failure
         return failure != before
 
     def sealed(self, copy: Copy, step_s: float) -> None:

@@ -56,8 +56,8 @@ class LeaseFile:
         slept = _slept_s()
         if abs(slept - self._slept[-1][1]) > _NOT_AGAIN_S:
             self._slept = [*self._slept[-8:], (time.monotonic(), slept)]
-        known = [for_s for since, for_s in self._slept if since <= renewed_at]
-        self._cells[_FENCE_AWAKE] = fence + (known or [self._slept[0][1]])[-1]
+        suspensions = [for_s for since, for_s in self._slept if since <= renewed_at]
+        self._cells[_FENCE_AWAKE] = fence + (suspensions or [self._slept[0][1]])[-1]
         self._cells[_FENCE] = fence
 
     def close(self) -> None:
@@ -89,11 +89,11 @@ def _is_valid(cells: memoryview[float]) -> bool:
 def _end_unless_renewed(cells: memoryview[float]) -> None:
     """After a suspension the lease is in doubt: wait until the agent has renewed it, or until it is over."""
     while not _is_valid(cells):
-        seen = cells[_FENCE], cells[_FENCE_AWAKE]
+        fences = cells[_FENCE], cells[_FENCE_AWAKE]
         now = time.monotonic()
         time.sleep(_LOOK_S)
-        if now >= seen[0] and seen == (cells[_FENCE], cells[_FENCE_AWAKE]):  # not read in the middle of a write
-            _end(now - seen[0])
+        if now >= fences[0] and fences == (cells[_FENCE], cells[_FENCE_AWAKE]):  # not read in the middle of a write
+            _end(now - fences[0])
 
 
 def _end(over_s: float) -> NoReturn:
@@ -119,8 +119,8 @@ def _map(path: str) -> memoryview[float] | None:
     except OSError:
         return None
     try:
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != _SIZE:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != _SIZE:
             return None
         cells = memoryview(mmap.mmap(opened, _SIZE, prot=mmap.PROT_READ)).cast("B")
     except (OSError, ValueError):

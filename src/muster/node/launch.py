@@ -9,13 +9,13 @@ from muster.types.frames import MAX_TEXT
 VARIABLE = "MUSTER_LAUNCH_ID"
 
 
-def identity(given: str | None, env: Mapping[str, str]) -> str:
+def identity(launch_id: str | None, env: Mapping[str, str]) -> str:
     """Return the identity that only the workers of one launch share, or "". ValueError if it is too long.
 
     A requeued Slurm job keeps its id and gets another restart count.
     """
-    if given and len(given) > MAX_TEXT:
-        raise ValueError(f"--launch-id has {len(given)} characters; at most {MAX_TEXT} are possible")
-    if given or not (job := env.get("SLURM_JOB_ID")):
-        return given or ""
+    if launch_id and len(launch_id) > MAX_TEXT:
+        raise ValueError(f"--launch-id has {len(launch_id)} characters; at most {MAX_TEXT} are possible")
+    if launch_id or not (job := env.get("SLURM_JOB_ID")):
+        return launch_id or ""
     return f"slurm {job} restart {env.get('SLURM_RESTART_COUNT') or 0}"[:MAX_TEXT]

@@ -33,38 +33,40 @@ class Preview:
     """A step of one rank: its manifest, and the bytes of some pieces, one after the other."""
 
     manifest: Manifest
-    told: tuple[int, ...]  # indices of the pieces whose bytes are included; the rest is behind the last piece
+    included: tuple[int, ...]  # indices of the pieces whose bytes are here; the rest is behind the last piece
     data: bytes
 
 
-def read(memory: Any, begin: int, length: int, told: Any) -> Preview:
+def read(memory: Any, begin: int, length: int, included: Any) -> Preview:
     """Read the preview that a rank has written into its memory."""
     if begin < 0 or length <= 0 or begin + length > len(memory):
         raise ValueError("the preview lies outside the rank's memory")
     manifest = layout.read(memory[begin : begin + length], begin)
-    pieces = _told_pieces(manifest, told)
+    pieces = _included_pieces(manifest, included)
     data = b"".join(memory[piece.offset : piece.offset + piece.length] for piece in pieces)
-    return Preview(manifest, tuple(told), data)
+    return Preview(manifest, tuple(included), data)
 
 
 async def receive(line: Bulk, message: dict[str, Any]) -> Preview:
     """Receive the preview that another worker sends."""
-    manifest, told = layout.read(json.dumps(message["preview"]).encode(), 1 << 61), message["told"]
-    data = bytearray(sum(piece.length for piece in _told_pieces(manifest, told)))
+    manifest, included = layout.read(json.dumps(message["preview"]).encode(), 1 << 61), message["told"]
+    data = bytearray(sum(piece.length for piece in _included_pieces(manifest, included)))
     if data:
         await line.take(memoryview(data))
-    return Preview(manifest, tuple(told), bytes(data))
+    return Preview(manifest, tuple(included), bytes(data))
 
 
-def _told_pieces(manifest: Manifest, told: Any) -> list[Piece]:
+def _included_pieces(manifest: Manifest, included: Any) -> list[Piece]:
     pieces = manifest.every
     if not all(piece.hash for piece in pieces):
         raise ValueError("the preview lacks the hash of a piece")
-    if not isinstance(told, list) or any(not isinstance(index, int) or isinstance(index, bool) for index in told):
+    if not isinstance(included, list) or any(
+        not isinstance(index, int) or isinstance(index, bool) for index in included
+    ):
         raise ValueError("the preview does not name its pieces by their indices")
-    if told != sorted(set(told)) or (told and not 0 <= told[0] <= told[-1] < len(pieces)):
+    if included != sorted(set(included)) or (included and not 0 <= included[0] <= included[-1] < len(pieces)):
         raise ValueError("the preview names pieces that the step does not have")
-    chosen = [pieces[index] for index in told]
+    chosen = [pieces[index] for index in included]
     if sum(piece.length for piece in chosen) > MOST_DATA:
         raise ValueError("the preview is too large")
     return chosen
@@ -114,7 +116,7 @@ class Teller:
             if self._line is None:
                 return
             try:
-                self._line.say(preview=json.loads(preview.manifest.write()), told=list(preview.told))
+                self._line.say(preview=json.loads(preview.manifest.write()), told=list(preview.included))
                 self._line.write(preview.data)
                 await self._line.hear()
             except OSError:
@@ -146,7 +148,7 @@ async def adopt(previews: Previews, shelf: Shelf, take: Callable[[int], Awaitabl
 def missing_spots(preview: Preview, shelf: Shelf) -> dict[int, Spot] | None:
     """Find the pieces without bytes in the preview, by their hashes. Return None if a piece is missing."""
     spots: dict[int, Spot] = {}
-    for index in set(range(len(preview.manifest.every))) - set(preview.told):
+    for index in set(range(len(preview.manifest.every))) - set(preview.included):
         if (spot := shelf.spot(preview.manifest.every[index])) is None:
             return None
         spots[index] = spot

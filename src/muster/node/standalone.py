@@ -204,7 +204,7 @@ def _new_token(host: str, port: int) -> KeptToken | str | None:
     try:
         if not port:
             return run_token.new()
-        known = run_token.find(files.home(), [(listening.reachable(host), port)])
-        return KeptToken(files.home(), host, port, known)
+        earlier_token = run_token.find(files.home(), [(listening.reachable(host), port)])
+        return KeptToken(files.home(), host, port, earlier_token)
     except OSError:
         return run_token.new()  # the coordinator will say that nobody can find it

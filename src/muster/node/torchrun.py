@@ -106,12 +106,12 @@ class MusterRendezvous(RendezvousHandler):
         member.wait(lambda: member.news(after), self._join_timeout_s, for_ever_once_joined=True)
         if (outcome := member.outcome) is not None:
             if outcome.state is OutcomeState.SUCCEEDED:
-                told = ended_late(outcome) if member.late else f"{outcome.state}: {outcome.message}"
-                print(f"muster[{self._identity.name}] {told}", file=sys.stderr, flush=True)
+                message = ended_late(outcome) if member.late else f"{outcome.state}: {outcome.message}"
+                print(f"muster[{self._identity.name}] {message}", file=sys.stderr, flush=True)
                 member.leave()
                 raise SystemExit(0)
-            told = f"the run {outcome.state}: {outcome.message}"
-            raise RendezvousClosedError(ended_late(outcome) if member.late else told)
+            message = f"the run {outcome.state}: {outcome.message}"
+            raise RendezvousClosedError(ended_late(outcome) if member.late else message)
         if member.ended is not None:
             if member.ended.code == 0:
                 # torch 2.13 turns RendezvousGracefulExitError into exit code 1, so this is how a spare leaves in peace.

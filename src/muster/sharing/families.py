@@ -27,7 +27,7 @@ MARK = "MUSTER_PIPELINE_PROCESS"  # in the environment of each program that a pi
 _MARK_FILE = "muster-pipeline-"  # in the name of a file that forks of the process have open
 _PROC = Path("/proc")
 _GPU_FILE = re.compile(r"/dev/nvidia(\d+)|/dev/kfd")
-# These programs have GPUs open and compute nothing.
+# Programs that have GPUs open and compute nothing.
 _MONITORS = frozenset({"nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter"})
 _DEAD = frozenset("ZX")
 _ASK_S = 5.0
@@ -85,8 +85,8 @@ def _proved(connection: socket.socket, pids: Sequence[int]) -> tuple[PipelinePro
     if not pids or len(pids) > MOST_PROCESSES or not (here := space()):
         return ()
     try:
-        ours, theirs = sockets.end(connection.getsockname()), sockets.end(connection.getpeername())
-        peer = sockets.find(theirs, ours)
+        own_end, peer_end = sockets.end(connection.getsockname()), sockets.end(connection.getpeername())
+        peer = sockets.find(peer_end, own_end)
     except OSError:
         return ()
     if peer is None or not peer.inode or not _holds(pids[0], f"socket:[{peer.inode}]"):
@@ -127,8 +127,8 @@ def descendants(families: Mapping[str, Iterable[PipelineProcess]]) -> dict[str, 
     """
     here, table = space(), _stats()
     trees = {}
-    for name, known in families.items():
-        roots = {process.pid for process in known if process.space == here and _is(table.get(process.pid), process)}
+    for name, processes in families.items():
+        roots = {process.pid for process in processes if process.space == here and _is(table.get(process.pid), process)}
         living = sorted(pid for pid in _below(table, roots) if not table[pid].is_dead)
         trees[name] = tuple(PipelineProcess(pid, table[pid].started, here) for pid in living)
     return trees
@@ -159,13 +159,13 @@ def survivors(family: Family, devices: Sequence[str], neighbours: Neighbours) ->
     for process in family.registered:
         _check_space(process)
     # The second look finds the child of a process that forks and exits during the first look.
-    left = dict.fromkeys(_running(family) or _running(family), "of its family still runs")
+    remaining = dict.fromkeys(_running(family) or _running(family), "of its family still runs")
     users = _users_of(devices)
     excused = {pid for neighbour in neighbours.families for pid in _running(neighbour)} if users else set()
     for pid, use in users.items():
-        if pid not in left and pid not in excused and _run_of(pid) not in neighbours.runs:
-            left[pid] = use
-    named = [f"process {pid} ({_command(pid)}) {what}" for pid, what in sorted(left.items())]
+        if pid not in remaining and pid not in excused and _run_of(pid) not in neighbours.runs:
+            remaining[pid] = use
+    named = [f"process {pid} ({_command(pid)}) {use}" for pid, use in sorted(remaining.items())]
     more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return "; ".join(named[:_MOST_NAMED]) + more
 
@@ -174,13 +174,13 @@ def _running(family: Family) -> set[int]:
     """Return the living processes of a family."""
     here, table = space(), _stats()
     living = {pid: stat for pid, stat in table.items() if not stat.is_dead and pid != os.getpid()}
-    seen = [process for process in (*family.registered, *family.others) if process.space == here]
-    known = {process.pid for process in seen if _is(living.get(process.pid), process)}
+    processes = [process for process in (*family.registered, *family.others) if process.space == here]
+    found_by_pid = {process.pid for process in processes if _is(living.get(process.pid), process)}
     # The kernel does not reuse the id of a session or group while a process is in it.
-    led = {process.pid for process in seen if process.pid not in table or _is(table[process.pid], process)}
+    led = {process.pid for process in processes if process.pid not in table or _is(table[process.pid], process)}
     members = {pid for pid, stat in living.items() if stat.session in led or stat.group in led}
     marked = {pid for pid in living if _is_marked(pid, family.mark)}
-    return _below(table, known | members | marked) & living.keys()
+    return _below(table, found_by_pid | members | marked) & living.keys()
 
 
 def _below(table: Mapping[int, _Stat], roots: Collection[int]) -> set[int]:
@@ -189,12 +189,12 @@ def _below(table: Mapping[int, _Stat], roots: Collection[int]) -> set[int]:
     for pid, stat in table.items():
         if pid != os.getpid():
             children.setdefault(stat.parent, []).append(pid)
-    below, rest = set[int](), list(roots)
-    while rest:
-        pid = rest.pop()
+    below, pending = set[int](), list(roots)
+    while pending:
+        pid = pending.pop()
         if pid not in below:
             below.add(pid)
-            rest += children.get(pid, ())
+            pending += children.get(pid, ())
     return below
 
 

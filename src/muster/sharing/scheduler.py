@@ -69,7 +69,7 @@ class Scheduler:
         metered: Callable[[], float] | None = None,
         logs_grants: bool = True,
     ) -> None:
-        """With `logs_grants` log grants and long waits here: the callers are in this process."""
+        """Log grants and long waits if `logs_grants`: set it if the callers are in this process."""
         empty = Shares(pool, min_turn_s=min_turn_s, reserve_after_s=reserve_after_s)
         kept = FileJournal(journal) if isinstance(journal, Path | str) else journal
         limits = execution.HookLimits(hook_timeout_s, vacated_poll_s)
@@ -268,13 +268,13 @@ class Scheduler:
         return await self._grant(asked, wish, timeout, gone)
 
     async def _grant(
-        self, asked: demand.Asked, wish: demand.Wish, timeout: float | None, gone: asyncio.Future[None] | None = None
+        self, request: demand.Asked, wish: demand.Wish, timeout: float | None, gone: asyncio.Future[None] | None = None
     ) -> list[Gpu]:
         """Return the granted GPUs. Log the grant and a long wait if the caller is in this process."""
         if not self._logs_grants:
-            return await self._requests.granted(asked, wish, timeout, gone)
+            return await self._requests.granted(request, wish, timeout, gone)
         async with pool_log.logged_wait(self.snapshot, wish.pipeline, wish.cluster):
-            gpus = await self._requests.granted(asked, wish, timeout, gone)
+            gpus = await self._requests.granted(request, wish, timeout, gone)
         pool_log.log_grant(wish.pipeline, wish.cluster, gpus)
         return gpus
 

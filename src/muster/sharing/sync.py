@@ -179,11 +179,11 @@ class SharedPool:
             return
         scheduler = self._scheduler
         families.mark_this_process(crew.led("mark", lambda: scheduler.process))
-        own = {"space": families.space(), "pid": os.getpid()}
-        crew.post(f"process/{crew.rank}", own)
+        place = {"space": families.space(), "pid": os.getpid()}
+        crew.post(f"process/{crew.rank}", place)
         if crew.leads:
             others = [crew.read(f"process/{rank}", of=rank, within_s=crew.meeting_s) for rank in range(1, crew.size)]
-            are_here = all(other["space"] == own["space"] for other in others)
+            are_here = all(other["space"] == place["space"] for other in others)
             scheduler.name_ranks([os.getpid(), *(other["pid"] for other in others)] if are_here else [])
 
     def _spoken_for(self, crew: Crew) -> Spokesman:

@@ -489,34 +489,34 @@ class Tenants:
         others = tuple(self._family(name, other) for name, other in pipelines.items() if other is not there)
         neighbours = families.Neighbours(others, runs)
         try:
-            left = await asyncio.to_thread(families.survivors, family, self._devices_of(there), neighbours)
+            remaining = await asyncio.to_thread(families.survivors, family, self._devices_of(there), neighbours)
         except (families.Unknowable, OSError) as error:
-            left = f"whether its family is gone cannot be seen: {error}"
+            remaining = f"whether its family is gone cannot be seen: {error}"
         after = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
         if after is None or after.tenant.processes != watch.processes:
             return  # another process has registered the pipeline since
         ended = f"its process {watch.processes[0].pid} has ended"
-        if left:
+        if remaining:
             advice = f"end it, or run muster share kill {pipeline} --force"
-            await self._scheduler.renew_quarantine(pipeline, f"{ended}, but {left}: {advice}")
+            await self._scheduler.renew_quarantine(pipeline, f"{ended}, but {remaining}: {advice}")
         else:
             await self.unregister(pipeline, f"{ended}, and nothing of it is left on its GPUs")
 
     def _watched(self, pipeline: str, there: Pipeline | None) -> Watch | None:
         """Return the watch on the first process of a pipeline; None if that process cannot be watched."""
         watch = self._watches.get(pipeline)
-        wanted = () if there is None else there.tenant.processes
-        if watch is not None and watch.processes == wanted:
+        processes = () if there is None else there.tenant.processes
+        if watch is not None and watch.processes == processes:
             return watch
         if watch is not None:
             _end_watch(self._watches.pop(pipeline))
-        if there is None or not wanted:
+        if there is None or not processes:
             return None
         try:
-            pidfd = families.open_pidfd(wanted[0])
+            pidfd = families.open_pidfd(processes[0])
         except (families.Unknowable, OSError):
             return None  # only silence can show its end
-        watch = self._watches[pipeline] = Watch(wanted, there.tenant.children, pidfd, is_over=pidfd is None)
+        watch = self._watches[pipeline] = Watch(processes, there.tenant.children, pidfd, is_over=pidfd is None)
         if pidfd is not None:
             asyncio.get_running_loop().add_reader(pidfd, self._note_end, watch)
         return watch
@@ -529,8 +529,8 @@ class Tenants:
     async def _look_at_children(self) -> None:
         living = {name: watch for name, watch in self._watches.items() if not watch.is_over}
         if living:
-            known = {name: (*watch.processes, *watch.children) for name, watch in living.items()}
-            for name, processes in (await asyncio.to_thread(families.descendants, known)).items():
+            by_pipeline = {name: (*watch.processes, *watch.children) for name, watch in living.items()}
+            for name, processes in (await asyncio.to_thread(families.descendants, by_pipeline)).items():
                 living[name].children = processes
 
     def _family(self, name: str, there: Pipeline) -> families.Family:

@@ -1,4 +1,4 @@
-"""State in a durable folder: ranks read it with and without an agent, and write it themselves without an agent.
+"""State in a durable folder. Ranks read it with or without an agent; without an agent they also write it.
 
 Without an agent nothing is copied unless it is time to write it to disk.
 
@@ -141,8 +141,8 @@ def check_same_step(step: int, ranks: int, folder: Path, tell: Callable[[str], N
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     try:
-        at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = PrefixStore("muster-state", TCPStore(*at, ranks, False, timeout=STORE_S, wait_for_workers=False))
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = PrefixStore("muster-state", TCPStore(*address, ranks, False, timeout=STORE_S, wait_for_workers=False))
         first = int(store.compare_set("step", "", str(step)))
     except (LookupError, ValueError, RuntimeError) as error:
         tell(f"whether all ranks read the same step in {folder} is not known: {error}")
@@ -350,7 +350,7 @@ class Keeping:
     def begin(self, step: int) -> None:
         pass
 
-    def preview(self, slot: object, manifest: Manifest, told: Sequence[int]) -> None:
+    def preview(self, slot: object, manifest: Manifest, included: Sequence[int]) -> None:
         pass
 
     def wait_for_preview(self, step: int, timeout_s: float) -> None:

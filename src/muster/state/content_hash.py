@@ -82,9 +82,9 @@ def _products(data: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Multiply each row by the table, and return the bytes of the products. The last row is filled up with zeros."""
     rows = -(-data.numel() // ROW)
     body_rows = rows - _TAIL_ROWS
-    body, rest = data[: body_rows * ROW], data[body_rows * ROW :]
+    body, remainder = data[: body_rows * ROW], data[body_rows * ROW :]
     tail = torch.zeros(_TAIL_ROWS * ROW, dtype=torch.uint8, device=data.device)
-    tail[: rest.numel()] = rest
+    tail[: remainder.numel()] = remainder
     products = torch.empty(rows, NUMBERS, dtype=torch.int32, device=data.device)
     multiply = multiplication(data.device.type)
     rows_at_once = _CPU_ROWS if data.device.type == "cpu" else _GPU_ROWS

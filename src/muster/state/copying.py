@@ -63,8 +63,8 @@ class Keeping(Protocol):
     def begin(self, step: int) -> None:
         """Note that a copy of this step begins."""
 
-    def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
-        """Send the hashes of a step to another worker before it is sealed, with the bytes of the pieces in `told`."""
+    def preview(self, slot: Slot, manifest: Manifest, included: Sequence[int]) -> None:
+        """Send another worker the hashes of a step before it is sealed, with the bytes of the pieces in `included`."""
 
     def wait_for_preview(self, step: int, timeout_s: float) -> None:
         """Wait until another worker has received the preview of a step."""
@@ -122,10 +122,10 @@ class Copier:
         assert slot is not None
         later = bool(self._hooks)
         now = [index for index in range(len(tensors)) if not (later and steady[index])]
-        left = self._stream.save_now(tensors, now, lambda index: view(slot.memory, manifest.pieces[index]))
+        remaining = self._stream.save_now(tensors, now, lambda index: view(slot.memory, manifest.pieces[index]))
         slot.memory[manifest.rest.offset :][: len(rest)] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
         self._stream.mark()
-        job = Job(manifest, left, now, slot)
+        job = Job(manifest, remaining, now, slot)
         self._slots.begin(manifest.step)
         self._now = job
         self._idle.clear()
@@ -202,8 +202,8 @@ class Copier:
         hashes = _hashes_in_slot(job, [*copied_first, len(pieces) - 1])
         hashes |= {index: content_hash.of(_as_bytes(job.tensors[index])) for index in in_place}
         if len(hashes) == len(pieces) <= MOST_PREVIEWED:
-            told = told_pieces(job.manifest, job.copied_before)
-            self._slots.preview(job.slot, _with_hashes(job, hashes), told)
+            included = small_pieces(job.manifest, job.copied_before)
+            self._slots.preview(job.slot, _with_hashes(job, hashes), included)
         job.preview_sent.set()
         self._copy(job, in_place)
         job.fence = gpu.fence
@@ -214,9 +214,9 @@ class Copier:
 
     def _copy(self, job: Job, indices: Sequence[int]) -> None:
         pairs = [(view(job.slot.memory, job.manifest.pieces[index]), job.tensors[index]) for index in indices]
-        left = [(into, tensor) for into, tensor in pairs if into.data_ptr() != tensor.data_ptr()]
-        if left:
-            torch._foreach_copy_([into for into, _ in left], [tensor for _, tensor in left])
+        outdated = [(into, tensor) for into, tensor in pairs if into.data_ptr() != tensor.data_ptr()]
+        if outdated:
+            torch._foreach_copy_([into for into, _ in outdated], [tensor for _, tensor in outdated])
 
 
 def _hashes_in_slot(job: Job, indices: Iterable[int]) -> dict[int, str]:
@@ -230,17 +230,17 @@ def _with_hashes(job: Job, hashes: Mapping[int, str]) -> Manifest:
     return job.manifest.with_hashes([hashes[index] for index in range(len(hashes))])
 
 
-def told_pieces(manifest: Manifest, candidates: Iterable[int]) -> list[int]:
+def small_pieces(manifest: Manifest, candidates: Iterable[int]) -> list[int]:
     """Choose the pieces whose bytes are sent with a preview: the rest, and small ones that others may not have."""
-    left = MOST_TOLD - manifest.rest.length
-    if left < 0:
+    room = MOST_TOLD - manifest.rest.length
+    if room < 0:
         return []
-    told = [len(manifest.pieces)]
+    chosen = [len(manifest.pieces)]
     for index in sorted(candidates, key=lambda index: manifest.pieces[index].length):
-        if (left := left - manifest.pieces[index].length) < 0:
+        if (room := room - manifest.pieces[index].length) < 0:
             break
-        told.append(index)
-    return sorted(told)
+        chosen.append(index)
+    return sorted(chosen)
 
 
 def _is_hashed_in_place(tensor: torch.Tensor) -> bool:

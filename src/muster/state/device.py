@@ -143,9 +143,9 @@ class Upload:
         """Wait for all pieces. Return name, expected hash and length of the first one that is damaged, or None."""
         self._forget()
         condensed = [(content_hash.condense(flat), flat.numel()) for flat, _, _ in self._came]
-        for (data, length), (_, expected, what) in zip(condensed, self._came, strict=True):
+        for (data, length), (_, expected, name) in zip(condensed, self._came, strict=True):
             if content_hash.digest(data, length) != expected:
-                return what, expected, length
+                return name, expected, length
         return None
 
 

@@ -383,8 +383,8 @@ def drop_old(folder: Path, mine: str = "", keep: int = KEEP) -> None:
     last = complete[keep - 1][0] if len(complete) >= keep else -1
     newest = next((where for _, attempt, where in complete if attempt == mine), None)
     old = [where for step, _, where in complete if step < last and where != newest]
-    for begun in unfinished.values():
-        old += [where for index, (step, _, where) in enumerate(begun) if step < last or index >= keep]
+    for folders in unfinished.values():
+        old += [where for index, (step, _, where) in enumerate(folders) if step < last or index >= keep]
     failure: OSError | None = None
     for where in (*old, *empty):
         try:

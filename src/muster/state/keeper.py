@@ -260,14 +260,14 @@ class AgentKeeping:
         """Report to the agent that a copy begins: the agent ends no rank in the middle of a copy."""
         self._words.send(do="begin", step=step)
 
-    def preview(self, slot: Slot, manifest: Manifest, told: Sequence[int]) -> None:
-        """Have the agent send the hashes of a step to the worker's buddy, with the bytes of the pieces in `told`."""
+    def preview(self, slot: Slot, manifest: Manifest, included: Sequence[int]) -> None:
+        """Have the agent send the worker's buddy the hashes of a step, with the bytes of the pieces in `included`."""
         assert isinstance(slot, AgentSlot)
         text, begin = manifest.write(), layout.aligned(manifest.length)
         if begin + len(text) <= slot.memory.numel():
             slot.memory[begin : begin + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             where = {"slot": slot.number, "begin": begin, "length": len(text)}
-            self._words.send(do="preview", told=list(told), step=manifest.step, wait_s=self._pace.left_s, **where)
+            self._words.send(do="preview", told=list(included), step=manifest.step, wait_s=self._pace.left_s, **where)
 
     def wait_for_preview(self, step: int, timeout_s: float) -> None:
         """Wait until the buddy has the preview of this step. Skip late replies for earlier steps."""

@@ -149,17 +149,17 @@ class State:
             alone.check_same_step(step, self._ranks, folder, self._tell)
         return self._restored(step, f"disk, {folder}" if step else "")
 
-    def _read_folder(self, folder: Path, wanted: int | None) -> int:
+    def _read_folder(self, folder: Path, required: int | None) -> int:
         listing = disk.look(folder)
         unusable = dict(listing.unusable)
         for step, paths in listing.usable.items():
-            if wanted is not None and step != wanted:
+            if required is not None and step != required:
                 continue
             where = paths[0].parent
             try:
                 self._load(alone.Parts(paths), len(paths), careful=True)
             except Damaged as error:
-                self._set_aside(where, error, goes_on=wanted is None and self._ranks == 1)
+                self._set_aside(where, error, goes_on=required is None and self._ranks == 1)
                 unusable[where] = str(error)
                 continue
             except (ValueError, pickle.UnpicklingError, disk.OtherFormat) as error:
@@ -170,9 +170,9 @@ class State:
             if self._rank == 0:
                 self._tell_of_newer(step, unusable)
             return step
-        if wanted is not None:
+        if required is not None:
             raise FileNotFoundError(
-                errno.ENOENT, f"Step {wanted} is missing, or its files are not complete", str(folder)
+                errno.ENOENT, f"Step {required} is missing, or its files are not complete", str(folder)
             )
         alone.check_beginning(folder, unusable, self._start_over)
         if unusable:

@@ -170,10 +170,10 @@ class Joining:
         return self._waits_for_next and run is not None and launches.wait_for_ranks(run, now) is None
 
     def hand_over(self, to: Joining, now: float) -> None:
-        """Pass the hellos of waiting workers to the next run, and move their guards there."""
-        waiting, self.held = self.held, []
-        for one in waiting:
-            to.greet(one.peer, one.hello, now)
+        """Pass the hellos of held workers to the next run, and move their guards there."""
+        held, self.held = self.held, []
+        for waiting in held:
+            to.greet(waiting.peer, waiting.hello, now)
         for member_id, guard in list(self._at.guards.items()):
             if member_id not in self._greeted:
                 del self._at.guards[member_id]
@@ -182,35 +182,35 @@ class Joining:
                 to._at.guards[member_id] = guard
 
     def send_away_held(self) -> None:
-        """Refuse the waiting workers of a new launch: this process ends with its run and cannot lead the next one."""
-        waiting, self.held = self.held, []
-        for one in waiting:
-            one.peer.refuse("closing", "the run has ended here, and this coordinator ends with it; say hello again")
+        """Refuse the held workers of a new launch: this process ends with its run and cannot lead the next run."""
+        held, self.held = self.held, []
+        for waiting in held:
+            waiting.peer.refuse("closing", "the run has ended here, and this coordinator ends with it; say hello again")
 
     def belonging(self, hello: HelloFrame) -> Verdict:
         """Return the run (under this run id) to which the sender of a hello belongs."""
-        at, shown = self._at, hello.present
-        if at.run is None or at.directed or hello.member is None or hello.kind != "agent":
+        session, shown = self._at, hello.present
+        if session.run is None or session.directed or hello.member is None or hello.kind != "agent":
             return Verdict(Belonging.HERE, "")
-        return launches.judge(at.run, hello.member.launch, shown.incarnation, shown.outcome)
+        return launches.judge(session.run, hello.member.launch, shown.incarnation, shown.outcome)
 
     def _is_elsewhere(self, waiting: Waiting, now: float, *, held: bool) -> bool:
         """Send a worker of another run the outcome, or let it wait for the next run. Return False for all others."""
-        at, verdict = self._at, self.belonging(waiting.hello)
+        session, verdict = self._at, self.belonging(waiting.hello)
         if verdict.belonging is Belonging.HERE:
             return False
         if verdict.belonging is Belonging.NEXT:
-            wait = launches.wait_for_ranks(at.renewed_run(), now)
+            wait = launches.wait_for_ranks(session.renewed_run(), now)
             if wait is not None and not held:
-                at.send(waiting.peer, HoldFrame(reason=wait.reason))
+                session.send(waiting.peer, HoldFrame(reason=wait.reason))
             self._asked[waiting.member.member_id] = waiting.member.joined_at
             self.held.append(waiting)
             return True
-        at.visitors[id(waiting.peer)] = Visitor("agent", None, at.epoch)
+        session.visitors[id(waiting.peer)] = Visitor("agent", None, session.epoch)
         late = verdict.belonging is Belonging.LATE
-        at.outbox.append((waiting.peer, at.moment.outcome(verdict.outcome, late=late)))
-        at.send(waiting.peer, FarewellFrame())
-        at.tell(Kind.LATE, f"{waiting.member.name}: {verdict.reason}", now)
+        session.outbox.append((waiting.peer, session.moment.outcome(verdict.outcome, late=late)))
+        session.send(waiting.peer, FarewellFrame())
+        session.tell(Kind.LATE, f"{waiting.member.name}: {verdict.reason}", now)
         return True
 
     def _greet_agent(self, peer: Peer, hello: HelloFrame, member: Member, now: float, *, held: bool = False) -> None:
@@ -279,15 +279,16 @@ class Joining:
     def _welcome_to(self, settings: Settings) -> bytes:
         """The same for all who come between two rounds."""
         at = self._at
-        known = at.run.incarnations if at.run is not None else ()
-        said_in = at.epoch, at.moment.number, settings, at.electorate, known
+        incarnations = at.run.incarnations if at.run is not None else ()
+        said_in = at.epoch, at.moment.number, settings, at.electorate, incarnations
         if self._said is None or self._said[0] != said_in:
             self._said = said_in, at.moment.encode(self._welcome_frame(settings))
         return self._said[1]
 
     def _welcome_frame(self, settings: Settings) -> WelcomeFrame:
-        known = self._at.run.incarnations if self._at.run is not None else ()
-        return WelcomeFrame(settings=settings, electorate=self._at.electorate, incarnation=known[-1] if known else "")
+        incarnations = self._at.run.incarnations if self._at.run is not None else ()
+        newest = incarnations[-1] if incarnations else ""
+        return WelcomeFrame(settings=settings, electorate=self._at.electorate, incarnation=newest)
 
     # What they present
 

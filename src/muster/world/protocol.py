@@ -150,12 +150,12 @@ class RunProtocol:
 
     def next_run(self, electorate: Electorate, now: float) -> RunProtocol | None:
         """Return the next run under this run id, with the workers that wait for it; None if it refused them all."""
-        at = self.at
-        assert at.run is not None
-        following = RunProtocol(at.run_id, epoch=at.epoch + 1)
+        session = self.at
+        assert session.run is not None
+        following = RunProtocol(session.run_id, epoch=session.epoch + 1)
         following.at.electorate = electorate
-        following.at.earlier = launches.earlier_runs(at.run)
-        following.at.on_event, following.at.on_metrics = at.on_event, at.on_metrics
+        following.at.earlier = launches.earlier_runs(session.run)
+        following.at.on_event, following.at.on_metrics = session.on_event, session.on_metrics
         following.on_decision = self.on_decision
         self._joining.hand_over(following._joining, now)
         if following.run is None:

@@ -132,10 +132,10 @@ class Returning:
 
 def _ids(record: RunRecord, before: Run | None, fresh: str) -> dict[str, Any]:
     """Merge the ids of a record's run with those of the run that was here before."""
-    mine, launched = ((), ()) if before is None else (before.incarnations, before.launches)
-    known = launches.merged(mine, record.incarnations, launches.MOST_INCARNATIONS)
+    own_ids, own_launches = ((), ()) if before is None else (before.incarnations, before.launches)
+    ids = launches.merged(own_ids, record.incarnations, launches.MOST_INCARNATIONS)
     return {
-        "incarnations": known or (fresh,),
-        "launches": launches.merged(launched, record.launches, launches.MOST_LAUNCHES),
+        "incarnations": ids or (fresh,),
+        "launches": launches.merged(own_launches, record.launches, launches.MOST_LAUNCHES),
         "earlier": (record.earlier or (before.earlier if before is not None else ()))[-launches.MOST_EARLIER :],
     }

@@ -296,8 +296,8 @@ class Coordinator:
         self._passes.forget(run_id)
         self._read.forget(run_id)
         self._protocols[run_id] = following
-        theirs = {id(peer) for peer in following.peers}
-        for channel in [channel for channel in self._protocol_of if id(channel) in theirs]:
+        following_peers = {id(peer) for peer in following.peers}
+        for channel in [channel for channel in self._protocol_of if id(channel) in following_peers]:
             self._protocol_of[channel] = following
         self.touch(following)
 

@@ -120,7 +120,7 @@ def lost(member: MemberState, now: float) -> list[Order]:
 
 
 def ends_at(member: MemberState) -> tuple[float, Exit]:
-    """When the member gives up, on its own timers alone."""
+    """Return when and how the member gives up, driven only by its own timers."""
     now = member.wake_at
     while member.ended is None:
         assert now < 10_000.0, "it never gives up"
@@ -149,7 +149,7 @@ def test_a_worker_with_a_rank_searches_for_an_hour() -> None:
 
 
 def test_so_does_one_whose_ranks_silence_has_ended() -> None:
-    """The round may go on from what it keeps in memory."""
+    """The round may go on from the state in its memory."""
     member = a_member()
     welcomed(member, 0.1)
     member.heard(a_release(), 0.2)

@@ -1,4 +1,4 @@
-"""Which run a worker belongs to, as a table, and when the next run may begin."""
+"""The run to which a worker belongs, as a table, and the time at which the next run may begin."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def an_ended_run(**known: object) -> Run:
         (False, "", "", None, Belonging.HERE, None),
         (False, "tuesday", "", None, Belonging.HERE, None),
         (False, "monday", "now", None, Belonging.HERE, None),
-        (False, "monday", "now", DONE, Belonging.HERE, None),  # it was told before its coordinator died
+        (False, "monday", "now", DONE, Belonging.HERE, None),  # the member got the outcome before its coordinator died
         (False, "", "elsewhere", None, Belonging.HERE, None),  # this coordinator had lost its record
         (False, "", "elsewhere", DONE, Belonging.EARLIER, DONE),
         (False, "", "old", None, Belonging.EARLIER, BROKEN),

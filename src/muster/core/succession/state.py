@@ -98,10 +98,9 @@ class Succession:
     def is_left_over(self, now: float) -> bool:
         """Return True if the run has ended and no leader has sent anything for two leases: its electors have left."""
         record = self.ballot.record
-        heard = max(self._began + self._lease_s, self.ballot.until)
-        return (
-            record is not None and record.outcome is not None and not self.leadership and now >= heard + self._lease_s
-        )
+        silent_since = max(self._began + self._lease_s, self.ballot.until)
+        is_silent = not self.leadership and now >= silent_since + self._lease_s
+        return record is not None and record.outcome is not None and is_silent
 
     def missing(self, now: float) -> str:
         """Why it may not."""

@@ -67,12 +67,12 @@ def wait_for_ranks(run: Run, now: float) -> Wait | None:
     """Return why ranks of a run that has ended may still be there; None when the next run may begin."""
     if not run.farewell_said:
         slow = unacknowledged(run)
-        who = f"{listed(slow)} still stopping ranks" if slow else "its members are about to leave"
-        return Wait(f"the last run has just ended; {who}", next_expiry(run))
+        cause = f"{listed(slow)} still stopping ranks" if slow else "its members are about to leave"
+        return Wait(f"the last run has just ended; {cause}", next_expiry(run))
     until = run.not_before
     if run.round is not None:
-        done = {*run.round.gone, *run.round.finished}
-        until = max([until, *(at for member_id, at in run.round.fences.items() if member_id not in done)])
+        finished = {*run.round.gone, *run.round.finished}
+        until = max([until, *(fence for member_id, fence in run.round.fences.items() if member_id not in finished)])
     if now < until:
         return Wait("the last run has just ended; ranks of lost workers may still run", until)
     return None
@@ -87,8 +87,8 @@ def earlier_runs(run: Run) -> tuple[EndedRun, ...]:
 
 def merged(first: tuple[str, ...], second: tuple[str, ...], limit: int) -> tuple[str, ...]:
     """Return the newest ids of both, without duplicates. A member can put anything into a record: drop long ids."""
-    known = dict.fromkeys((*(name for name in first if name not in second), *second))
-    return tuple(name for name in known if 0 < len(name) <= LONGEST_ID)[-limit:]
+    ids = dict.fromkeys((*(name for name in first if name not in second), *second))
+    return tuple(name for name in ids if 0 < len(name) <= LONGEST_ID)[-limit:]
 
 
 def with_launch(run: Run, launch: str) -> Run:

@@ -253,15 +253,15 @@ async def _tenant(call: Call) -> Tenant:
 
 async def _processes(call: Call) -> tuple[tuple[PipelineProcess, ...], tuple[PipelineProcess, ...]]:
     """Return the caller's processes and their children; nothing if the caller is not provably the first process."""
-    given = call.header(PIDS)
-    if given is None:
+    pids = call.header(PIDS)
+    if pids is None:
         return (), ()
-    if not re.fullmatch(_PIDS, given):
+    if not re.fullmatch(_PIDS, pids):
         raise refused([Problem(PIDS, f"must be 1 to {MOST_PROCESSES} numbers of processes")], "the request")
     connection = call.request.scope["muster.guest"].connection
     if connection is None:
         return (), ()
-    return await asyncio.to_thread(families.prove, connection, [int(pid) for pid in given.split(",")])
+    return await asyncio.to_thread(families.prove, connection, [int(pid) for pid in pids.split(",")])
 
 
 def _must_be_his(call: Call, training: str) -> None:
