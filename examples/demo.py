@@ -6,6 +6,7 @@ the training's own journal. A home of its own is used and removed, so nothing of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,6 @@ import muster
 from muster import DistributedTraining, WorldSize
 
 PATIENCE_S = 120.0
-TRAIN = str(Path(__file__).with_name("train.py"))
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
 def demo(folder: str) -> int:
     say("submit a training of two workers and a spare")
     training = muster.distributed(
-        script=TRAIN,
+        script=str(Path(__file__).with_name("train.py")),
         args=[f"{folder}/checkpoint.pt", "--steps", "400"],
         name="demo",
         world_size=WorldSize(min=2, target=2, max=3),
@@ -53,15 +53,13 @@ def demo(folder: str) -> int:
     os.kill(pid, signal.SIGKILL)
     until_step(training, 60, after_round=0)
     heir = next(rank.worker for rank in training.ranks if rank.rank == 1)
-    say(f"healed: {heal_of(training)}")
-    say(f"{heir} has rank 1 now; no restart was spent: restarts = {training.training.status.restarts}")
+    say(f"healed: {heal_of(training)}; restarts = {training.training.status.restarts}")
 
     say("scale 2 → 3")
     told = training.scale(target=3)
     say(f"scale answers at once: ready {told.ready}, target {told.target}")
     training.wait_until_target_world(timeout=PATIENCE_S)
-    reached = next(one for one in training.conditions if one.type == "TargetReached")
-    say(reached.message)
+    say(next(condition.message for condition in training.conditions if condition.type == "TargetReached"))
 
     training.result(timeout=PATIENCE_S)
     printer.join(PATIENCE_S)
@@ -90,22 +88,18 @@ def until_step(training: DistributedTraining, step: int, after_round: int = -1) 
 def heal_of(training: DistributedTraining) -> str:
     """Wait until the heal is reported; it says when ranks ran and when the next step was made."""
     for _ in muster.Client().watch():
-        for event in training.events():
-            if event.reason == "Healed":
-                return event.message
+        if heals := [event.message for event in training.events() if event.reason == "Healed"]:
+            return heals[0]
     raise SystemExit("demo: no heal was reported")
 
 
 def pid_of(worker: str) -> int:
     """The worker's agent, as `pgrep -f` would find it. Its guard, which lives on, ends the ranks."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = entry.read_bytes().split(b"\0")
             if worker.encode() in words and os.environ["MUSTER_HOME"].encode() in b" ".join(words):
-                return int(entry.name)
+                return int(entry.parent.name)
     raise SystemExit(f"demo: {worker} is not running")
 
 

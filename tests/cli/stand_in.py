@@ -49,6 +49,9 @@ class StandInHandle:
     def cancel(self, grace_seconds: float | None = None) -> None:
         self.client.orders.append(("cancel", self.name, grace_seconds))
 
+    def kill(self, rank: int, *, worker: bool = False) -> None:
+        self.client.orders.append(("kill", self.name, rank, worker))
+
     def suspend(self) -> None:
         self.client.orders.append(("suspend", self.name))
 

@@ -130,6 +130,7 @@ CALLS: dict[str, Sequence[Sequence[str]]] = {
     "scale": [["demo", "3"], ["demo", "3", "--wait"], ["ended", "3", "--wait"]],
     "wait": [["ended"], ["demo", "--for", "min"], ["ended", "--for", "target"]],
     "cancel": [["demo", "ended"]],
+    "kill": [["demo", "0", "--yes"], ["demo", "0", "--worker", "--yes"]],
     "suspend": [["demo"]],
     "resume": [["demo"]],
     "delete": [["demo", "ended"]],

@@ -130,7 +130,7 @@ def test_top_scales_shows_the_log_and_cancels_what_was_chosen(busy: Plane) -> No
     try:
         terminal.shows("POOL")
         terminal.type("j+")
-        terminal.shows(r"demo: 2 workers are asked for")
+        terminal.shows(r"demo: 2 workers asked for")
         eventually(lambda: busy.client.get("demo").world.target == 2, "it was scaled")
         terminal.type("l")
         terminal.shows("log of demo")
@@ -192,7 +192,7 @@ def test_a_pipe_gets_everything_once_and_with_follow_a_line_for_each_change(busy
     rows = [line.split()[:2] for line in once.text.splitlines()]
     assert ["demo", "ready"] in rows and ["POOL", "default"] in rows
     follow = busy.muster("top", "-f")
-    follow.expect(r"demo  ready  1/1 workers  round 0")
+    follow.expect(r"demo  ready  1/1 worker  round 0")
     follow.expect(r"pool default  GPU 0-1  idle")
     busy.client.get("demo").scale(2)
     follow.expect(r"demo  ready  2/2 workers  round 1")
@@ -206,7 +206,7 @@ def test_a_pipe_gets_everything_once_and_with_follow_a_line_for_each_change(busy
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(busy: Plane) -> None:
     terminal = Terminal(busy, "top", TERM="dumb")
     try:
-        terminal.shows("demo  ready  1/1 workers")
+        terminal.shows("demo  ready  1/1 worker")
         terminal.shows("pool default  GPU 0-1  idle")
         terminal.type("\x03")
         assert terminal.ends() == 130

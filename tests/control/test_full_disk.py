@@ -87,7 +87,7 @@ def test_a_full_disk_is_told_and_what_runs_heals_and_can_be_ended(full: Plane) -
     for words in (("ps",), ("describe", "demo"), ("explain", "demo"), ("top",)):
         assert "is full" in said(plane, *words)
     top.expect(r"warning: the disk of \S+ is full .* since \d\d:\d\d:\d\d UTC")
-    assert "is full" in said(plane, "run", "--name", "new", "--detach", "/bin/true", code=7)
+    assert "is full" in said(plane, "run", "--name", "new", "--detach", "--command", "--", "/bin/true", code=7)
     began = time.monotonic()
     plane.kill_worker("demo-0")
     eventually(lambda: fresh(training).training.status.round == 1, "what is shown is true")

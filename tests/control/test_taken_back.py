@@ -36,7 +36,7 @@ def test_a_scale_that_cannot_work_is_taken_back_and_raises(plane: Plane) -> None
     status = training.training.status
     resizing = status.condition("Resizing")
     assert resizing is not None and (resizing.status, resizing.reason) == ("False", "TakenBack")
-    assert "taken back to 2: 3 workers failed without progress: rank 2 on" in resizing.message
+    assert "taken back to 2: 3 workers failed without progress: exited with code 1 (rank 2)" in resizing.message
     assert LAST_LINE in resizing.message
     assert (status.restarts, training.training.spec.world_size.target, status.world_size.target) == (0, 3, 3)
     assert "ResizeTakenBack" in reasons(training)

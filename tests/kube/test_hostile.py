@@ -45,8 +45,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
 
 # name → what only the control plane can find wrong, and what its condition says
 TOLD: dict[str, tuple[Json, str]] = {
-    "over-max": ({"worldSize": {"min": 1, "target": 5, "max": 2}}, "min ≤ target ≤ max"),
-    "under-min": ({"worldSize": {"min": 3, "target": 2, "max": 4}}, "min ≤ target ≤ max"),
+    "over-max": ({"worldSize": {"min": 1, "target": 5, "max": 2}}, "the target (5) is above the maximum (2)"),
+    "under-min": ({"worldSize": {"min": 3, "target": 2, "max": 4}}, "the target (2) is below the minimum (3)"),
     "own-name": ({"env": {"MUSTER_X": "1"}}, "spec.env.MUSTER_X: is muster's own"),
     "equals": ({"env": {"A=B": "1"}}, "spec.env.A=B: is not a name for a variable"),
     "nameless": ({"env": {"": "1"}}, "is not a name for a variable"),
@@ -241,7 +241,7 @@ def test_an_edit_that_makes_no_sense_leaves_a_running_training_as_it_was(kube_pl
     training.wait_until_target_world(timeout=30)
     pods = plane.running()
     for wrong, words in (
-        ({"worldSize": {"target": 9}}, "min ≤ target ≤ max does not hold for 2, 9, 4"),
+        ({"worldSize": {"target": 9}}, "the target (9) is above the maximum (4)"),
         ({"worldSize": {"target": 3}, "env": {"A": None}}, "spec.env.A: must be a text"),
     ):
         generation = plane.cluster.api("GET", path_of(plane, "demo"))["metadata"]["generation"]

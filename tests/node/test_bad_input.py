@@ -136,7 +136,7 @@ def test_a_target_out_of_bounds_changes_nothing(fleet: Fleet) -> None:
     refused = fleet.start(*world, "set-target", "3")
     assert refused.wait() == 2 and "target 3 is not between min 1 and max 2" in refused.text
     shown = fleet.start(*world, "show")
-    assert shown.wait() == 0 and "1 of 1 workers" in shown.text
+    assert shown.wait() == 0 and "1 of 1 worker " in shown.text
     cancelled = fleet.start(*world, "cancel", "--reason", "enough")
     assert cancelled.wait() == 0
     assert node.wait() == 1 and "cancelled: enough" in node.text

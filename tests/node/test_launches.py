@@ -159,6 +159,7 @@ def test_a_job_that_is_requeued_in_the_middle_of_its_run_goes_on(fleet: Fleet, h
     options = ("--nnodes", "2", "--lease-s", "2")
     old = nodes_of(fleet, "n1 n2", *options, program=fleet.probe("sleep"), **slurm(0))
     fleet.started(0, 2)
+    fleet.settled(3)
     for node in old:
         kill_all(family(node.pid) if how is signal.SIGKILL else [node.pid], how)
     codes(old)

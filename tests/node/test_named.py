@@ -42,5 +42,5 @@ def test_a_checkpoint_that_stops_every_restart_stands_in_the_reason(fleet: Fleet
     fleet.coordinator()
     node = fleet.node("a", "--nnodes", "1", "--max-restarts", "2", program=(str(script),))
     assert node.wait() == 1
-    assert f"in round 2, 3 times with {bad}; 2 of 2 restarts used" in node.text
+    assert f"worker a, round 2, 3 times with {bad}; 2 of 2 restarts used" in node.text
     assert f"after rank 0 on a: Exit 1, twice with {bad}" in node.text

@@ -219,7 +219,9 @@ def test_a_bad_end_is_raised_with_a_clause_for_each_failed_rank(
     plane.change(lambda one: settled(one, 1))
     exits = (RankExit(0, 143, "Stopped"), RankExit(1, 137, "OOMKilled"))
     steps(plane, the_same, turned(phase, *exits))
-    with pytest.raises(kind, match=r"rank 1: exit_code=137 reason=OOMKilled$") as caught:
+    with pytest.raises(
+        kind, match=r"rank 1: exit_code=137 reason=OOMKilled\nhint: muster logs demo --rank 1$"
+    ) as caught:
         caller.call(handle, method, GENEROUS_S)
     assert caught.value.rank_exits == exits
 

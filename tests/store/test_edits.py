@@ -145,7 +145,7 @@ def test_an_edit_against_the_rules_of_a_spec_is_undone(path: Path, caplog: pytes
         edit_body(path, spec={"worldSize": {"min": 3, "target": 2, "max": 1}})
         await store.refresh()
         assert the(store).training.spec.world_size.min == 1
-        assert "min ≤ target ≤ max" in caplog.text
+        assert "the target (2) is below the minimum (3)" in caplog.text
 
     opened(path, story)
 

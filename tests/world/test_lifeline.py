@@ -131,7 +131,7 @@ def test_through_a_relay_it_proves_nothing() -> None:
 @pytest.mark.parametrize("wire", ["plain", "tls"])
 def test_one_that_is_let_go_by_the_living_proves_nothing(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if wire == "tls":
-        monkeypatch.setattr(opening, "_is_near", lambda *_: False)
+        monkeypatch.setattr(opening, "is_near", lambda *_: False)
 
     async def scenario() -> None:
         async with a_run() as (protocol, address):

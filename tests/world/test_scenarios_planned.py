@@ -116,7 +116,8 @@ def test_a_size_that_fails_without_progress_is_taken_back_once() -> None:
     assert (fleet.run.target, fleet.run.aim, fleet.run.restarts_used) == (3, 2, 0)
     fleet.advance(30.0)
     assert fleet.trains(2, 2), "it is not tried again"
-    assert "taken back to 2: 3 workers failed without progress: rank 2" in fleet.coordinator.protocol.at.reason
+    reason = fleet.coordinator.protocol.at.reason
+    assert "taken back to 2: 3 workers failed without progress: exited with code 1 (rank 2)" in reason
     fleet.crash(back_after_s=0.2)
     fleet.until("it goes on", lambda: fleet.trains(2, 2))
     fleet.advance(10.0)

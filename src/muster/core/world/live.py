@@ -222,9 +222,9 @@ def _goes_on(run: Run, current: Round) -> Decision:
     short = current.world_size < run.target
     counted = f"{current.world_size} of {run.target} wanted workers" if short else plural.workers(current.world_size)
     doing = _doing(run, current) if current.up_at is None else ""
-    verb, after = ("train", done) if current.up_at is not None else ("start", doing)
+    verb = "train" if current.up_at is not None else "start"
     ending = "s" if current.world_size == 1 and not short else ""
-    reason = f"round {current.number}: {counted} {verb}{ending}{after}"
+    reason = f"round {current.number}: {counted} {verb}{ending}{doing}{done}"
     if run.healing is not None:
         parts = [f"healing: {heals.progress_of(run.healing, current)}", f"start{doing}" if doing else ""]
         parts.append(counted if short else "")
