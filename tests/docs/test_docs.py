@@ -16,11 +16,19 @@ import pytest
 import muster
 from muster import errors
 from muster.cli.main import GROUPS, VERBS
+from muster.core.training import reconcile
+from muster.daemon.options import LEAST_EVENTS
 from muster.node.cli import build_parser
 from muster.sdk import travelling
 from muster.server.app import build
+from muster.sharing import pool_state, tenants
+from muster.store import kube_log
+from muster.store.entries import Keep
 from muster.types import frames, training
 from muster.types.codec import camel
+from muster.types.sharing import MOST_PROCESSES
+from muster.types.world import Settings
+from muster.world import wire
 from tests.docs import cli_page, protocol_page
 
 ROOT = Path(__file__).parents[2]
@@ -201,6 +209,34 @@ def test_the_defaults_of_a_spec_are_those_in_its_table() -> None:
     assert {name: rows[camel(name)].strip() for name in numbers} == {
         name: str(value).lower() if isinstance(value, bool) else f"{value:g}" for name, value in numbers.items()
     }
+
+
+def test_the_numbers_on_the_page_of_limits_are_those_of_the_code() -> None:
+    page = " ".join(text_of("docs/limits.md").split())
+    keep = Keep()
+    promised = [
+        f"newest {keep.each:,} entries of each training, and {keep.all:,} in all",
+        f"newest {kube_log.KEEP_EVENTS:,} entries of all trainings together",
+        f"the smallest number is {LEAST_EVENTS}",
+        f"| workers of a training (`worldSize.max`) | {training.MOST_WORKERS:,} |",
+        f"| {wire.MAX_FRAME >> 20} MiB; a larger message goes in parts, of at most {wire.MAX_WHOLE >> 20} MiB",
+        f"| {tenants.MOST_OF_TOKEN} of one token, {tenants.MOST_OF_NAMESPACE} of all tokens of one namespace;",
+        f"the last {pool_state.EVENTS_KEPT:,} |",
+        f"for at most {MOST_PROCESSES} processes and",
+    ]
+    assert [text for text in promised if text not in page] == []
+
+
+def test_the_leases_and_orphan_times_on_the_pages_are_those_of_the_code() -> None:
+    settings = Settings()
+    silent_s = settings.lease_s + settings.kill_margin_s
+    assumptions, spares = (" ".join(text_of(f"docs/{name}.md").split()) for name in ("assumptions", "hot-spares"))
+    assert f"after {silent_s:g} s ({settings.lease_s:g} s and `kill_margin_s`)" in assumptions
+    assert f"The {silent_s:g} s are the lease of {settings.lease_s:g} s and half a second" in spares
+    assert f"`spare_orphan_s` ({settings.spare_orphan_s:g} s)" in assumptions
+    assert (reconcile.ORPHAN.days, reconcile.FAREWELL.days, settings.orphan_s) == (7, 1, 3600)
+    assert "After seven days without a control plane" in assumptions
+    assert "`orphan_s` (one hour)" in assumptions
 
 
 def test_every_public_name_of_the_sdk_is_described() -> None:
