@@ -43,6 +43,7 @@ check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.docs.prose
 
 # The documentation as a site: build/site/index.html.
 docs: venv
