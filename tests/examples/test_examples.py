@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import blocks
 from tests.fleet import Process
 from tests.plane import Plane
 
@@ -57,7 +56,7 @@ def test_the_cnn_survives_the_loss_of_a_worker_and_goes_on_alone_where_it_was(sh
 
 @pytest.mark.pages
 def test_a_training_survives_the_kill_of_a_worker(shell: Plane) -> None:
-    run = example(shell, "survive_kill.py", "--steps", "70")
+    run = example(shell, "survive_kill.py", "--steps", "200")
     assert run.wait(PATIENCE_S) == 0, run.text
     killed = re.search(r"kill -9 \d+: the agent of (\S+-1), which has rank 1", run.text)
     assert killed
@@ -68,11 +67,8 @@ def test_a_training_survives_the_kill_of_a_worker(shell: Plane) -> None:
     assert re.search(r"WorkerLost .*\n(.*\n)*.*RoundReleased +round 1: 2 workers", run.text)
     assert run.text.endswith("succeeded\n")
     assert shell.client.list() == [], "it is removed"
-    # The front page shows how such a loss goes in the journal of make demo: the same but for names and times.
-    (shown,) = [block.body for block in blocks.blocks("README.md") if "WorkerLost" in block.body]
-    said = tuple(line.split(maxsplit=1)[1] for line in shown.splitlines())
-    told = run.text.partition("what happened:\n")[2].replace(killed[1], "demo-1").replace(heir[1], "demo-2")
-    assert blocks.differences((*said, blocks.GAP), re.findall(r"^ +[\d.]+ s  (.*)$", told, re.MULTILINE)) == []
+    times = r"ranks run after \S+ m?s, next step after \S+ m?s"
+    assert re.search(rf"Healed +{killed[1]} lost; {heir[1]} has rank 1; {times}; back at step \d+", run.text)
 
 
 @pytest.mark.pages

@@ -174,7 +174,7 @@ def test_a_killed_worker_is_seen_with_its_reason_and_its_successor_without_a_rel
     healed = re.compile(rf"{seated[1]} lost; {spare} has rank 1; {times}; back at step 0, \d+ steps redone")
     visitor.card("Timeline").get_by_text(healed).wait_for()
     expect(page.get_by_role("status").filter(has_text="Healed at")).to_contain_text(healed)
-    visitor.see("demo is ready: 2 of 2 workers train in round 1.")
+    visitor.see("demo is ready: 2 of 2 workers train in round 1; ranks run after ")
     expect(page.get_by_role("definition").filter(has_text="/s")).to_be_visible()  # steps per second
     assert page.evaluate("window.notReloaded")
 
