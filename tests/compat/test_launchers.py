@@ -90,6 +90,9 @@ def test_options_that_have_no_effect_are_named() -> None:
         (["python", "-m", "torch.distributed.launch", "t.py"], "torch.distributed.launch"),
         (["bash", "-c", "cd /w && torchrun --nnodes=2 t.py"], "inside a shell"),
         (["/bin/mpirun", "x"], "begins with mpirun"),
+        (["env", "A=1", "torchrun", "t.py"], "starts torchrun by env"),
+        (["/usr/bin/numactl", "-N0", "/v/bin/torchrun", "t.py"], "starts torchrun by numactl"),
+        (["nice", "python", "-m", "torch.distributed.run", "t.py"], "starts torch.distributed.run by nice"),
     ],
 )
 def test_a_command_that_would_mean_something_else_here_is_refused(words: list[str], reason: str) -> None:
@@ -105,6 +108,7 @@ def test_a_command_in_one_text_is_refused() -> None:
 def test_a_program_that_only_takes_a_launcher_s_name_is_left_alone() -> None:
     words = ["python", "train.py", "--launcher", "torchrun"]
     assert read(*words) == RankProgram({"command": words})
+    assert read("env", *words[:3], "--x=torchrun") == RankProgram({"command": ["env", *words[:3], "--x=torchrun"]})
 
 
 def test_every_option_of_the_installed_torchrun_is_known() -> None:

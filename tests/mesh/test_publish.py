@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from muster.mesh import lines
-from muster.mesh.publishing import judge_command
+from muster.mesh.publishing import Agents, judge_command
 from muster.types.world import Gate, GateState
 from tests.mesh.servers import Embedded, Etcd, Server, ask, embedded, free_port
 
@@ -270,6 +270,13 @@ def test_the_verdict_of_a_command_counts(place: Server, start: Start, publish: A
     mark.touch()
     assert publisher.wait() == 0
     assert keys(place) == {"mesh-ready/a", "mesh-ready/b"}
+
+
+def test_names_of_nodes_stay_as_they_are_in_a_reason() -> None:
+    nodes = {"workers-1": ("127.0.0.1", 1), "workers-2": ("127.0.0.1", 2)}
+    finding = Agents(nodes, "").judge(None, 60, 0.0)
+    assert "workers-1 ↔ workers-2" in finding.reason
+    assert judge_command(True, "", 1, None, 60, 0.0).reason == "the command calls the mesh of 1 node ready"
 
 
 def test_a_command_s_verdict_follows_the_rules_of_the_gate() -> None:

@@ -139,6 +139,7 @@ def test_a_launch_begins_after_a_successor_led_the_last_one_to_its_end(fleet: Fl
     fleet.training(0, 2)
     fleet.settled(3)
     eventually(lambda: [len(group) for group in kept_groups(fleet)] == [3], "all three are electors on disk")
+    fleet.order("set-target", target=2)  # the reply means that a majority has what the coordinator wrote before
     first.kill()
     first.wait()
     eventually(lambda: any("leading run" in node.text for node in nodes), "one of the workers leads")

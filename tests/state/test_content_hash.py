@@ -118,6 +118,21 @@ def test_the_place_in_memory_does_not_matter(length: int) -> None:
     assert content_hash.of(moved.copy_(data)) == content_hash.of(data)
 
 
+def test_rows_are_multiplied_from_aligned_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS refuses addresses that are not divisible by four. Part of a flat buffer of bfloat16 may lie there."""
+
+    def multiply(rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        assert rows.data_ptr() % 16 == 0
+        return content_hash.multiply_by_integers(rows, table)
+
+    data = random_bytes(5 * DIRECT + 77, 5)
+    expected = content_hash.of(data)
+    monkeypatch.setattr(content_hash, "multiplication", lambda device_type: multiply)
+    for offset in (1, 2, 6):
+        moved = torch.empty(len(data) + offset, dtype=torch.uint8)[offset:]
+        assert content_hash.of(moved.copy_(data)) == expected
+
+
 def test_parts_have_the_hashes_that_they_have_alone() -> None:
     whole = random_bytes(4 * DIRECT, 2)
     parts = [(0, 0), (5, 100), (256, DIRECT), (300, 2 * DIRECT + 1)]

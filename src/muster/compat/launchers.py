@@ -21,6 +21,24 @@ _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _TORCHRUN = "torch.distributed.run"
 _OTHER_LAUNCHERS = frozenset({"accelerate", "deepspeed", "mpirun", "mpiexec"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
+# Programs that start the program which their arguments name.
+_WRAPPERS = frozenset(
+    {
+        "env",
+        "exec",
+        "ionice",
+        "nice",
+        "nohup",
+        "numactl",
+        "setsid",
+        "stdbuf",
+        "taskset",
+        "time",
+        "timeout",
+        "uv",
+        "xargs",
+    }
+)
 _LAUNCH_WORD = re.compile(r"(^|[\s;&|/])(torchrun|accelerate|deepspeed|mpirun)\s|torch\.distributed\.(run|launch)")
 _SHELL_VARIABLE = re.compile(r"\$\{?(BASILICA_\w+)")
 _FLAGS_WITH_VALUES = ("-W", "-X", "--check-hash-based-pycs")
@@ -100,6 +118,11 @@ def _split(words: list[str], refuse: Refuse) -> tuple[list[str], list[str] | Non
         refuse(f"begins with {launcher}. Give the program that it would start: muster starts its ranks itself")
     if launcher in _SHELLS and any(_LAUNCH_WORD.search(f"{word} ") for word in words[1:]):
         refuse("has a launcher inside a shell. Give torchrun and its words as a list: muster starts its ranks itself")
+    if launcher in _WRAPPERS and (inner := next(filter(_is_launcher, words[1:]), None)) is not None:
+        refuse(
+            f"starts {os.path.basename(inner)} by {launcher}. Begin the command with torchrun, or with the program: "
+            "muster starts its ranks itself. Environment variables go into env"
+        )
     if _PYTHON.fullmatch(launcher):
         index = 1
         while index < len(words) and words[index].startswith("-") and words[index] not in ("-m", "-c", "-", "--"):
@@ -110,6 +133,11 @@ def _split(words: list[str], refuse: Refuse) -> tuple[list[str], list[str] | Non
             if words[index + 1] == "torch.distributed.launch":
                 refuse("begins with torch.distributed.launch. Give torchrun, or the program: muster starts its ranks")
     return [], None
+
+
+def _is_launcher(word: str) -> bool:
+    name = os.path.basename(word)
+    return name in _OTHER_LAUNCHERS or name in ("torchrun", _TORCHRUN, "torch.distributed.launch")
 
 
 def _check_program(words: Sequence[str], refuse: Refuse) -> None:

@@ -72,7 +72,9 @@ class Agents:
 
     def judge(self, before: Gate | None, timeout_s: float, now: float) -> Finding:
         verdict = gates.judge(self._people, self._reach, before, timeout_s, now)
-        return Finding(verdict.gate, verdict.reason.replace("workers", "nodes"), verdict.look_at)
+        ready = f"all {_nodes(len(self._people))} reach each other"
+        reason = ready if verdict.gate.state is GateState.READY else verdict.reason
+        return Finding(verdict.gate, reason, verdict.look_at)
 
     async def stop(self) -> None:
         self._tasks.cancel()
@@ -169,7 +171,7 @@ def judge_command(is_ready: bool, why: str, size: int, before: Gate | None, time
     """Return the gate by a command's verdict, under the same rules as `gates.judge`."""
     since = now if before is None else before.since
     if is_ready:
-        return Finding(Gate(GateState.READY, size, since), f"the command calls the mesh of {size} nodes ready")
+        return Finding(Gate(GateState.READY, size, since), f"the command calls the mesh of {_nodes(size)} ready")
     until = since + timeout_s
     if now < until:
         gate = Gate(GateState.CONVERGING, size, since)
@@ -327,6 +329,10 @@ class MeshPublisher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_S):
                     await self._unwritten.wait()
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _hint(hint: str) -> str:

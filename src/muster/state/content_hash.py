@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import torch
 
-from muster.state.layout import HASH_DIGITS
+from muster.state.layout import ALIGN, HASH_DIGITS
 
 DIRECT = 256 << 10  # bytes that SHA-256 hashes without condensing
 ROW = 4096
@@ -90,10 +90,15 @@ def _products(data: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     rows_at_once = _CPU_ROWS if data.device.type == "cpu" else _GPU_ROWS
     first = 0
     for part in body.view(torch.int8).view(-1, ROW).tensor_split(-(-body_rows // rows_at_once)):
-        products[first : first + len(part)] = multiply(part, table)
+        products[first : first + len(part)] = multiply(_aligned(part), table)
         first += len(part)
     products[first:] = multiply(tail.view(torch.int8).view(-1, ROW), table)
     return products.view(-1).view(torch.uint8)
+
+
+def _aligned(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows at an address from which a GPU can multiply bytes: a part of a flat buffer may begin anywhere."""
+    return rows.clone() if rows.data_ptr() % ALIGN else rows
 
 
 @functools.cache
