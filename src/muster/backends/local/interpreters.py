@@ -22,7 +22,7 @@ _good: dict[tuple[str, int], None] = {}  # interpreters that passed, with the ti
 
 def program(asked: str | None) -> list[str]:
     """Return the command of `muster-node` under the interpreter, or under our own. Raise ValueError if it cannot be."""
-    if asked is None or os.path.abspath(asked) == os.path.abspath(sys.executable):
+    if asked is None or _is_own(asked):
         beside = os.path.join(os.path.dirname(sys.executable), "muster-node")
         return [beside] if os.access(beside, os.X_OK) else [sys.executable, "-m", "muster.node.cli"]
     return [asked, "-m", "muster.node.cli"]
@@ -30,7 +30,7 @@ def program(asked: str | None) -> list[str]:
 
 async def check(asked: str | None) -> None:
     """Raise ValueError, which names both interpreters, unless workers can run under the one that was asked for."""
-    if asked is None or os.path.abspath(asked) == os.path.abspath(sys.executable):
+    if asked is None or _is_own(asked):
         return
     changed = _stat(asked)
     if (asked, changed) in _good:
@@ -41,6 +41,10 @@ async def check(asked: str | None) -> None:
     _good[asked, changed] = None
     while len(_good) > _MOST_KNOWN:
         del _good[next(iter(_good))]
+
+
+def _is_own(asked: str) -> bool:
+    return os.path.abspath(asked) == os.path.abspath(sys.executable)
 
 
 def _stat(asked: str) -> int:
