@@ -161,7 +161,7 @@ class _Inputs:
 
 
 def _with_spaces(text: str) -> Iterator[str]:
-    """Yield what pip could open in each line if its name has spaces: the whole line, and what follows an option or @."""
+    """Yield what pip could open whose name has spaces: each line, and the rest of it after an option or @."""
     for line in text.splitlines():
         bare = re.sub(r"(^|\s)#.*", "", line).strip()
         for start in [0, *(match.end() for match in re.finditer(r"[\s=]+(?=\S)|@\s*", bare))]:

@@ -1,6 +1,6 @@
 """Names of files that usually hold secrets, in small and in large letters. Such files do not travel with code.
 
-A copy that an editor or a person left beside such a file (`prod.env~`, `server.key.bak`, `.server.key.swp`) holds the same secrets.
+A copy that an editor or a person left beside such a file (`prod.env~`, `.server.key.swp`) holds the same secrets.
 Templates without values, such as `.env.example`, are no secrets. Source files are none by a word in their name alone:
 `credentials.py` is a module.
 """
