@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+PREFERRED_NICE = -5
 
 
 class Tasks:
@@ -45,7 +50,9 @@ class Tasks:
 class LoopThread:
     """An event loop on a thread of its own, for what has to go on whatever the others are doing."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, preferred: bool = False) -> None:
+        """`preferred`: ahead of other threads and processes, where the system allows that."""
+        self._preferred = preferred
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -53,6 +60,8 @@ class LoopThread:
         self._thread.start()
 
     def _run(self) -> None:
+        if self._preferred:
+            _prefer_this_thread()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -73,3 +82,21 @@ class LoopThread:
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+
+
+def _prefer_this_thread() -> bool:
+    """Raise the priority of this thread; return whether the system allows it."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREFERRED_NICE)
+        return True
+    return False
+
+
+@functools.cache
+def may_prefer_threads() -> bool:
+    """Return whether threads of this process may have a raised priority, tried out in one that ends right after."""
+    allowed: list[bool] = []
+    thread = threading.Thread(target=lambda: allowed.append(_prefer_this_thread()))
+    thread.start()
+    thread.join()
+    return allowed == [True]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import venv
 from pathlib import Path
 
 import pytest
 
+from muster.backends.local import interpreters
 from tests.plane import Plane, fresh
 
 
@@ -47,3 +49,31 @@ def test_an_interpreter_that_cannot_be_used_is_named_beside_ours(plane: Plane) -
             training.result(timeout=60)
         assert path in str(refused.value) and sys.executable in str(refused.value)
         assert fresh(training).phase == "failed"
+
+
+def test_an_interpreter_that_was_refused_is_looked_at_again(tmp_path: Path) -> None:
+    venv.create(tmp_path / "B", symlinks=True, with_pip=False)
+    python = str(tmp_path / "B" / "bin" / "python")
+    with pytest.raises(ValueError, match=r"muster cannot be imported there.*Install muster there"):
+        asyncio.run(interpreters.check(python))
+    an_environment(tmp_path / "B")  # as the hint says
+    asyncio.run(interpreters.check(python))
+
+
+def test_interpreters_that_hang_leave_the_other_threads_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreters, "_PATIENCE_S", 1.0)
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o755)
+
+    async def test() -> None:
+        checks = [asyncio.create_task(interpreters.check(str(hanging))) for _ in range(40)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(int)  # the control plane reads and writes in these threads
+        assert not any(check.done() for check in checks)
+        for check in checks[2:]:
+            check.cancel()
+        answers = await asyncio.gather(*checks, return_exceptions=True)
+        assert all("it does not answer" in str(answer) for answer in answers[:2])
+
+    asyncio.run(test())

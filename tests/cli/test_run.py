@@ -289,22 +289,22 @@ def test_it_is_deleted_at_its_end_if_asked(muster: Muster, control: StandIn) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "kind"),
+    ("name", "content", "kind", "start"),
     [
-        ("run.sh", b"python train.py\n", "a shell script"),
-        ("launch", b"#!/bin/bash\npython train.py\n", "a program for /bin/bash"),
-        ("trainer", b"\x7fELF\x02\x01", "a compiled program"),
+        ("run.sh", b"python train.py\n", "a shell script", "sh "),
+        ("launch", b"#!/bin/bash\npython train.py\n", "a program for /bin/bash", "/bin/bash "),
+        ("trainer", b"\x7fELF\x02\x01", "a compiled program", ""),
     ],
 )
 def test_a_program_that_is_not_python_is_answered_with_the_option_that_runs_it(
-    muster: Muster, control: StandIn, tmp_path: Path, name: str, content: bytes, kind: str
+    muster: Muster, control: StandIn, tmp_path: Path, name: str, content: bytes, kind: str, start: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
     said = muster("run", name, "--", "--lr", "a b")
 
     assert (said.code, control.orders) == (2, [])
     assert said.err == (
-        f"muster: {name} is {kind}, not a Python script\nhint: muster run --command -- ./{name} --lr 'a b'\n"
+        f"muster: {name} is {kind}, not a Python script\nhint: muster run --command -- {start}./{name} --lr 'a b'\n"
     )
 
 

@@ -88,6 +88,13 @@ BLOCKS = {
         "needs workers that do not reach each other",
         "tests/mesh/test_gate_plane.py::test_a_gate_that_fails_open_names_the_pair_and_heals",
     ),
+    (
+        "operations.md",
+        "muster: the control plane of /home/ann/.muster (pid 4711) runs on machine node7, and this is node8",
+    ): Elsewhere(
+        "needs a second machine",
+        "tests/daemon/test_shared_home.py::test_every_command_names_the_machine_that_has_the_control_plane",
+    ),
     ("operations.md", "State:"): Elsewhere(
         "is part of what muster describe prints of a training with muster.State",
         "tests/cli/test_trainings.py::test_describe_tells_what_of_its_state_is_safe",

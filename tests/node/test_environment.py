@@ -52,6 +52,12 @@ DIFFERENT: dict[str, tuple[list[str], Change]] = {
     "credentials": (["numpy==2.0"], write("home/.netrc")),
     "a wheel by its path": (["./numpy-2.0.whl"], write("numpy-2.0.whl")),
     "a wheel by its name": (["numpy-2.0.whl"], write("numpy-2.0.whl")),
+    "an archive by its name": (["numpy-2.0.tar.bz2"], write("numpy-2.0.tar.bz2")),
+    "a tar by its name": (["numpy-2.0.TGZ[extra]"], write("numpy-2.0.TGZ")),
+    "a folder whose name has a space": (["./my pkg"], write("my pkg/setup.py")),
+    "a wheel whose folder has a space": (["numpy @ ./my wheels/numpy-2.0.whl"], write("my wheels/numpy-2.0.whl")),
+    "quoted links of a line": (["--find-links 'my wheels'", "numpy"], write("my wheels/numpy.whl")),
+    "quoted requirements": (['-r "my files/more.txt"'], write("my files/more.txt")),
     "a wheel by its address": (["numpy @ file://{folder}/numpy-2.0.whl"], write("numpy-2.0.whl")),
     "a folder": (["./pkg[extra]"], write("pkg/deep/setup.py")),
     "an editable folder": (["-e pkg"], write("pkg/deep/setup.py")),
@@ -129,6 +135,21 @@ def test_a_namespace_is_one_folder(tmp_path: Path, namespace: str) -> None:
     with pytest.raises(CannotMake, match="no name of a namespace"):
         environment.python(["x"], tmp_path, namespace)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("module", ["pip", "venv", "logging"])
+def test_a_module_beside_the_script_is_no_part_of_the_installer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / f"{module}.py").write_text("raise SystemExit('the module of the training was run')\n")
+    a_wheel(tmp_path, "required_by_us", "WORD = 1\n")
+    monkeypatch.chdir(code)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    python = environment.python(["required_by_us==1.0"], tmp_path / "cache", "team-a")
+    assert subprocess.run([python, "-P", "-c", "import required_by_us"]).returncode == 0
 
 
 @contextmanager

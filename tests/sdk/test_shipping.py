@@ -224,6 +224,21 @@ SECRETS = [
     "x.PFX",
     "x.ppk",
     ".bash_history",
+    # Copies of such files.
+    ".env~",
+    "prod.env.bak",
+    "deep/.prod.env.swp",
+    "server.key.old",
+    ".server.pem.swo",
+    "#secrets.json#",
+    "server.pem.bak~",
+    ".env_prod",
+    ".env-staging",
+    "gcp-key.json",
+    "openai_key.txt",
+    "aws_credentials",
+    "shop-firebase-adminsdk-x1.json",
+    ".mylogin.cnf",
 ]
 NO_SECRETS = [
     ".env.example",
@@ -243,6 +258,14 @@ NO_SECRETS = [
     "public.crt",
     "monkey.txt",
     "token_classification.py",
+    "credentials.py~",
+    "secrets/.loader.py.swp",
+    ".env.example.bak",
+    "keyboard.json",
+    "monkey.json",
+    "data.old",
+    "~",
+    "environment.md",
 ]
 
 

@@ -181,6 +181,23 @@ def test_a_pipeline_without_a_session_is_controlled_by_the_token_that_registered
     in_pool(tmp_path, test)
 
 
+def test_nobody_else_answers_for_a_pipeline_without_a_session_that_registers_again(tmp_path: Path) -> None:
+    async def test(house: House, pool: PoolService) -> None:
+        owner, mallory = house.as_role("editor", "team-a"), house.as_role("editor", "team-b")
+        assert (await register(owner, {})).status_code == 200
+        key = {"Idempotency-Key": "t1"}
+        assert (await owner.post(f"{P1}/requests", json=TRAIN, headers=key, params={"wait": 5})).status_code == 200
+        await pool.scheduler.quarantine_pipeline("p1", "nothing was heard")
+        assert (await register(owner, {})).status_code == 202, "its ranks have to shrink first"
+        asked = (await owner.get(f"{P1}/actions", params={"wait": 5})).json()
+        assert await refusals(mallory, attacks(asked["id"], asked["epoch"])) == [403] * len(attacks())
+        answer = {"ok": True, "epoch": asked["epoch"]}
+        assert (await owner.post(f"{P1}/actions/{asked['id']}", json=answer)).status_code == 200
+        assert (await owner.put(P1, json=BODY, params={"wait": 5})).status_code == 200
+
+    in_pool(tmp_path, test)
+
+
 def test_a_token_and_a_namespace_may_have_so_many_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenants, "MOST_OF_TOKEN", 3)
     monkeypatch.setattr(tenants, "MOST_OF_NAMESPACE", 5)

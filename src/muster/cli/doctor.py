@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from muster import files, trimming
+from muster import files, mounts, trimming
 from muster.cli import exits
 from muster.cli.output import Report, write_data
 from muster.cli.safe_text import line
@@ -123,6 +123,11 @@ def _home() -> Iterator[Check]:
         yield Check("home", "fail", error.message, error.hint)
         return
     yield Check("home", "ok", f"{where} {there}")
+    if kind := mounts.network_type(where):
+        story = (
+            f"{where} is on a network file system ({kind}): its database is slower there, and one machine can serve it"
+        )
+        yield Check("file system", "warn", story, "export MUSTER_HOME=FOLDER, with a folder on a disk of this machine")
     for name in _SECRETS:
         path = where / name
         if path.exists():

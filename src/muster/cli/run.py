@@ -293,7 +293,8 @@ def program_of(words: list[str], module: str | None, *, command: bool, force: bo
         raise exits.Misused(f"there is no script {script!r} in {os.getcwd()}", hint=hint)
     if not force and (kind := submission.other_program(script)):
         path = script if os.sep in script else f"./{script}"
-        hint = f"muster run --command -- {shlex.join([path, *words[1:]])}"
+        starts = [] if os.access(script, os.X_OK) else submission.interpreter_words(script)
+        hint = f"muster run --command -- {shlex.join([*starts, path, *words[1:]])}"
         raise exits.Misused(f"{script} is {kind}, not a Python script", hint=hint)
     return {"script": script, "args": words[1:]}
 

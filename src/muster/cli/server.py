@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from muster import files
+from muster import files, mounts
 from muster.cli import durations, exits, session, systemd_unit
 from muster.cli.output import Report, write_data, write_table
 from muster.errors import Conflict, MusterError, NotFound, Unavailable
@@ -165,6 +165,7 @@ def install(
     if dry_run:
         typer.echo(unit, nl=False)
         return
+    home.must_be_here(where)
     if home.is_locked(where):
         raise Conflict("a control plane runs that systemd did not start", hint="muster server stop, then install again")
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -235,6 +236,11 @@ def _started_with(running: Running | None) -> tuple[list[str], dict[str, str]]:
 def _start(where: Path, options: list[str]) -> str:
     from muster.sdk.find import Search, find
 
+    if kind := mounts.network_type(where):
+        story = (
+            f"{where} is on a network file system ({kind}): one machine can serve it, and the database is slower there"
+        )
+        typer.echo(f"{story}; export MUSTER_HOME=FOLDER to have it on a disk of this machine", err=True)
     search = Search(home=where)
     found = find(Search(home=where, daemon=(*search.daemon, *options)))
     typer.echo(f"the control plane listens at {found.url}", err=True)
@@ -370,6 +376,7 @@ def restore(
     from muster.daemon import backups
     from muster.types.codec import to_wire
 
+    home.must_be_here(files.home())
     done = backups.restore(files.home(), file.absolute(), force=force)
     if output is not Report.TABLE:
         write_data({"file": str(file.absolute()), **to_wire(done)}, output)

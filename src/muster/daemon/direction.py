@@ -52,7 +52,7 @@ class Direction:
         self._store = store
         self._hears = hears
         self._here = asyncio.get_running_loop()
-        self._thread = LoopThread("coordinator")
+        self._thread = LoopThread("coordinator", preferred=True)
         self._changed: dict[RunId, None] = {}  # that the control plane has not been told of
         self._unheard = 0  # messages about numbers, of all runs
         self._writes = Tasks()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from muster import __version__, descriptors, errors
+from muster import __version__, descriptors, errors, mounts
 from muster.backends.local import gpus
 from muster.background import Tasks
 from muster.clock import SystemClock
@@ -41,7 +41,7 @@ from muster.files import own_folder, place, private_folder, read_text, write_pri
 from muster.home_lock import HomeLock
 from muster.ports import Backend, Clock, Filter, Keys, Packages, Store
 from muster.sdk import launch_record
-from muster.sdk.home import mark_stopped, process_of
+from muster.sdk.home import forget_elsewhere, mark_stopped, process_of
 from muster.types.codec import Invalid, show_time
 from muster.types.frames import MetricsFrame
 from muster.types.run_event import Kind, RunEvent
@@ -287,6 +287,7 @@ class ControlPlane:
         shown: dict[str, Any] = {"pid": os.getpid(), "url": self.url, "version": __version__}
         shown["startedAt"] = show_time(self._started_at)
         shown["process"] = process_of(os.getpid())  # whoever has this pid later is not us
+        shown["host"] = socket.gethostname()  # for the users of a home that several machines share
         if options.tls_cert:
             shown["ca"] = str(options.tls_cert.absolute())  # clients on this machine need not be told what to trust
         write_private(self._home / "server.json", json.dumps(shown) + "\n")
@@ -446,11 +447,16 @@ def run(options: Options) -> int:
         else:  # a Pod's own folder, which is the group's as Kubernetes makes it
             options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = HomeLock(options.home)
+        forget_elsewhere(options.home)
     except BlockingIOError:
         return _refuse(f"another control plane serves {options.home}; see muster server status")
     except (OSError, ValueError) as error:
         return _refuse(str(error))
 
+    if kind := mounts.network_type(options.home):
+        log.warning(
+            "%s is on a network file system (%s): the database uses a rollback journal there", options.home, kind
+        )
     sys.setswitchinterval(SWITCH_S)
     before, now = descriptors.raise_limit()
     if now != before:
@@ -470,6 +476,11 @@ def run(options: Options) -> int:
         return _refuse(f"{what}: {error.strerror or error}")
     except errors.MusterError as error:
         return _refuse(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+
+
+def _warn_of_network(home: Path) -> None:
+    if kind := mounts.network_type(home):
+        log.warning("%s is on a network file system (%s): the database has a rollback journal, no WAL", home, kind)
 
 
 def _refuse(message: str) -> int:

@@ -29,6 +29,7 @@ UNUSED_S = 14 * 86_400.0
 LAST_LINES = 400
 _WHOLE, _LOCK, _PARENT = "whole", ".lock", "_muster_parent.pth"
 _OPTIONS, _FILES = ("-e", "--editable"), ("-r", "--requirement", "-c", "--constraint")
+_SAFE_PATH = ("-P",)  # a pip.py or logging.py beside the script is no part of pip
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _OWN = "_own"  # of an agent that no control plane started; no namespace has such a name
 
@@ -66,11 +67,13 @@ def _make(place: Path, lines: Sequence[str], env: Mapping[str, str]) -> None:
     wanted = f"{place}.txt"
     Path(wanted).write_text("\n".join(map(_placed, lines)) + "\n")
     uv = shutil.which("uv")
-    made = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+    made = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, *_SAFE_PATH, "-m", "venv"]
     _run([*made, str(place)], env)
     _show_ours(place)
     own = str(place / "bin" / "python")
-    install = [uv, "pip", "install", "--python", own] if uv else [own, "-m", "pip", "install", "--no-input"]
+    install = (
+        [uv, "pip", "install", "--python", own] if uv else [own, *_SAFE_PATH, "-m", "pip", "install", "--no-input"]
+    )
     _run([*install, "-r", wanted], env)
     (place / _WHOLE).touch()
 

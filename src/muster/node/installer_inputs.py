@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import sys
@@ -32,6 +33,8 @@ _SETTING = re.compile(
 _VARIABLE = re.compile(r"\$\{([A-Za-z0-9_]+)\}")
 _BETWEEN_WORDS = re.compile(r"[\s,;=\"'()<>\[\]{}]+")
 _EDITABLE = ("-e", "--editable")
+# As pip knows archives; a line that is nothing but such a name is a file.
+_ARCHIVES = (".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma")
 _TEXTS = ("", ".txt", ".in", ".conf", ".cfg", ".ini", ".toml")
 _LEFT_OUT = ("__pycache__",)
 
@@ -97,9 +100,9 @@ class _Inputs:
         for variable in _VARIABLE.findall(text):
             self.add("used", variable, self._env.get(variable, ""))
         expanded = _VARIABLE.sub(lambda match: self._env.get(match[1], match[0]), text)
-        for word in _BETWEEN_WORDS.split(expanded):
+        for word in (*_BETWEEN_WORDS.split(expanded), *_with_spaces(expanded)):
             path = _as_path(word)
-            if path and (is_option or "/" in path or path.startswith(".") or path.endswith((".whl", ".zip", ".gz"))):
+            if path and (is_option or "/" in path or path.startswith(".") or path.lower().endswith(_ARCHIVES)):
                 for base in dict.fromkeys((self._folder, folder or self._folder)):
                     self.add_path(base / os.path.expanduser(path), is_option=is_option)
 
@@ -155,6 +158,24 @@ class _Inputs:
                     self._hash.update(chunk)
         except OSError as error:
             raise CannotMake(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _with_spaces(text: str) -> Iterator[str]:
+    """Yield what pip could open whose name has spaces: each line, and the rest of it after an option or @."""
+    for line in text.splitlines():
+        bare = re.sub(r"(^|\s)#.*", "", line).strip()
+        for start in [0, *(match.end() for match in re.finditer(r"[\s=]+(?=\S)|@\s*", bare))]:
+            rest = re.split(r"\s;|\s--|\[[^\[\]]*\]$", bare[start:])[0]
+            yield from (form for form in (rest, _unquoted(rest)) if " " in form)
+
+
+def _unquoted(text: str) -> str:
+    """Return a text as a shell reads it, where it is one word."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return ""
+    return words[0] if len(words) == 1 else ""
 
 
 def _as_path(word: str) -> str:

@@ -105,7 +105,7 @@ def _named(search: Search, url: str, deadline: float) -> Server:
         context = home.written(search.home)
     except Unavailable:
         context = None  # what others can have written is not asked
-    if context is not None and context.url == url:
+    if context is not None and context.url == url and home.elsewhere(search.home) is None:
         found = _awaited(search, deadline) or _embedded(search, context)
         if found.url == url:
             return found
@@ -144,6 +144,8 @@ def _awaited(search: Search, deadline: float) -> Server | None:
     """One that holds the home, when it answers; None as soon as none does. Raises Unavailable if it does not answer."""
     hung = min(deadline, time.monotonic() + SILENT_S)
     while home.is_locked(search.home):
+        if (away := home.elsewhere(search.home)) is not None and _is_loopback(away.url):
+            raise home.is_elsewhere(search.home, away)
         if (found := serving(search)) is not None:
             return found
         context = home.running(search.home)
@@ -154,6 +156,12 @@ def _awaited(search: Search, deadline: float) -> Server | None:
             raise Unavailable(f"{why}: it is still starting, or on another machine", hint="muster server status")
         time.sleep(LOCK_POLL_S)
     return None
+
+
+def _is_loopback(url: str) -> bool:
+    """Return whether an address means another place on each machine."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def _healthy(url: str, ca: str | None) -> bool:

@@ -8,9 +8,12 @@ What stands in HOME decides where tokens go, so it counts only if nobody but thi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
+import socket
 import stat
 import threading
 from dataclasses import dataclass
@@ -34,6 +37,7 @@ class Running:
     started_at: str = ""
     ca: str | None = None  # its own certificate, where it serves with TLS
     process: str = ""  # tells it from another process that has its pid; daemons before 0.2 do not say it
+    host: str = ""  # the name of the machine that it runs on; daemons before 0.2 do not say it
 
     @property
     def lives(self) -> bool:
@@ -53,7 +57,11 @@ def process_of(pid: int) -> str | None:
     found = _stat(pid)
     if not found or found[0] in "ZX":
         return None
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{found[19]}"
+    return f"{boot_id()}/{found[19]}"
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _stat(pid: int) -> list[str]:
@@ -69,16 +77,58 @@ def written(home: Path) -> Running | None:
     try:
         data = json.loads(_read(home, "server.json") or "")
         about = str(data.get("version", "")), str(data.get("startedAt", ""))
-        ca, process = data.get("ca"), str(data.get("process", ""))
-        return Running(int(data["pid"]), str(data["url"]).rstrip("/"), *about, ca, process)
+        ca, process, host = data.get("ca"), str(data.get("process", "")), str(data.get("host", ""))
+        return Running(int(data["pid"]), str(data["url"]).rstrip("/"), *about, ca, process, host)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def running(home: Path) -> Running | None:
-    """The daemon that runs, if one does and has said where. A pid that another process has by now is not its own."""
+    """The daemon that runs, if one does and has said where. A pid that another process has by now is not its own.
+
+    Raises Unavailable if it runs on another machine: its pid and its address mean nothing here.
+    """
+    must_be_here(home)
     found = written(home) if is_locked(home) else None
     return found if found is None or found.lives or process_of(found.pid) is None else None
+
+
+def elsewhere(home: Path) -> Running | None:
+    """Return the daemon that serves this home on another machine, or in another container; None if none is known to."""
+    found = written(home)
+    if found is None or not found.process or not is_locked(home) or found.process == process_of(found.pid):
+        return None
+    if found.process.partition("/")[0] == boot_id():
+        return found if found.host not in ("", socket.gethostname()) else None
+    return found
+
+
+def must_be_here(home: Path) -> None:
+    """Raise Unavailable, with the name of the machine, if a daemon of another machine serves this home."""
+    if (daemon := elsewhere(home)) is not None:
+        raise is_elsewhere(home, daemon)
+
+
+def is_elsewhere(home: Path, daemon: Running) -> Unavailable:
+    """Return the error that names the machine of the daemon, and what to type there."""
+    host, ours = safe_host(daemon.host), safe_host(socket.gethostname())
+    where = f"machine {host}" if host else "another machine"
+    story = f"the control plane of {home} (pid {daemon.pid}) runs on {where}, and this is {ours or 'not that machine'}"
+    there = f"ssh {host}, then type the same command there" if host else "type the same command on that machine"
+    return Unavailable(story, hint=f"{there}; or, for a control plane of this machine, export MUSTER_HOME=FOLDER")
+
+
+def forget_elsewhere(home: Path) -> None:
+    """Remove what a daemon of another boot said about itself; the caller holds the lock of the home."""
+    with contextlib.suppress(Unavailable):  # what others can have written is replaced later
+        found = written(home)
+        if found is not None and found.process and found.process.partition("/")[0] != boot_id():
+            (home / "server.json").unlink(missing_ok=True)
+
+
+def safe_host(name: str) -> str:
+    """Return a name of a machine that a terminal may be shown, or nothing."""
+    return name if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", name) else ""
 
 
 def silence_of(daemon: Running) -> Unavailable:

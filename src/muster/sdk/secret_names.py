@@ -1,5 +1,6 @@
 """Names of files that usually hold secrets, in small and in large letters. Such files do not travel with code.
 
+A copy that an editor or a person left beside such a file (`prod.env~`, `.server.key.swp`) holds the same secrets.
 Templates without values, such as `.env.example`, are no secrets. Source files are none by a word in their name alone:
 `credentials.py` is a module.
 """
@@ -13,10 +14,22 @@ from collections.abc import Iterable
 
 # Files and folders, by one part of their path or by several.
 NAMES = (
-    *(".env", ".env.*", "*.env", ".envrc", ".envrc.*", ".flaskenv", "*.env.local"),
+    *(".env", ".env.*", ".env[_-]*", "*.env", ".envrc", ".envrc.*", ".flaskenv", "*.env.local"),
     *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.ppk", "*.kdb", "*.kdbx"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "*.ovpn"),
-    *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".pypirc", ".npmrc", ".yarnrc.yml", ".git-credentials", ".htpasswd"),
+    *(
+        ".netrc",
+        "_netrc",
+        ".pgpass",
+        ".my.cnf",
+        ".mylogin.cnf",
+        ".renviron",
+        ".pypirc",
+        ".npmrc",
+        ".yarnrc.yml",
+        ".git-credentials",
+        ".htpasswd",
+    ),
     *(".dockercfg", ".docker/config.json", ".s3cfg", ".boto", ".databrickscfg", ".terraformrc", ".terraform.d"),
     *(
         ".ssh",
@@ -32,7 +45,14 @@ NAMES = (
     ),
     *("huggingface/token", "huggingface/stored_tokens", "rclone.conf", "kubeconfig", "kubeconfig.*", "*.kubeconfig"),
     *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".vault-token", ".vault_pass*", "*.vault", ".*_history"),
-    *("kaggle.json", "service_account*.json", "service-account*.json", "*serviceaccount*.json", "local.settings.json"),
+    *(
+        "kaggle.json",
+        "*[_-]adminsdk[_-]*.json",
+        "service_account*.json",
+        "service-account*.json",
+        "*serviceaccount*.json",
+        "local.settings.json",
+    ),
 )
 _TOKENS = ("access", "api", "auth", "hf", "gh", "github", "gitlab", "wandb")
 # The same, but not for source files.
@@ -42,9 +62,13 @@ WORDS = (
     *("*secret*.ini", "*secret*.txt", "*secret*.conf", "token", "token.txt", "token.json", "token.pickle"),
     *("tokens.json", ".token*", "*.token", *(f"*{kind}[_-]token" for kind in _TOKENS)),
     *(f"*{kind}[_-]token.*" for kind in _TOKENS),
+    *("*[_-]credentials", "*[_-]credentials.*", "*[_-]key", "*[_-]key.txt", "*[_-]key.json"),
     *("*api[_-]key*", "apikey*", "*.apikey", ".passwd*", "password*", "*passwords.*", "*passwords"),
 )
 _SOURCE = re.compile(r"\.(py|pyi|pyx|ipynb|c|cc|cpp|cu|cuh|h|hpp|rs|go|java|js|ts|md|rst)$")
+_COPY = re.compile(
+    r"^#(?P<autosaved>.+)#$|^\.(?P<swapped>.+)\.sw[a-p]$|^(?P<kept>.+?)(~|\.(bak|backup|old|orig|save|tmp))$"
+)
 _TEMPLATE = re.compile(r"(^|[._-])(example|sample|template|tmpl|dist)([._-]|$)")
 
 
@@ -59,10 +83,18 @@ _NAMES, _WORDS = _one_of(NAMES), _one_of((*NAMES, *WORDS))
 def secret_pattern(name: str) -> str | None:
     """Return the pattern by which a file of that name, from the folder's top, or a folder above it looks secret."""
     folder, _, file = name.lower().rpartition("/")
+    file = _original(file)
     is_source = _SOURCE.search(file) is not None
     if folder and (pattern := _of_folder(folder, is_source)) is not None:
         return pattern
     return None if _TEMPLATE.search(file) else _match(folder, file, is_source)
+
+
+def _original(file: str) -> str:
+    """Return the name of the file that this one is a copy of, by its name; its own if it is none."""
+    while (match := _COPY.match(file)) is not None:
+        file = match["autosaved"] or match["swapped"] or match["kept"]
+    return file
 
 
 @functools.lru_cache(4096)

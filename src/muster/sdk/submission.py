@@ -136,6 +136,19 @@ def other_program(path: str | os.PathLike[str]) -> str:
     return "a shell script" if os.fspath(path).endswith((".sh", ".bash", ".zsh")) else ""
 
 
+def interpreter_words(path: str | os.PathLike[str]) -> list[str]:
+    """Return the command that runs a file that may not be executed itself: from its first line, else a shell."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256).decode(errors="replace")
+    except OSError:
+        return []
+    if line.startswith("\x7fELF"):
+        return []
+    words = line[2:].split() if line.startswith("#!") else []
+    return words or ["bash" if os.fspath(path).endswith(".bash") else "sh"]
+
+
 def default_name(values: Mapping[str, Any]) -> str:
     """A name that tells what runs, and that nobody else has."""
     command = values.get("command")

@@ -332,7 +332,7 @@ class Tenants:
         """Raise if that caller may not speak for the pipeline. A waiting newcomer may: `heard` bounds what it does."""
         remote = self._remotes.get(pipeline)
         there = self._scheduler.shares.pipelines.get(PipelineId(pipeline))
-        if there is None or (remote is not None and remote.is_arriving(session)):
+        if there is None or (session is not None and remote is not None and remote.is_arriving(session)):
             return
         self.must_be_current(pipeline, session)
         if not self._session_of(pipeline) and not rights.may_register(there.tenant):

@@ -1,8 +1,10 @@
 """What lies in the file, and how does it get there? The blocking half of the SQLite store.
 
 Two connections to one file in WAL mode: one writes, each transaction as a whole, and one reads history and journal
-without holding writers up. Neither is used by two threads at once; `sqlite` sees to that. Every row of `objects`
-carries a seal, a hash of the row as muster wrote it, so that an edit around the API shows.
+without holding writers up. On a network file system, where the shared memory of a WAL is not safe, the file has a
+rollback journal instead, and readers and writers wait for one another. Neither is used by two threads at once; `sqlite`
+sees to that. Every row of `objects` carries a seal, a hash of the row as muster wrote it, so that an edit around the
+API shows.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from muster import errors
+from muster import errors, mounts
 from muster.ports import StoreChange, Stored, Version
 from muster.store import entries, room, schema
 from muster.store.ledger import Entry
@@ -83,7 +85,8 @@ class Database:
             path.chmod(0o600)  # SQLite gives its side files the same mode
             self._writer = undo.enter_context(contextlib.closing(_connect(path)))
             schema.bring_up_to_date(self._writer, path, home)
-            self._writer.execute("PRAGMA journal_mode = WAL")
+            self._has_wal = not mounts.network_type(path)
+            self._set_journal()
             self._set_synchronous(synchronous)
             pages = room.space(path.parent).part(room.IN_WAL) // _PAGE
             self._writer.execute(f"PRAGMA wal_autocheckpoint = {max(pages, _LEAST_PAGES)}")
@@ -93,6 +96,12 @@ class Database:
             self._reader = undo.enter_context(contextlib.closing(_connect(path)))
             self._reader.execute("PRAGMA query_only = ON")
             self._undo = undo.pop_all()
+
+    def _set_journal(self) -> None:
+        wanted = "wal" if self._has_wal else "delete"
+        (mode,) = self._writer.execute(f"PRAGMA journal_mode = {wanted}").fetchone()
+        if mode != wanted:
+            raise sqlite3.OperationalError(f"its journal mode is {mode} and cannot become {wanted}")
 
     def close(self) -> None:
         """Waits for nothing: what is committed is committed."""
@@ -174,17 +183,21 @@ class Database:
             upto = os.fstat(self._file).st_size + disk.part(room.IN_DATABASE)
             room.own(self._file, upto, disk.free)
             self._owned = os.fstat(self._file).st_blocks
-            wal = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)  # SQLite has no locks on this one
-            try:
-                self._wal = self._wal or os.fstat(wal)
-                room.own(wal, disk.part(room.IN_WAL), room.space(self.path.parent).free)
-            finally:
-                os.close(wal)
+            if self._has_wal:
+                self._keep_room_in_wal(disk)
             left = room.space(self.path.parent)
         except OSError:
             return None
         self.short = left.is_low(was_low=self.short)
         return left
+
+    def _keep_room_in_wal(self, disk: Space) -> None:
+        wal = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)  # SQLite has no locks on this one
+        try:
+            self._wal = self._wal or os.fstat(wal)
+            room.own(wal, disk.part(room.IN_WAL), room.space(self.path.parent).free)
+        finally:
+            os.close(wal)
 
     def _transact(self, entries: Iterable[Entry], durable: bool) -> Foreign | None:
         if self._is_displaced():

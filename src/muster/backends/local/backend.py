@@ -164,7 +164,7 @@ class LocalBackend:
             del self._workers[training.uid][name]
             raise
         try:
-            await asyncio.to_thread(interpreters.check, training.spec.interpreter)
+            await interpreters.check(training.spec.interpreter)
             child = self._spawn(training, worker, token)
         except (OSError, ValueError) as error:
             why = f"cannot be started: {error}"

@@ -10,7 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster import descriptors, files
+from muster import background, descriptors, files
+
+WORKER_NICE = 2
 
 _PROC = Path("/proc")
 
@@ -97,7 +99,19 @@ def spawn(
             pass_fds=hand_on,
         )
     descriptors.restore_for(child.pid)
+    _put_behind_coordinator(child.pid)
     return child
+
+
+def _put_behind_coordinator(pid: int) -> None:
+    """Let the coordinator go before a worker that has just been started, and before the worker's ranks.
+
+    A coordinator whose priority cannot be raised goes before workers of a lower one.
+    """
+    if background.may_prefer_threads():
+        return
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, max(os.getpriority(os.PRIO_PROCESS, 0), WORKER_NICE))
 
 
 class ProcessHandle:
