@@ -137,7 +137,7 @@ $(TORCHES:%=$(VENV)/torch-%/.installed): $(VENV)/torch-%/.installed: pyproject.t
 
 $(TORCHES:%=test-torch-%): test-torch-%: $(VENV)/torch-%/.installed
 	$(VENV)/torch-$*/bin/python -c 'import torch; assert torch.__version__.partition("+")[0] == "$*", torch.__version__'
-	$(VENV)/torch-$*/bin/python -m pytest -n 2 --dist loadgroup -m 'torches and not soak' tests $(ARGS)
+	$(VENV)/torch-$*/bin/python -m pytest -n 2 --dist loadgroup -m 'torches and not soak' tests/examples tests/node tests/state $(ARGS)
 
 test-torch: $(TORCHES:%=test-torch-%) ## The oldest and the newest supported torch: 3 to 4 GB and five minutes each
 

@@ -30,6 +30,8 @@ from muster.errors import InvalidRequest
 from muster.state import alone, shards
 from tests.state.kept import ALWAYS, commit
 
+pytestmark = pytest.mark.torches
+
 
 @contextmanager
 def as_rank(rank: int, ranks: int) -> Iterator[pytest.MonkeyPatch]:
