@@ -66,6 +66,26 @@ def test_every_target_that_is_no_file_is_declared_so() -> None:
     assert {*re.findall(r"(?m)^([a-z][-a-z]*):(?!=)", MAKEFILE)} == phony()
 
 
+def planned(tmp_path: Path, *words: str) -> str:
+    """Return the commands that make would run in a fresh clone."""
+    command = ["make", "--dry-run", f"VENV={tmp_path}/venv", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_demo_installs_less_than_the_tests_and_both_install_what_is_missing(tmp_path: Path) -> None:
+    demo, tests = planned(tmp_path, "demo"), planned(tmp_path, "test")
+    both = "requirements/install.py requirements/demo.lock --torch"
+    assert both in demo and both in tests
+    assert "dev.lock" in tests and "dev.lock" not in demo
+    assert "--quiet" not in "".join(line for line in demo.splitlines() if "-e ." not in line)
+
+
+def test_without_a_lock_the_constraints_hold(tmp_path: Path) -> None:
+    commands = planned(tmp_path, "venv", "LOCK=")
+    assert "install.py" not in commands
+    assert commands.count("-c requirements/constraints.txt") == 3
+
+
 # Workflows ---------------------------------------------------------------------------------------
 
 
