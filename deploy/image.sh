@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds muster's image, and asks no registry for anything: deploy/image.sh [NAME:TAG]
 # A Debian base with Python is made once from the machine's own package sources and cached, wheels are fetched by the hashes
-# of requirements-server.lock, and buildah puts the Containerfile on top. Needs root, mmdebstrap and buildah. Prints the
+# of requirements/image.lock, and buildah puts the Containerfile on top. Needs root, mmdebstrap and buildah. Prints the
 # names of what it made; `buildah push NAME docker-archive:FILE:NAME` takes one out.
 set -eu
 cd "$(dirname "$0")/.."
@@ -50,7 +50,7 @@ fi
 # The index is asked here, with this machine's settings; the build itself has no need of a network.
 target=$(tar -xOf "$cache/base-$key.tar" ./usr/share/python3/debian_defaults | sed -n 's/^default-version = python//p')
 "$python" -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \
-  --python-version "$target" -r requirements-server.lock -d "$cache/wheels" 2> >(grep -v '^WARNING: Location' >&2)
+  --python-version "$target" -r requirements/image.lock -d "$cache/wheels" 2> >(grep -v '^WARNING: Location' >&2)
 buildah build --quiet --layers --isolation chroot --network host --build-arg BASE="$base" \
   --build-arg PIP_ARGS="--no-index --find-links /wheels" --volume "$cache/wheels:/wheels:ro" \
   --tag "$name" --file Containerfile . >/dev/null

@@ -1,9 +1,11 @@
-"""Which files may be installed to develop and to release muster? `python -m tests.lock` writes the locks anew.
+"""The locks: files that are installed to try, develop and release muster. `python -m tests.lock` writes them again.
 
-The versions are those that are installed here; the hashes are of every file of those versions that the package index
-has for Linux, so that other machines and mirrors get the same. Only wheels: nothing is built on the way but muster.
+The versions are those of the running environment. The hashes are those of every wheel of these versions that the
+package index has for Linux, so that other machines and mirrors install the same files. muster itself is the only
+package that is built. Each package has the size of the wheel that suits this machine: `requirements/install.py` adds
+them up.
 
-torch is apart, twice: pip would take the index's build, with CUDA, before one that is small and on no index.
+torch has two locks of its own, because its builds with and without CUDA share one version.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ OWN = "muster-train"
 BUILDS = ("setuptools",)  # what muster itself is built with
 PYTHONS = range(11, 15)  # 3.11 to 3.14
 MACHINES = ("x86_64", "aarch64")
-_PIN = re.compile(r"([-.\w]+)==([^ ]+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
+_PIN = re.compile(r"# (\d+) bytes\n([-.\w]+)==([^ ]+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
 
 
 TORCH = "torch"
-ALL = ROOT / "requirements.lock"  # what `make venv` installs, and so CI; torch is apart
-SERVER = ROOT / "requirements-server.lock"  # what a control plane in an image needs
-WITH_CUDA, WITHOUT_CUDA = ROOT / "requirements-torch.lock", ROOT / "requirements-torch-cpu.lock"
+FOLDER = ROOT / "requirements"
+CONSTRAINTS = FOLDER / "constraints.txt"
+ALL = FOLDER / "dev.lock"  # `make venv` and CI install it
+DEMO = FOLDER / "demo.lock"  # `make demo` installs it
+IMAGE = FOLDER / "image.lock"  # a control plane in an image needs it
+WITH_CUDA, WITHOUT_CUDA = FOLDER / "torch-cuda.lock", FOLDER / "torch-cpu.lock"
+PARTS = {DEMO: ("server", "torch"), IMAGE: ("server", "kube")}  # the extras of each part of ALL
 EXTRAS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
@@ -46,11 +52,15 @@ EXTRAS = tuple(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["
 class Pin:
     version: str
     hashes: tuple[str, ...]
+    fetched_bytes: int
 
 
 def read(lock: Path) -> dict[str, Pin]:
     text = lock.read_text() if lock.exists() else ""
-    return {name: Pin(version, tuple(re.findall("[0-9a-f]{64}", said))) for name, version, said in _PIN.findall(text)}
+    return {
+        name: Pin(version, tuple(re.findall("[0-9a-f]{64}", hashes)), int(count))
+        for count, name, version, hashes in _PIN.findall(text)
+    }
 
 
 # What is needed ----------------------------------------------------------------------------------
@@ -122,12 +132,39 @@ def _is_for_us(tag: Tag) -> bool:
     return (minor in PYTHONS and tag.abi == tag.interpreter) or (tag.abi == "abi3" and minor < PYTHONS.stop)
 
 
-def taken_here(name: str, version: str) -> str:
-    """The hash of the file that pip chooses on this machine."""
-    asked = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
-    said = subprocess.run([*asked, "--report", "-", f"{name}=={version}"], stdout=subprocess.PIPE, check=True)
-    (chosen,) = json.loads(said.stdout)["install"]
-    return str(chosen["download_info"]["archive_info"]["hashes"]["sha256"])
+@dataclass(frozen=True)
+class ChosenFile:
+    """The file of a package that pip chooses on this machine."""
+
+    digest: str
+    fetched_bytes: int
+
+
+def chosen_files(*requirements: str, dependencies: bool = False, index_only: bool = False) -> dict[str, ChosenFile]:
+    """Return pip's choices by package name. Nothing is installed.
+
+    With `index_only`, pip looks into its package index and nowhere else.
+    """
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
+    if not dependencies:
+        command.append("--no-deps")
+    environment = dict(os.environ)
+    if index_only:
+        environment["PIP_CONFIG_FILE"] = os.devnull
+        for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+            environment.pop(name, None)
+    report = subprocess.run([*command, *requirements], stdout=subprocess.PIPE, check=True, env=environment)
+    return {
+        canonicalize_name(entry["metadata"]["name"]): ChosenFile(
+            str(entry["download_info"]["archive_info"]["hashes"]["sha256"]), _size(entry["download_info"]["url"])
+        )
+        for entry in json.loads(report.stdout)["install"]
+    }
+
+
+def _size(url: str) -> int:
+    with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=60) as answer:
+        return int(answer.headers["Content-Length"])
 
 
 # Writing -----------------------------------------------------------------------------------------
@@ -142,22 +179,31 @@ def write(lock: Path, pins: Mapping[str, Pin]) -> None:
 
 
 def _shown(name: str, pin: Pin) -> str:
-    return " \\\n    ".join([f"{name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))])
+    files = " \\\n    ".join([f"{name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))])
+    return f"# {pin.fetched_bytes} bytes\n{files}"
 
 
 def main() -> None:
     everything = closure(EXTRAS)
+    versions = {name: Version(version).public for name, version in everything.items()}
+    torch = versions.pop(TORCH)
+    chosen = chosen_files(*(f"{name}=={version}" for name, version in versions.items()))
     pins = {
-        name: Pin(public, tuple(published(name, public)))
-        for name, public in ((name, Version(version).public) for name, version in everything.items())
+        name: Pin(version, tuple(published(name, version)), chosen[name].fetched_bytes)
+        for name, version in versions.items()
     }
-    write(WITH_CUDA, {TORCH: pins.pop(TORCH)})
     write(ALL, pins)
-    write(SERVER, {name: pins[name] for name in closure(("server", "kube"))})
-    if Version(everything[TORCH]).local is not None:  # for the Pythons whose file was known before, too
+    for path, extras in PARTS.items():
+        write(path, {name: pins[name] for name in closure(extras) if name != TORCH})
+    with_cuda = chosen_files(f"{TORCH}=={torch}", dependencies=True, index_only=True)
+    # The other dependencies of torch are in the locks above.
+    fetched_bytes = sum(file.fetched_bytes for name, file in with_cuda.items() if name not in pins)
+    write(WITH_CUDA, {TORCH: Pin(torch, tuple(published(TORCH, torch)), fetched_bytes)})
+    if Version(everything[TORCH]).local is not None:  # the hashes for other Pythons were written by other machines
         before = read(WITHOUT_CUDA).get(TORCH)
         known = before.hashes if before is not None and before.version == everything[TORCH] else ()
-        write(WITHOUT_CUDA, {TORCH: Pin(everything[TORCH], (*{*known, taken_here(TORCH, everything[TORCH])},))})
+        file = chosen_files(f"{TORCH}=={everything[TORCH]}")[TORCH]
+        write(WITHOUT_CUDA, {TORCH: Pin(everything[TORCH], (*{*known, file.digest},), file.fetched_bytes)})
 
 
 if __name__ == "__main__":

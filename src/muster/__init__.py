@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from muster.types.training import WorldStatus as WorldStatus
     from muster.types.usage import Usage as Usage
 
-__version__ = "0.1.1"
+__version__ = "0.2.0"
 
 _PLACES = {
     "muster.core.training.explain": "Explanation",

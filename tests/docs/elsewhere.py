@@ -109,7 +109,7 @@ BLOCKS = {
     ("sharing.md", "from muster.sharing.ray import connect"): Elsewhere(
         "needs a Ray cluster", "tests/sharing/test_ray.py::test_on_a_cluster"
     ),
-    ("sharing.md", "muster kube install --image registry.example.com/muster:0.1.1 --gpus 64"): Elsewhere(
+    ("sharing.md", "muster kube install --image registry.example.com/muster:0.2.0 --gpus 64"): Elsewhere(
         "needs a cluster: make test-kube",
         "tests/kube/test_lending.py::test_a_filling_training_gives_its_pods_gpus_to_another_and_has_them_again",
     ),

@@ -54,6 +54,7 @@ def test_the_cnn_survives_the_loss_of_a_worker_and_goes_on_alone_where_it_was(sh
     assert losses(alone.text)[-1] < 0.5 * found[0]
 
 
+@pytest.mark.torches
 @pytest.mark.pages
 def test_a_training_survives_the_kill_of_a_worker(shell: Plane) -> None:
     run = example(shell, "survive_kill.py", "--steps", "200")
@@ -71,6 +72,7 @@ def test_a_training_survives_the_kill_of_a_worker(shell: Plane) -> None:
     assert re.search(rf"Healed +{killed[1]} lost; {heir[1]} has rank 1; {times}; back at step \d+", run.text)
 
 
+@pytest.mark.torches
 @pytest.mark.pages
 def test_a_training_grows_and_shrinks(shell: Plane) -> None:
     run = example(shell, "elastic_scale.py", "2", "1")
@@ -82,6 +84,7 @@ def test_a_training_grows_and_shrinks(shell: Plane) -> None:
     assert shell.client.list() == [], "it is removed"
 
 
+@pytest.mark.torches
 @pytest.mark.pages
 def test_a_sharded_training_is_killed_grown_and_shrunk_and_its_loss_goes_on_as_if_nothing_had_been(
     shell: Plane, tmp_path: Path

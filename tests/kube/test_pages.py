@@ -23,7 +23,7 @@ NOT_TYPED = {"pip install '.[kube]'": "that environment has it, by make venv"}
 
 # First line of a block → why it is not typed here: nothing runs Pods in this cluster, nobody leads.
 NOT_HERE = {
-    "make image IMAGE=localhost/muster:0.1.1": Elsewhere(
+    "make image IMAGE=localhost/muster:0.2.0": Elsewhere(
         "builds images", "tests/containers/test_control_plane.py::test_two_replicas_run_on_two_nodes_and_one_leads"
     ),
     "LEADER=$(kubectl -n muster get lease muster -o jsonpath={.spec.holderIdentity})": Elsewhere(

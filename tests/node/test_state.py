@@ -97,6 +97,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str
         fleet.close()
 
 
+@pytest.mark.torches
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_costs_no_committed_step(
     fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], rank: int
@@ -236,6 +237,7 @@ def test_a_step_that_fails_at_once_is_not_tried_again_and_again(
     assert "because rounds from step 6 on failed at once" in run.story("release")[-1]
 
 
+@pytest.mark.torches
 def test_a_world_that_grows_and_shrinks_learns_what_it_would_have_learned(fleet: Fleet) -> None:
     words = ("pause=0.05", "wait=1", "any=1")
     run = started(fleet, 2, 2, *words, options=("--nnodes", "1:4"), steps=60)
@@ -264,6 +266,7 @@ def test_too_little_room_is_told_and_the_training_goes_on(
     run.nodes["w0"].expect("muster.State: .* do not fit")
 
 
+@pytest.mark.torches
 def test_a_total_loss_goes_on_from_disk(fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], tmp_path: Path) -> None:
     words = (f"durable={tmp_path / 'kept'}", "every=0.01", "pause=0.3")
     # Two of three voices are lost at once. That counts as long as both had promised lately, also on a busy machine.

@@ -9,7 +9,8 @@ import pytest
 
 from tests.fleet import PROGRAMS, Fleet
 
-pytestmark = pytest.mark.xdist_group("torch")  # one at a time: several imports of torch starve everything else
+# One at a time: several imports of torch starve everything else.
+pytestmark = [pytest.mark.torches, pytest.mark.xdist_group("torch")]
 
 DDP = str(PROGRAMS / "ddp.py")
 HANG = str(PROGRAMS / "hang.py")

@@ -116,6 +116,7 @@ def test_versions(version: str, refused: bool, tmp_path: Path) -> None:
     assert bool(ran.stdout.strip()) == refused
 
 
+@pytest.mark.torches
 def test_the_torch_of_this_environment_is_new_enough() -> None:
     assert torch_version.installed() and not torch_version.refusal()
 
@@ -160,6 +161,7 @@ def a_listener(what: str) -> Iterator[int]:
             peer.close()
 
 
+@pytest.mark.torches
 @pytest.mark.parametrize("what", ["resets", "swallows"])
 @pytest.mark.parametrize("first", ["torch", "check"])
 def test_a_rank_that_cannot_reach_its_store_fails(what: str, first: str, tmp_path: Path) -> None:
@@ -209,6 +211,7 @@ def test_a_run_whose_store_is_not_reached_fails_with_that_reason(fleet: Fleet, n
     assert re.search(r"rank 0 cannot reach the round's store at 127\.0\.0\.1:\d+ within 2 s", last), node.text
 
 
+@pytest.mark.torches
 def test_a_store_that_is_there_costs_no_wait(fleet: Fleet) -> None:
     node = a_node(fleet, GROUP + "import torch; assert dist.get_world_size() == 1\n")
     (fleet.notes / "go").touch()

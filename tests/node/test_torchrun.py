@@ -46,6 +46,7 @@ def launchers(fleet: Fleet, *program: str, active: int, spares: int) -> list[Pro
     return nodes
 
 
+@pytest.mark.torches
 def test_parked_spares_disturb_nothing_and_leave_with_success(fleet: Fleet) -> None:
     nodes = launchers(fleet, *fleet.probe("wait"), active=3, spares=2)
     ranks = fleet.started(0, 3)
@@ -57,6 +58,7 @@ def test_parked_spares_disturb_nothing_and_leave_with_success(fleet: Fleet) -> N
     assert max(node.ended_at for node in nodes[3:]) - last_active < 10.0  # with them, not after a timeout
 
 
+@pytest.mark.torches
 def test_a_killed_launcher_takes_its_rank_along_and_a_spare_gets_its_place(fleet: Fleet) -> None:
     nodes = launchers(fleet, *fleet.probe("wait"), active=2, spares=1)
     before = fleet.started(0, 2)

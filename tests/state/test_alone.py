@@ -150,6 +150,7 @@ def test_a_damaged_step_ends_all_ranks_once(tmp_path: Path, monkeypatch: pytest.
             assert state.restore() == expected and state["step"] == expected
 
 
+@pytest.mark.torches
 def test_a_world_of_another_size_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(tmp_path, value=7, table={"x": torch.ones(2)})
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -179,6 +180,7 @@ def start(folder: Path, steps: int) -> list[subprocess.Popen[str]]:
     ]
 
 
+@pytest.mark.torches
 def test_two_ranks_that_are_killed_go_on_from_the_same_step(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     first = start(folder, 1_000_000)

@@ -25,7 +25,7 @@ from muster.state import dcp_metadata, disk
 from tests.state.kept import keep
 
 _isolate = vars(torch._C._distributed_c10d)["_set_thread_isolation_mode"]
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+pytestmark = [pytest.mark.torches, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")]
 
 
 def things(value: float) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, debug
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,10 +29,21 @@ from muster.errors import InvalidRequest
 from muster.state import alone, shards
 from tests.state.kept import ALWAYS, commit
 
+pytestmark = pytest.mark.torches
+
+
+def _clear_sharding_cache() -> None:
+    """Let torch forget the mesh of the previous rank. Releases before 2.10 have no function for it."""
+    if hasattr(debug, "_clear_sharding_prop_cache"):
+        debug._clear_sharding_prop_cache()
+    else:
+        cached: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+        cached.cache.cache_clear()
+
 
 @contextmanager
 def as_rank(rank: int, ranks: int) -> Iterator[pytest.MonkeyPatch]:
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]  # it remembers the mesh of the rank before
+    _clear_sharding_cache()
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         with pytest.MonkeyPatch.context() as patched:

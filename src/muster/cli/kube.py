@@ -45,7 +45,7 @@ next, once it runs:
   muster ps"""
 
 
-@app.command(epilog="Example: muster kube install --image registry.example.com/muster:0.1.1")
+@app.command(epilog="Example: muster kube install --image registry.example.com/muster:0.2.0")
 def install(
     namespace: str = typer.Option("muster", "-n", "--namespace", metavar="NS", help="Where the control plane runs."),
     image: str | None = typer.Option(None, metavar="IMAGE", help="Its image, with muster; muster:VERSION."),
@@ -261,5 +261,5 @@ def _amount(option: str, text: str | None, form: str, like: str) -> str | None:
 
 def _image(option: str, text: str | None) -> str | None:
     if text is not None and not re.fullmatch(_IMAGE, text):
-        raise exits.Misused(f"{option}: {text[:80]!r} is not an image", hint="like registry.example.com/muster:0.1.1")
+        raise exits.Misused(f"{option}: {text[:80]!r} is not an image", hint="like registry.example.com/muster:0.2.0")
     return text
