@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 Sample = float | str  # seconds, or what came instead
@@ -81,7 +85,7 @@ class Goal:
         limits = [f"p50 ≤ {self.p50:g} {unit}"] if self.p50 is not None else []
         limits += [f"p99 ≤ {self.p99:g} {unit}"] if self.p99 is not None else []
         limits += [f"p50 ≤ {self.share:g} × torchrun"] if self.share is not None else []
-        return ", ".join(limits) or "it goes on"
+        return ", ".join(limits) or "it continues"
 
     def met(self, ours: Measured, torchrun: Measured | None) -> bool:
         if ours.instead or ours.p50 is None or ours.p99 is None:
@@ -150,8 +154,28 @@ def run(title: str, parts: Mapping[str, Part], options: Any = None) -> int:
                     print(_line(figure), flush=True)
     finally:  # also of a run that was stopped
         if given.json:
-            print(json.dumps({"figures": shown}))
+            print(json.dumps({"measured": machine(), "figures": shown}, indent=1, ensure_ascii=False))
     return 0
+
+
+def machine() -> dict[str, str]:
+    """Return when and on what a run was made; a stored result carries it into the caption of its table."""
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": f"{cores} cores ({model.partition(':')[2].strip() or platform.machine()}), {gib:.0f} GiB of memory",
+        "backend": "gloo",
+        "environment": f"Python {platform.python_version()}, {_version('torch')}, only the packages of muster's tests",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"no {package}"
 
 
 def _figures(name: str, part: Part, given: argparse.Namespace) -> Iterator[Figure]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import launchers, losses, programs, report, swarm, table
+from bench import launchers, losses, programs, report, swarm
 from bench.report import Goal, Sample
 from tests.fleet import Fleet, eventually, family, free_port, gone
 
@@ -95,25 +95,6 @@ def test_a_median_stands_beside_its_p99_its_goal_and_what_the_peers_did() -> Non
 )
 def test_a_goal_is_met_or_not(goal: Goal, peers: dict[str, list[Sample]], met: bool) -> None:
     assert report.compared("loss", [0.3, 0.1, 0.2], peers, "ms", goal).ok is met
-
-
-def test_a_page_has_the_figures_of_its_parts_between_its_marks() -> None:
-    figure = report.compared("a loss", [0.1] * 49 + [2.5], {"torchrun": ["never"]}, "ms", Goal(p50=50))
-    page = "before\n<!-- bench: worker -->\nold\n<!-- /bench -->\n<!-- bench: other -->\nkept\n<!-- /bench -->\n"
-    told = [{"part": "worker", **vars(figure), "peers": {"torchrun": vars(figure.peers["torchrun"])}}]
-    assert table.filled(page, told).splitlines() == [
-        "before",
-        "<!-- bench: worker -->",
-        "",
-        "| | muster | goal | torchrun |",
-        "| --- | --- | --- | --- |",
-        "| a loss | **100 ms, p99 2.5 s of 50** | p50 ≤ 50 ms (missed) | never |",
-        "",
-        "<!-- /bench -->",
-        "<!-- bench: other -->",
-        "kept",
-        "<!-- /bench -->",
-    ]
 
 
 def test_simulated_agents_that_are_lost_say_nothing_so_that_a_lease_is_waited_for(fleet: Fleet) -> None:

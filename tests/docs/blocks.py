@@ -23,6 +23,7 @@ _VARYING = (
     (re.compile(r"^\d+(?= +http)|(?<=\(pid )\d+"), "PID"),
     (re.compile(r"\b((\d+(\.\d+)?(ms|[smhd]))+\b ?)+"), "TIME "),
     (re.compile(r"^ *\d+\.\d{3}(?=  )"), "TIME"),
+    (re.compile(r"(?<=\bafter )\d+(\.\d+)? m?s\b"), "TIME"),  # as a heal has it
     (re.compile(r"loss \d+\.\d+"), "loss X"),
     (re.compile(r"starts at step [1-9]\d*"), "starts at step N"),
     (re.compile(r"(?<=-[01] )from \S+$"), "from HOST"),

@@ -51,14 +51,6 @@ BLOCKS = {
         "starts agents in the background, which the shell of that test would leave behind",
         "tests/mesh/test_publish.py::test_without_an_etcd_it_serves_the_keys_until_it_is_ended",
     ),
-    ("README.md", "   11.357  WorkerLost       demo-1: its connection closed"): Elsewhere(
-        "is what make demo prints at its end; survive_kill.py does the same",
-        "tests/examples/test_examples.py::test_a_training_survives_the_kill_of_a_worker",
-    ),
-    ("README.md", "$ muster kube install --image registry.example.com/muster:0.1.1"): Elsewhere(
-        "needs a cluster: make test-kube",
-        "tests/kube/test_trainings.py::test_what_kubectl_applies_trains_and_is_seen_by_everyone",
-    ),
     ("code.md", "echo pyyaml > requirements.txt"): Elsewhere(
         "makes an environment with pip, which takes a while",
         "tests/control/test_sent_code.py::test_an_environment_is_made_once_for_all_workers_with_what_is_required",

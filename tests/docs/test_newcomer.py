@@ -113,6 +113,9 @@ def test_an_answer_that_differs_would_be_found() -> None:
     came = ["first  ready   2/2", "first succeeded 0s ago after 12s.", "[0] step 50: loss 7.234", ""]
     assert blocks.differences(("first ready 2/2", "…"), came) == []
     assert blocks.differences(("first ready 2/2", "first succeeded 3s ago after 1m 2s.", "[0] … loss 1.0"), came) == []
+    healed = ["next step after 10.0 s; back at step 7, no step redone"]
+    assert blocks.differences(("next step after 2.9 s; back at step …",), healed) == []
+    assert blocks.differences(("next step after 2.9 s; back at step 8…",), healed) != []
     assert blocks.differences(("first ready 1/2", "…"), came) == ["- first ready 1/2"]
     assert blocks.differences(("first ready 2/2", "first ready 2/2", "…"), came) == ["- first ready 2/2"], "came once"
     assert blocks.differences(("first ready 2/2",), came[:2]) == ["+ first succeeded TIME ago after TIME ."]
