@@ -213,6 +213,10 @@ FAULTS = {
         *(ballot.Ballot, "vote", "if frame.last < self.last:", "if False:"),
         "speaks in term|starts while round|with other seats|outcome changed",
     ),
+    "electors that can elect a successor are replaced in one revision": (
+        *(leadership.Leadership, "widen", "electorate.can_do_without((current,), self._me)", "False"),
+        "speaks in term|starts while round|with other seats|outcome changed",
+    ),
     "the end of an elector counts whatever it has promised": (
         *(leadership.Leadership, "died", "self._promises(elector_id, now) and", ""),
         "speaks in term|starts while round|with other seats|outcome changed",
