@@ -200,8 +200,10 @@ class Fleet:
         return self.until(wanted, lambda v: v["state"] == "training" and v["round"] == number and v["world"] == size)
 
     def settled(self, electors: int) -> None:
-        """So many have a voice, and none is being given one: a coordinator that is killed in the middle of that, and
-        has lost its record, cannot be succeeded."""
+        """Wait until the run has that many electors, and enough of them have kept the record that names them.
+
+        A coordinator that is killed earlier may have no successor.
+        """
         wanted = f"{electors} electors"
         self.until(wanted, lambda v: len(v["electors"]) == electors and v["electors_settled"])
 

@@ -191,6 +191,26 @@ def test_one_that_returns_at_another_address_is_the_same() -> None:
     asyncio.run(with_two(scenario))
 
 
+def test_electors_that_are_only_announced_are_not_shown_as_settled() -> None:
+    """An operator, or a test, takes the coordinator's machine away when it reads that they are settled."""
+
+    async def scenario(there: Coordinator, here: Coordinator) -> None:
+        assert here.posts.is_settled(RUN, Electorate()), "a control plane leads the run"
+        post = founded(here)
+        assert post.state.leadership is not None
+        alone = post.state.leadership.record.electorate
+        assert here.posts.is_settled(RUN, alone)
+        announced = replace(alone, groups=((post.state.me, B, C),))
+        assert not here.posts.is_settled(RUN, announced)
+        protocol = RunProtocol(RUN, settings=Settings())
+        protocol.at.is_settled = lambda electorate: here.posts.is_settled(RUN, electorate)
+        for electorate, settled in ((announced, False), (alone, True)):
+            protocol.at.electorate = electorate
+            assert protocol.orders.view(0.0)["electors_settled"] is settled
+
+    asyncio.run(with_two(scenario))
+
+
 def test_a_member_without_a_voice_says_who_leads() -> None:
     async def scenario(there: Coordinator, here: Coordinator) -> None:
         known = Electorate(3, B, ((A, B, replace(C, post=("127.0.0.1", 2))),))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from muster.core.succession import ballot, leadership
+from muster.core.succession import ballot, electorate, leadership
 from tests.simulator import histories, succession
 from tests.simulator.network import BOTH, COORDINATOR
 from tests.simulator.succession import SuccessionFleet
@@ -55,6 +55,36 @@ def test_the_process_of_the_coordinator_alone_dies_and_no_rank_notices() -> None
     fleet.until("somebody leads", lambda: fleet.coordinator.machine != COORDINATOR and fleet.trains(0, 3), 5.0)
     fleet.advance(10.0)
     assert fleet.trains(0, 3)
+
+
+@pytest.mark.parametrize("silently", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_coordinator_is_lost_when_the_first_agent_has_the_record_that_makes_a_successor_possible(
+    seed: int, silently: bool
+) -> None:
+    """The electors before these could elect nobody without the coordinator, so their votes are not needed."""
+    fleet = SuccessionFleet(seed)
+    for name in "abc":
+        fleet.join(name, settings={"min": 2, "max": 2, "spares": 1})
+    fleet.until("an agent has that record", lambda: has_successor(fleet))
+    fleet.lose_leader(silently=silently)
+    fleet.until("an agent leads", lambda: fleet.coordinator is not fleet.first, 10.0)
+    fleet.until("the run trains", lambda: fleet.trains(size=2), 10.0)
+
+
+def has_successor(fleet: SuccessionFleet) -> bool:
+    """Return True if the newest group in the record of an agent can do without the coordinator."""
+    records = [
+        one.post.state.ballot.record
+        for one in fleet.network.listeners.values()
+        if one is not fleet.first and one.post is not None
+    ]
+    return any(
+        record is not None
+        and record.electorate.leader is not None
+        and electorate.can_do_without(record.electorate.groups[-1:], record.electorate.leader)
+        for record in records
+    )
 
 
 def test_one_successor_after_another() -> None:
@@ -181,6 +211,10 @@ FAULTS = {
     ),
     "one with an older record is elected": (
         *(ballot.Ballot, "vote", "if frame.last < self.last:", "if False:"),
+        "speaks in term|starts while round|with other seats|outcome changed",
+    ),
+    "electors that can elect a successor are replaced in one revision": (
+        *(leadership.Leadership, "widen", "electorate.can_do_without((current,), self._me)", "False"),
         "speaks in term|starts while round|with other seats|outcome changed",
     ),
     "the end of an elector counts whatever it has promised": (

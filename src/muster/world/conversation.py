@@ -51,6 +51,7 @@ class Conversation:
         self.electorate = Electorate()  # as its members know it
         self.announced = 0  # how often that has changed
         self.unaware: set[MemberId] = set()  # who has not said that it knows the last change
+        self.is_settled: Callable[[Electorate], bool] = lambda announced: not announced.groups
         self.unsaved = False
         self.outbox: list[Addressed] = []
         self.agents: dict[MemberId, Peer] = {}

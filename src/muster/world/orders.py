@@ -70,7 +70,7 @@ class Orders:
         assert at.run is not None
         story = [dataclasses.asdict(event) | {"ago_s": round(now - event.at, 3)} for event in at.story]
         return (
-            _electors(at.electorate)
+            _electors(at.electorate, settled=at.is_settled(at.electorate))
             | views.view(at.run_id, at.epoch, at.run, at.reason, now, at.lifelines)
             | {"story": story}
         )
@@ -138,12 +138,12 @@ class Orders:
         return at.moment.record
 
 
-def _electors(known: Electorate) -> dict[str, Any]:
+def _electors(known: Electorate, *, settled: bool) -> dict[str, Any]:
     """Who leads, and who has a voice when another has to be found; nobody under a control plane."""
     current = known.groups[-1] if known.groups else ()
     return {
         "term": known.term,
         "leader": known.leader.name if known.leader is not None else None,
         "electors": [{"name": one.name, "post": wire.show_address(*one.post)} for one in current],
-        "electors_settled": len(known.groups) < 2,
+        "electors_settled": settled,
     }

@@ -233,6 +233,16 @@ class Posts:
             return MovedFrame(posts=tuple(one.post for one in electorate.everyone(shown.groups)))
         return None
 
+    def is_settled(self, run_id: RunId, announced: Electorate) -> bool:
+        """Return True if enough of the announced electors have kept the record that names them.
+
+        A run under a control plane has no electors to wait for.
+        """
+        post = self._posts.get(run_id)
+        if post is None:
+            return not announced.groups
+        return post.state.leadership is not None and post.state.leadership.is_settled(announced.groups)
+
     def led_elsewhere(self, run_id: RunId, hello: HelloFrame) -> MovedFrame | None:
         """For a member of a run that others lead: it was opened here anew, by somebody who knew nothing of that."""
         post, shown = self._posts.get(run_id), hello.present.electorate

@@ -155,6 +155,7 @@ class RunProtocol:
         following = RunProtocol(session.run_id, epoch=session.epoch + 1)
         following.at.electorate = electorate
         following.at.earlier = launches.earlier_runs(session.run)
+        following.at.is_settled = session.is_settled
         following.at.on_event, following.at.on_metrics = session.on_event, session.on_metrics
         following.on_decision = self.on_decision
         self._joining.hand_over(following._joining, now)

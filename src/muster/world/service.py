@@ -162,6 +162,7 @@ class Coordinator:
         return bool(self._protocols) and all(protocol.at.ended_at is not None for protocol in self._protocols.values())
 
     def _listened(self, protocol: RunProtocol) -> RunProtocol:
+        protocol.at.is_settled = lambda announced: self.posts.is_settled(protocol.run_id, announced)
         if (listen := self._on_event) is not None:
             protocol.at.on_event = lambda event: listen(protocol.run_id, event)
         if (take := self._on_metrics) is not None:

@@ -28,6 +28,14 @@ def test_on_two_machines_the_one_with_the_coordinator_decides() -> None:
     assert [one.name for one in electorate.wanted(FIRST, "a", able("a", "b"), ())] == ["c", "b1", "a0"]
 
 
+def test_a_missing_majority_is_told_of_the_group_that_lacks_it() -> None:
+    """Two of three answered, and the message read as if that were no majority."""
+    _, a, b, d = (elector for elector, _ in able(*"xabd"))
+    groups = (FIRST, a), (FIRST, b, d)
+    assert electorate.missing(groups, {b.member_id, d.member_id, a.member_id}) == "1 of 2 electors answer, c not"
+    assert electorate.missing(groups, {a.member_id}) == "1 of 4 electors answer, c, b2, d3 not"
+
+
 @given(st.lists(st.sampled_from("abdefghi"), max_size=12))
 def test_of_three_machines_any_one_can_be_lost(machines: list[str]) -> None:
     members = able(*machines)

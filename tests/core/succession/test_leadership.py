@@ -78,14 +78,50 @@ def test_nobody_can_follow_before_those_who_are_here_know_of_it() -> None:
     leader = an_only_one()
     hears(leader, 1, 50.0, B, C)
     assert widened(leader, 50.1, Known.NOT_BY_ALL) == []
-    assert widened(leader, 50.1, Known.BY_ALL) == ["Remember"] and len(leader.groups) == 2
+    assert widened(leader, 50.1, Known.BY_ALL) == ["Remember", "Announce"] and leader.groups == ((ME, B, C),)
 
 
 def test_those_who_are_gone_are_waited_for_until_their_leases_are_over() -> None:
     leader = an_only_one()
     assert widened(leader, 0.5, Known.NOT_BY_LOST) == []
     hears(leader, 1, 2.0, B, C)
-    assert widened(leader, 2.0, Known.NOT_BY_LOST) == ["Remember"] and len(leader.groups) == 2
+    assert widened(leader, 2.0, Known.NOT_BY_LOST) == ["Remember", "Announce"] and leader.groups == ((ME, B, C),)
+
+
+def test_electors_that_need_their_leader_are_replaced_in_one_revision() -> None:
+    """Two revisions would leave electors that have the first one waiting for the vote of a lost leader."""
+    pair = replace(RECORD, electorate=Electorate(1, ME, ((ME, B),)))
+    leader = Leadership(ME, pair, LEASE_S, 0.0)
+    hears(leader, 1, 0.0, B, C)
+    assert widened(leader, 0.0, Known.BY_ALL) == ["Announce"]
+    assert widened(leader, 0.1, Known.BY_ALL) == ["Remember", "Announce"]
+    assert leader.groups == ((ME, B, C),)
+
+
+def test_electors_that_can_elect_a_successor_agree_to_the_next_ones() -> None:
+    """They could elect a successor meanwhile, if the next ones were enough without them."""
+    fourth = Elector(MemberId("d"), "d", ("127.0.0.1", 1))
+    leader = a_leader()
+    hears(leader, 1, 0.0, B, C)
+    able = [(B, "there"), (C, "beyond"), (fourth, "far")]
+    leader.widen("here", able, 0.0, Known.BY_ALL)
+    hears(leader, 1, 0.1, fourth)
+    leader.widen("here", able, 0.1, Known.BY_ALL)
+    assert [len(group) for group in leader.groups] == [3, 4]
+    hears(leader, leader.record.revision, 0.2, B, C)
+    leader.widen("here", able, 0.2, Known.BY_ALL)
+    assert [len(group) for group in leader.groups] == [4]
+
+
+def test_electors_are_settled_when_enough_of_them_have_kept_the_record_that_names_them() -> None:
+    leader, wanted = an_only_one(), ((ME, B, C),)
+    assert leader.is_settled(((ME,),)) and not leader.is_settled(wanted), "they are announced only"
+    assert widened(leader, 0.0, Known.BY_ALL) == ["Remember", "Announce"]
+    assert not leader.is_settled(wanted), "no elector has that record"
+    hears(leader, leader.record.revision, 0.1, B)
+    assert leader.is_settled(wanted)
+    leader.write(leader.record, 0.2, needed=True)
+    assert leader.is_settled(wanted), "a later record names the same electors"
 
 
 def test_a_coordinator_that_was_succeeded_hears_who_leads_while_it_answers() -> None:

@@ -2,7 +2,8 @@
 
 The coordinator is an elector itself, the first of its group. A majority is enough; of an even number also a half with
 the first in it, so that a coordinator with one worker elsewhere can do without that one, and never the other way round.
-While one group follows another both have to agree: any two that are enough then have somebody in common.
+While one group follows another both have to agree: any two that are enough then have somebody in common. A group that
+is never enough without its leader agrees as soon as the leader does.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def wanted(first: Elector, host: str, able: Iterable[tuple[Elector, str]], befor
 
 
 def missing(groups: Groups, voices: Container[MemberId]) -> str:
-    """What keeps these from being enough, in words."""
-    silent = [elector.name for elector in everyone(groups) if elector.member_id not in voices]
-    count = len(everyone(groups))
+    """Return why these voices are not enough. While one group follows another, count those that lack voices."""
+    lacking = everyone(tuple(group for group in groups if not _is_enough(group, voices)) or groups)
+    silent = [elector.name for elector in lacking if elector.member_id not in voices]
+    count = len(lacking)
     return f"{count - len(silent)} of {count} electors answer, {', '.join(silent)} not"

@@ -40,6 +40,7 @@ class Leadership:
         self._dead: set[MemberId] = set()
         self._told: dict[MemberId, int] = {}  # the revision that was sent, over the connection that is up
         self._needed = record.revision  # without it nothing more may be said
+        self._named_in = record.revision  # the revision that changed the electors last
         self.term = record.electorate.term
         self.record = record
         self.learning: tuple[Elector, ...] = ()  # not yet electors
@@ -120,6 +121,13 @@ class Leadership:
         """
         return self._ended_in is not None and self.is_kept(self._ended_in)
 
+    def is_settled(self, groups: Groups) -> bool:
+        """Return True if these are the electors, and enough of them have kept the record that names them.
+
+        Electors are announced earlier; a leader that is lost in between may have no successor.
+        """
+        return len(groups) < 2 and groups == self.groups and self.is_kept(self._named_in)
+
     def has_learned(self, elector: Elector, now: float) -> bool:
         known = self._kept.get(elector.member_id, 0) >= self.record.revision
         return known and elector.member_id not in self._dead and self._promises(elector.member_id, now)
@@ -127,7 +135,12 @@ class Leadership:
     # Who else has a voice
 
     def widen(self, host: str, able: list[tuple[Elector, str]], now: float, known: Known) -> list[SuccessionOrder]:
-        """One group follows another only when the one before is settled. `known`: who knows what was announced."""
+        """Change the electors, only when the last change is settled. `known`: who knows what was announced.
+
+        While a record names two groups, both have to agree. It names the new group alone if the old one is never enough
+        without the leader: the leader agrees for it by writing the change down. So electors that have the record do not
+        wait for the vote of a lost leader.
+        """
         self.learning = electorate.wanted(self._me, host, able, self.groups[-1])[1:] + self._bystanders(now)
         if not self.is_kept(self.record.revision) or not self.is_sure(now):
             return []
@@ -137,7 +150,10 @@ class Leadership:
         voices = {one.member_id: one for one in current}
         ready = [one for one in able if voices.get(one[0].member_id) == one[0] or self.has_learned(one[0], now)]
         wanted = electorate.wanted(self._me, host, ready, current)
-        return self._change((current, wanted), now, known) if wanted != current else []
+        if wanted == current:
+            return []
+        agreeing = (current,) if electorate.can_do_without((current,), self._me) else ()
+        return self._change((*agreeing, wanted), now, known)
 
     def _bystanders(self, now: float) -> tuple[Elector, ...]:
         """Who led before us without being a member has no voice, for it does not see us die. It hears who leads."""
@@ -157,6 +173,7 @@ class Leadership:
                 return []
         changed = replace(self.record.electorate, groups=groups)
         made = Remember(self.write(replace(self.record, electorate=changed), now, needed=False))
+        self._named_in = self.record.revision
         if len(groups) > 1:
             return [made]
         if not electorate.can_do_without(groups, self._me):
