@@ -6,6 +6,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,10 @@ def test_a_training_grows_and_shrinks(shell: Plane) -> None:
     assert shell.client.list() == [], "it is removed"
 
 
+@pytest.mark.skipif(
+    metadata.version("torch").startswith("2.8."),
+    reason="torch 2.8 adds up what gloo's reduce_scatter should average: gradients depend on the size of the world",
+)
 @pytest.mark.torches
 @pytest.mark.pages
 def test_a_sharded_training_is_killed_grown_and_shrunk_and_its_loss_goes_on_as_if_nothing_had_been(
