@@ -157,12 +157,13 @@ def caption(file: str) -> str:
 def full_table(file: str, parts: list[str]) -> str:
     """Return a table with one row for each system and one value in each cell."""
     head = ("what was done", "system", "median", "p99", "worst", "unit", "samples", "goal", "met", "remark")
-    rows = [row for figure in figures(file, parts) for row in _rows(figure)]
-    used = [index for index, name in enumerate(head) if name in head[:3] or any(row[index] != "–" for row in rows)]
-    return _markdown([[row[index] for index in used] for row in (head, *rows)])
+    body = [row for figure in figures(file, parts) for row in rows(figure)]
+    used = [index for index, name in enumerate(head) if name in head[:3] or any(row[index] != "–" for row in body)]
+    return _markdown([[row[index] for index in used] for row in (head, *body)])
 
 
-def _rows(figure: Record) -> Iterator[tuple[str, ...]]:
+def rows(figure: Record) -> Iterator[tuple[str, ...]]:
+    """Yield a row for muster and one for each peer."""
     ours = {"p50": figure["value"], "instead": figure["note"]}
     mine = _numbers(figure | ours)
     yield (figure["name"], "muster", *mine[:3], figure["unit"] or "–", mine[3], figure["goal"], _met(figure), mine[4])
@@ -174,9 +175,10 @@ def _rows(figure: Record) -> Iterator[tuple[str, ...]]:
 def _numbers(measured: Record) -> tuple[str, str, str, str, str]:
     """Return median, p99, worst, samples and remark."""
     samples, median = measured.get("samples"), measured.get("p50")
-    remark = str(measured.get("instead") or "").removeprefix("never: ")
+    remark = str(measured.get("instead") or "")
     if median is None:
-        return "never" if samples else "–", "–", "–", str(samples or "–"), remark or "–"
+        shown = "never" if remark.startswith("never") else "–"
+        return shown, "–", "–", str(samples or "–"), remark.removeprefix("never: ") or "–"
     many = (samples or 0) >= ENOUGH
     return (
         amount(median),

@@ -34,8 +34,9 @@ pytestmark = pytest.mark.torches
 
 def _clear_sharding_cache() -> None:
     """Let torch forget the mesh of the previous rank. Releases before 2.10 have no function for it."""
-    if hasattr(debug, "_clear_sharding_prop_cache"):
-        debug._clear_sharding_prop_cache()
+    clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
     else:
         cached: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
         cached.cache.cache_clear()

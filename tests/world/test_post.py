@@ -192,7 +192,7 @@ def test_one_that_returns_at_another_address_is_the_same() -> None:
 
 
 def test_electors_that_are_only_announced_are_not_shown_as_settled() -> None:
-    """An operator, or a test, takes the coordinator's machine away when it reads that they are settled."""
+    # Operators and tests end the coordinator when they read that its electors are settled.
 
     async def scenario(there: Coordinator, here: Coordinator) -> None:
         assert here.posts.is_settled(RUN, Electorate()), "a control plane leads the run"

@@ -62,7 +62,7 @@ def test_the_process_of_the_coordinator_alone_dies_and_no_rank_notices() -> None
 def test_the_coordinator_is_lost_when_the_first_agent_has_the_record_that_makes_a_successor_possible(
     seed: int, silently: bool
 ) -> None:
-    """The electors before these could elect nobody without the coordinator, so their votes are not needed."""
+    # The earlier electors had no majority without the coordinator, so their votes are not needed.
     fleet = SuccessionFleet(seed)
     for name in "abc":
         fleet.join(name, settings={"min": 2, "max": 2, "spares": 1})
@@ -75,9 +75,9 @@ def test_the_coordinator_is_lost_when_the_first_agent_has_the_record_that_makes_
 def has_successor(fleet: SuccessionFleet) -> bool:
     """Return True if the newest group in the record of an agent can do without the coordinator."""
     records = [
-        one.post.state.ballot.record
-        for one in fleet.network.listeners.values()
-        if one is not fleet.first and one.post is not None
+        listener.post.state.ballot.record
+        for listener in fleet.network.listeners.values()
+        if listener is not fleet.first and listener.post is not None
     ]
     return any(
         record is not None

@@ -29,7 +29,7 @@ def test_on_two_machines_the_one_with_the_coordinator_decides() -> None:
 
 
 def test_a_missing_majority_is_told_of_the_group_that_lacks_it() -> None:
-    """Two of three answered, and the message read as if that were no majority."""
+    # Otherwise the message would say that two of three answered, as if that were no majority.
     _, a, b, d = (elector for elector, _ in able(*"xabd"))
     groups = (FIRST, a), (FIRST, b, d)
     assert electorate.missing(groups, {b.member_id, d.member_id, a.member_id}) == "1 of 2 electors answer, c not"

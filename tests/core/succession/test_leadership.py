@@ -89,7 +89,7 @@ def test_those_who_are_gone_are_waited_for_until_their_leases_are_over() -> None
 
 
 def test_electors_that_need_their_leader_are_replaced_in_one_revision() -> None:
-    """Two revisions would leave electors that have the first one waiting for the vote of a lost leader."""
+    # Between two revisions, electors would wait for the vote of a lost leader.
     pair = replace(RECORD, electorate=Electorate(1, ME, ((ME, B),)))
     leader = Leadership(ME, pair, LEASE_S, 0.0)
     hears(leader, 1, 0.0, B, C)
@@ -99,7 +99,7 @@ def test_electors_that_need_their_leader_are_replaced_in_one_revision() -> None:
 
 
 def test_electors_that_can_elect_a_successor_agree_to_the_next_ones() -> None:
-    """They could elect a successor meanwhile, if the next ones were enough without them."""
+    # With one revision, the old group and the new group could elect two leaders.
     fourth = Elector(MemberId("d"), "d", ("127.0.0.1", 1))
     leader = a_leader()
     hears(leader, 1, 0.0, B, C)
@@ -114,14 +114,14 @@ def test_electors_that_can_elect_a_successor_agree_to_the_next_ones() -> None:
 
 
 def test_electors_are_settled_when_enough_of_them_have_kept_the_record_that_names_them() -> None:
-    leader, wanted = an_only_one(), ((ME, B, C),)
-    assert leader.is_settled(((ME,),)) and not leader.is_settled(wanted), "they are announced only"
+    leader, electors = an_only_one(), ((ME, B, C),)
+    assert leader.is_settled(((ME,),)) and not leader.is_settled(electors), "they are announced only"
     assert widened(leader, 0.0, Known.BY_ALL) == ["Remember", "Announce"]
-    assert not leader.is_settled(wanted), "no elector has that record"
+    assert not leader.is_settled(electors), "no elector has that record"
     hears(leader, leader.record.revision, 0.1, B)
-    assert leader.is_settled(wanted)
+    assert leader.is_settled(electors)
     leader.write(leader.record, 0.2, needed=True)
-    assert leader.is_settled(wanted), "a later record names the same electors"
+    assert leader.is_settled(electors), "a later record names the same electors"
 
 
 def test_a_coordinator_that_was_succeeded_hears_who_leads_while_it_answers() -> None:

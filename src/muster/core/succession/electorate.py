@@ -62,7 +62,7 @@ def wanted(first: Elector, host: str, able: Iterable[tuple[Elector, str]], befor
 
 
 def missing(groups: Groups, voices: Container[MemberId]) -> str:
-    """Return why these voices are not enough. While one group follows another, count those that lack voices."""
+    """Return why these voices are not enough. During a change, count only groups that lack voices."""
     lacking = everyone(tuple(group for group in groups if not _is_enough(group, voices)) or groups)
     silent = [elector.name for elector in lacking if elector.member_id not in voices]
     count = len(lacking)
