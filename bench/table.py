@@ -166,7 +166,7 @@ def rows(figure: Record) -> Iterator[tuple[str, ...]]:
     """Yield a row for muster and one for each peer."""
     ours = {"p50": figure["value"], "instead": figure["note"]}
     mine = _numbers(figure | ours)
-    yield (figure["name"], "muster", *mine[:3], figure["unit"] or "–", mine[3], figure["goal"], _met(figure), mine[4])
+    yield (figure["name"], "muster", *mine[:3], figure["unit"] or "–", mine[3], figure["goal"] or "–", _met(figure), mine[4])
     for peer, measured in figure["peers"].items():
         theirs = _numbers(measured if isinstance(measured, dict) else {"p50": measured})
         yield ("the same", peer, *theirs[:3], figure["unit"] or "–", theirs[3], "–", "–", theirs[4])
