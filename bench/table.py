@@ -166,10 +166,11 @@ def rows(figure: Record) -> Iterator[tuple[str, ...]]:
     """Yield a row for muster and one for each peer."""
     ours = {"p50": figure["value"], "instead": figure["note"]}
     mine = _numbers(figure | ours)
-    yield (figure["name"], "muster", *mine[:3], figure["unit"] or "–", mine[3], figure["goal"] or "–", _met(figure), mine[4])
+    unit, goal = figure["unit"] or "–", figure["goal"] or "–"
+    yield (figure["name"], "muster", *mine[:3], unit, mine[3], goal, _met(figure), mine[4])
     for peer, measured in figure["peers"].items():
         theirs = _numbers(measured if isinstance(measured, dict) else {"p50": measured})
-        yield ("the same", peer, *theirs[:3], figure["unit"] or "–", theirs[3], "–", "–", theirs[4])
+        yield ("the same", peer, *theirs[:3], unit, theirs[3], "–", "–", theirs[4])
 
 
 def _numbers(measured: Record) -> tuple[str, str, str, str, str]:
