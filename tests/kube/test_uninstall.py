@@ -46,7 +46,7 @@ def test_what_install_made_goes_and_a_second_time_there_is_nothing(lonely: Clust
     assert (
         lines[0] == "deployment/muster deleted" and lines[-1] == "customresourcedefinition/trainings.muster.dev deleted"
     )
-    assert len(lines) == 11 and all(line.endswith(" deleted") for line in lines)
+    assert len(lines) == 10 and all(line.endswith(" deleted") for line in lines)
     assert lonely.get("/api/v1/namespaces/muster") is None and lonely.get(TRAINING) is None
     assert set(removed(lonely).values()) == {"absent"}
     assert "Deployment" in installed(lonely, "muster")  # and it can come back
