@@ -53,7 +53,9 @@ def targets(workflow: Path) -> set[str]:
 
 
 def test_help_lists_every_target_once_in_a_group() -> None:
-    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     groups = [block.splitlines() for block in said.split("\n\n")]
     assert len(groups) == 4 and not any(group[0].startswith(" ") for group in groups)
     rows = [re.fullmatch(r"  make ([-\w]+) +(\S.*)", line) for group in groups for line in group[1:]]
@@ -68,7 +70,7 @@ def test_every_target_that_is_no_file_is_declared_so() -> None:
 
 def planned(tmp_path: Path, *words: str) -> str:
     """Return the commands that make would run in a fresh clone."""
-    command = ["make", "--dry-run", f"VENV={tmp_path}/venv", *words]
+    command = ["make", "--no-print-directory", "--dry-run", f"VENV={tmp_path}/venv", *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 

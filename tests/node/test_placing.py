@@ -209,19 +209,22 @@ def test_a_health_check_leaves_nothing_behind(fleet: Fleet) -> None:
 def test_a_second_shrink_leaves_the_spare_of_the_first_alone(fleet: Fleet) -> None:
     fleet.coordinator()
     options = ("--nnodes", "1:4", "--target", "3", "--spares", "1")
-    nodes = [fleet.node(f"w{i}", *options) for i in range(3)]
+    nodes = {name: fleet.node(name, *options) for name in ("w0", "w1", "w2")}
     begun = fleet.until("three train", lambda v: v["state"] == "training" and v["world"] == 3)["round"]
     fleet.order("set-target", target=2)
-    fleet.training(begun + 1, 2)
+    members = fleet.training(begun + 1, 2)["members"]
+    (spare,) = [member["name"] for member in members if member["role"] == "spare"]
     fleet.order("set-target", target=1)
-    fleet.training(begun + 2, 1)
-    assert nodes[1].wait() == 0, "the leaver goes: there is a spare already"
+    members = fleet.training(begun + 2, 1)["members"]
+    (active,) = [member["name"] for member in members if member["role"] == "active"]
+    (leaver,) = nodes.keys() - {spare, active}
+    assert nodes[leaver].wait() == 0, "the leaver goes: there is a spare already"
     view = fleet.training(begun + 2, 1)
-    assert [(m["name"], m["role"]) for m in view["members"]] == [("w0", "active"), ("w2", "spare")]
+    assert {member["name"]: member["role"] for member in view["members"]} == {active: "active", spare: "spare"}
     newcomer = fleet.node("w9", *options)
     fleet.until("the newcomer is here", lambda v: len(v["members"]) == 3)
     fleet.go()
-    assert [node.wait() for node in (nodes[0], nodes[2], newcomer)] == [0, 0, 0]
+    assert [node.wait() for node in (nodes[active], nodes[spare], newcomer)] == [0, 0, 0]
 
 
 def test_the_reason_of_a_failure_survives_a_reader_that_left(fleet: Fleet) -> None:
