@@ -87,6 +87,13 @@ def test_a_link_that_leads_out_is_refused_by_name(folder: Path, target: str) -> 
         collect(folder)
 
 
+@pytest.mark.parametrize("target", ["pkg/\x1b[2J", "pkg/\udcff", "b/" * 600 + "c"])
+def test_a_link_that_no_package_can_have_is_refused_by_name(folder: Path, target: str) -> None:
+    (folder / "link").symlink_to(target)
+    with pytest.raises(InvalidRequest, match="link: is a link that no package can have"):
+        collect(folder)
+
+
 def test_links_that_stay_inside_and_links_to_folders_travel_as_links(folder: Path) -> None:
     (folder / "pkg" / "again").symlink_to("../train.py")
     (folder / "alias").symlink_to("pkg")
