@@ -246,6 +246,25 @@ SECRETS = [
     "aws_credentials",
     "shop-firebase-adminsdk-x1.json",
     ".mylogin.cnf",
+    ".env.swp",
+    ".netrc.swo",
+    ".env1",
+    "env.local",
+    "netrc",
+    "my-service-account.json",
+    "firebase-adminsdk.json",
+    "creds.json",
+    "keyfile.json",
+    "keys.json",
+    "user.keytab",
+    "secring.gpg",
+    "slack_token",
+    "jwt.secret",
+    ".dockerconfigjson",
+    ".kaggle/access.json",
+    "cookies.txt",
+    "wg0.conf",
+    "pip.conf",
 ]
 NO_SECRETS = [
     ".env.example",
@@ -273,6 +292,11 @@ NO_SECRETS = [
     "data.old",
     "~",
     "environment.md",
+    "keypoints.json",
+    "data/keys.csv",
+    "key_value_cache.py",
+    ".gitignore.swp",
+    "token_dataset.json",
 ]
 
 
