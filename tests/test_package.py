@@ -153,6 +153,12 @@ def a_pax_file(content: bytes = b"x", **keys: str) -> bytes:
     return archived(a_file("a", content, pax_headers={key.replace("_", "."): value for key, value in keys.items()}))
 
 
+def a_packed_link(target: str) -> bytes:
+    """A link with the header that `pack` would write."""
+    header = package._header(package.Member("a", 0o644, 0, target))
+    return header + bytes(1024) + bytes(-(len(header) + 1024) % 10_240)
+
+
 END = bytes(10_240)
 SPARSE_MAP = b"2000\n" + b"0\n" * 4000
 TRICKS: dict[str, bytes] = {
@@ -213,6 +219,11 @@ TRICKS: dict[str, bytes] = {
     "a path that is too long": zipped(archived(a_file("/".join(["x" * 200] * 10)))),
     "a link to somewhere": zipped(archived(a_link("a", "/etc/passwd"))),
     "a link up": zipped(archived(a_link("a", "../outside"))),
+    "a link with a zero in it": zipped(a_packed_link("b\0c")),
+    "a link to é with a zero in it": zipped(a_packed_link("é\0c")),
+    "a link of control characters": zipped(a_packed_link("b\x1b[2J")),
+    "a link that is too long": zipped(a_packed_link("b/" * 3000 + "c")),
+    "a link with a part that is too long": zipped(a_packed_link("b" * 300)),
     "a link through a link": zipped(archived(a_link("d/e/up", "../.."), a_link("a", "d/e/up/../outside"))),
     "a file below a link": zipped(archived(a_link("a", "b"), a_file("a/passwd"))),
     "a link in the place of a folder": zipped(archived(a_file("a/b"), a_link("a", "c"))),

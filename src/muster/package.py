@@ -269,6 +269,15 @@ def stays_inside(name: str, target: str) -> bool:
     return bool(target) and not target.startswith("/") and ups <= name.count("/") and ".." not in rest
 
 
+def wrong_link(name: str, target: str) -> str:
+    """Return why a package cannot have a link of that name to that target; "" if it can."""
+    if not stays_inside(name, target):
+        return "is a link that leaves the package"
+    if reason := _wrong_text(target):
+        return f"is a link whose target {reason}"
+    return ""
+
+
 # Checking and unpacking --------------------------------------------------------------------------
 
 
@@ -367,20 +376,26 @@ def _check_member(member: Member) -> None:
     about = f"{member.name[:120]!r}"
     if reason := _wrong_name(member.name):
         raise BadPackage(f"{about} {reason}")
-    if member.link is not None and not stays_inside(member.name, member.link):
-        raise BadPackage(f"{about} is a link that leaves the package: {member.link[:120]!r}")
+    if member.link is not None and (reason := wrong_link(member.name, member.link)):
+        raise BadPackage(f"{about} {reason}: {member.link[:120]!r}")
     if member.mode not in _MODES or (member.link is not None and member.size):
         raise BadPackage(f"{about} has rights or a size that no package has")
 
 
 def _wrong_name(name: str) -> str:
-    parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts):
+    if any(part in ("", ".", "..") for part in name.split("/")):
         return "is not a name within a folder"
-    if any(ord(char) < 32 or ord(char) == 127 for char in name):
-        return "has control characters in its name"
-    if len(name.encode()) > LONGEST_NAME or any(len(part.encode()) > LONGEST_PART for part in parts):
-        return "has too long a name"
+    if reason := _wrong_text(name):
+        return f"has a name that {reason}"
+    return ""
+
+
+def _wrong_text(path: str) -> str:
+    """Return why no file system, or no terminal, takes that path; "" if they do."""
+    if any(ord(char) < 32 or ord(char) == 127 for char in path):
+        return "has control characters"
+    if len(path.encode()) > LONGEST_NAME or any(len(part.encode()) > LONGEST_PART for part in path.split("/")):
+        return "is too long"
     return ""
 
 

@@ -26,7 +26,8 @@ NOISE = "import atexit, sys\natexit.register(print, 'Warning: the group was not 
 CRASH = "import ctypes, sys\nprint('step 7', file=sys.stderr)\nctypes.string_at(0)\n"
 ABORT = "import os, sys\nprint('what():  bad weights', file=sys.stderr, flush=True)\nos.abort()\n"
 ONE = "import os, time\nif os.environ['RANK'] == '1':\n    raise ValueError('rank 1 has no data')\ntime.sleep(60)\n"
-INFO = "import logging\nlogging.basicConfig(level=20)\nlogging.info('INFO saved step 7')\nraise SystemExit(3)\n"
+LOG = "import logging\nlogging.basicConfig(level=20)\n"
+INFO = LOG + "logging.error('no shard 4')\nlogging.info('saved step 7')\nraise SystemExit(3)\n"
 HANG = "import muster, time\nmuster.progress(3)\ntime.sleep(60)\n"
 SLEEP = "import time\ntime.sleep(60)\n"
 
@@ -59,7 +60,7 @@ BREAKS = {
         "import sys\nprint('no space left', file=sys.stderr)\nsys.exit(3)\n",
         options=ONCE,
     ),
-    "info": Break(("exited with code 3 (rank 0); last output: ", "INFO saved step 7"), INFO, options=ONCE),
+    "info": Break(("exited with code 3 (rank 0); last output: ERROR:root:no shard 4; worker",), INFO, options=ONCE),
     "words": Break(
         ("exited with code 1 (rank 0)", "the licence has run out"),
         "raise SystemExit('the licence has run out')\n",

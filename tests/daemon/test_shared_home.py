@@ -35,6 +35,12 @@ COMMANDS = (
     ("server", "forget"),
     ("server", "install"),
     ("server", "restore", "backup.tar"),
+    ("server", "backup", "new.tar"),
+    ("token", "list"),
+    ("token", "create", "ci", "--role", "viewer"),
+    ("token", "rotate", "ci"),
+    ("token", "revoke", "ci"),
+    ("audit",),
     ("dashboard",),
     ("doctor",),
 )

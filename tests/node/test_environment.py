@@ -68,6 +68,11 @@ DIFFERENT: dict[str, tuple[list[str], Change]] = {
     "another file of lines": (["-r more/lines.txt"], write("more/lines.txt")),
     "a file of a file of lines": (["-r more/outer.txt"], write("more/inner.txt")),
     "a constraint": (["-c constraints.txt", "numpy"], write("constraints.txt")),
+    "links of a line, in one word": (["-fwheels", "numpy"], write("wheels/numpy.whl")),
+    "a constraint in one word": (["-cconstraints.txt", "numpy"], write("constraints.txt")),
+    "a folder by its address without slashes": (["numpy@file:./pkg"], write("pkg/deep/setup.py")),
+    "a repository on this machine": (["numpy @ git+file://{folder}/pkg"], write("pkg/deep/setup.py")),
+    "a revision of a repository": (["numpy @ git+file://{folder}/pkg@main#egg=numpy"], write("pkg/deep/setup.py")),
     "uv in the place of pip": (["numpy==2.0"], link_uv),
 }
 

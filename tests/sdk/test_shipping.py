@@ -87,6 +87,13 @@ def test_a_link_that_leads_out_is_refused_by_name(folder: Path, target: str) -> 
         collect(folder)
 
 
+@pytest.mark.parametrize("target", ["pkg/\x1b[2J", "pkg/\udcff", "b/" * 600 + "c"])
+def test_a_link_that_no_package_can_have_is_refused_by_name(folder: Path, target: str) -> None:
+    (folder / "link").symlink_to(target)
+    with pytest.raises(InvalidRequest, match="link: is a link that no package can have"):
+        collect(folder)
+
+
 def test_links_that_stay_inside_and_links_to_folders_travel_as_links(folder: Path) -> None:
     (folder / "pkg" / "again").symlink_to("../train.py")
     (folder / "alias").symlink_to("pkg")
@@ -239,6 +246,25 @@ SECRETS = [
     "aws_credentials",
     "shop-firebase-adminsdk-x1.json",
     ".mylogin.cnf",
+    ".env.swp",
+    ".netrc.swo",
+    ".env1",
+    "env.local",
+    "netrc",
+    "my-service-account.json",
+    "firebase-adminsdk.json",
+    "creds.json",
+    "keyfile.json",
+    "keys.json",
+    "user.keytab",
+    "secring.gpg",
+    "slack_token",
+    "jwt.secret",
+    ".dockerconfigjson",
+    ".kaggle/access.json",
+    "cookies.txt",
+    "wg0.conf",
+    "pip.conf",
 ]
 NO_SECRETS = [
     ".env.example",
@@ -266,6 +292,11 @@ NO_SECRETS = [
     "data.old",
     "~",
     "environment.md",
+    "keypoints.json",
+    "data/keys.csv",
+    "key_value_cache.py",
+    ".gitignore.swp",
+    "token_dataset.json",
 ]
 
 

@@ -58,10 +58,34 @@ def test_entries_of_pythonpath_mean_the_same_in_any_folder(tmp_path: Path, monke
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "WANDB_API_KEY", "WANDB_APIKEY", "HF_SECRETS", "NCCL_PASSWORD", "HF_CREDENTIALS_FILE", "hf_token"],
+    [
+        *(
+            "HF_TOKEN",
+            "WANDB_API_KEY",
+            "WANDB_APIKEY",
+            "HF_SECRETS",
+            "NCCL_PASSWORD",
+            "HF_CREDENTIALS_FILE",
+            "hf_token",
+        ),
+        *("HF_AUTH", "WANDB_PASS", "WANDB_PASSPHRASE", "TORCH_PWD", "WANDB_HTTP_BEARER", "HF_PAT", "WANDB_COOKIE"),
+    ],
 )
 def test_a_name_that_looks_like_a_secret_is_one(name: str) -> None:
     assert travelling.is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["CUDA_PATH", "TOKENIZERS_PARALLELISM", "NCCL_DEBUG", "HF_DATASETS_OFFLINE"])
+def test_other_names_are_no_secrets(name: str) -> None:
+    assert not travelling.is_secret(name, "/usr/local/task-with-a-very-long-name-indeed")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["hf_" + "aB3" * 8, "ghp_" + "aB3" * 8, "x sk-" + "aB3" * 8, "AKIA" + "A1" * 8, "eyJhbGciOiJI.eyJzdWIiOiIx.s"],
+)
+def test_a_value_that_looks_like_a_token_is_a_secret(value: str) -> None:
+    assert travelling.variables({"HF_NOTES": value}) == {}
 
 
 def test_the_hint_names_what_plausibly_matters() -> None:

@@ -20,6 +20,7 @@ from muster.cli import durations, exits
 from muster.cli.output import Report, write_data, write_table
 from muster.cli.safe_text import shown
 from muster.errors import MusterError
+from muster.sdk import home
 from muster.server.audit import AUDIT_FILE, numbered, read_line
 from muster.types.audit import AuditEntry
 from muster.types.codec import show_time, to_wire
@@ -45,6 +46,7 @@ def audit(
 ) -> None:
     """Show who changed what on this machine's control plane, and who was refused; the newest last."""
     takes = _filter(_moment(since), who, refused)
+    home.must_be_here(files.home())
     path = files.home() / AUDIT_FILE
     with ExitStack() as held:
         opened = _opened(path, held)

@@ -19,6 +19,7 @@ from muster import files
 from muster.cli import durations, exits, follow, output, pod_words, session
 from muster.cli.safe_text import shown
 from muster.sdk import submission, travelling
+from muster.types import plural
 from muster.types.training import WorldSize, size_problem
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _show_plan(client: Client, fields: Mapping[str, Any]) -> None:
             typer.echo(f"muster: {shown(line)}", err=True)
         packed = shipping.pack(parcel, files.home() / "cache")
         sizes = f"{package.shown(parcel.size)}, {package.shown(packed.size)} packed"
-        typer.echo(f"{len(parcel.entries)} files of {folder} would be sent: {sizes}", err=True)
+        typer.echo(f"{plural.counted(len(parcel.entries), 'file')} of {folder} would be sent: {sizes}", err=True)
         return
     given = submission.with_callers_own(given, far=client.is_far())
     if given["env"]:

@@ -358,6 +358,7 @@ def backup(
     from muster.daemon import backups
     from muster.types.codec import to_wire
 
+    home.must_be_here(files.home())
     made = backups.make(files.home(), file.absolute(), force=force)
     if output is Report.TABLE:
         what = "1 training with its journal is" if made.trainings == 1 else f"{made.trainings} trainings are"

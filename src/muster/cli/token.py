@@ -13,6 +13,7 @@ from muster.cli import durations, exits
 from muster.cli.output import Output, write_data, write_table
 from muster.core.training.explain import show_age
 from muster.errors import NotFound
+from muster.sdk import home
 from muster.server.audit import note_local
 from muster.server.auth import EMBEDDED_FILE, GRACE, ListedToken, Tokens
 from muster.types.codec import show_time, to_wire
@@ -36,6 +37,7 @@ class RoleName(StrEnum):
 
 
 def _tokens() -> Tokens:
+    home.must_be_here(files.home())
     return Tokens(files.home())
 
 

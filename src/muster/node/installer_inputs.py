@@ -32,6 +32,8 @@ _SETTING = re.compile(
 )
 _VARIABLE = re.compile(r"\$\{([A-Za-z0-9_]+)\}")
 _BETWEEN_WORDS = re.compile(r"[\s,;=\"'()<>\[\]{}]+")
+_LOCAL = re.compile(r"(?:^|[+@])(file:.*)")  # also git+file:, and behind a name
+_SHORT = re.compile(r"-[A-Za-z][^-]")  # an option with its value in one word
 _EDITABLE = ("-e", "--editable")
 # As pip knows archives; a line that is nothing but such a name is a file.
 _ARCHIVES = (".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma")
@@ -100,8 +102,8 @@ class _Inputs:
         for variable in _VARIABLE.findall(text):
             self.add("used", variable, self._env.get(variable, ""))
         expanded = _VARIABLE.sub(lambda match: self._env.get(match[1], match[0]), text)
-        for word in (*_BETWEEN_WORDS.split(expanded), *_with_spaces(expanded)):
-            path = _as_path(word)
+        words = (*_BETWEEN_WORDS.split(expanded), *_with_spaces(expanded))
+        for path in (path for word in words for path in _paths_in(word)):
             if path and (is_option or "/" in path or path.startswith(".") or path.lower().endswith(_ARCHIVES)):
                 for base in dict.fromkeys((self._folder, folder or self._folder)):
                     self.add_path(base / os.path.expanduser(path), is_option=is_option)
@@ -178,8 +180,12 @@ def _unquoted(text: str) -> str:
     return words[0] if len(words) == 1 else ""
 
 
-def _as_path(word: str) -> str:
-    """Return what pip would open for a word: an address of a local file without what stands around it."""
-    if word.startswith("file:"):
-        return urllib.parse.unquote(urllib.parse.urlsplit(word).path)
-    return "" if "://" in word else word.partition("#")[0]
+def _paths_in(word: str) -> Iterator[str]:
+    """Yield what pip could open for a word: an address of a local file or repository without what stands around it."""
+    if (match := _LOCAL.search(word)) is not None:
+        path = urllib.parse.unquote(urllib.parse.urlsplit(match[1]).path)
+        yield from dict.fromkeys((path, path.rpartition("@")[0] or path))  # a revision stands behind @
+    elif "://" not in word:
+        yield word.partition("#")[0]
+        if _SHORT.match(word):
+            yield word[2:]

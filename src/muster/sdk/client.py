@@ -24,6 +24,7 @@ from muster.sdk.find import Search
 from muster.sdk.streams import Kind
 from muster.sdk.submission import SubmitOptions
 from muster.sdk.training import DistributedTraining
+from muster.types import plural
 from muster.types.codec import show_time
 from muster.types.event import Event
 from muster.types.training import DEFAULT_NAMESPACE, Key, Training
@@ -276,7 +277,8 @@ def _packed(given: Mapping[str, Any]) -> tuple[Packed, dict[str, Any]]:
     for warning in parcel.warnings():
         log.warning("%s", warning)
     packed = shipping.pack(parcel, files.home() / "cache")
-    log.info("with the code of %s: %d files, %s packed", folder, len(parcel.entries), package.shown(packed.size))
+    size = package.shown(packed.size)
+    log.info("with the code of %s: %s, %s packed", folder, plural.counted(len(parcel.entries), "file"), size)
     return packed, placed | {"package": packed.digest}
 
 

@@ -10,16 +10,43 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # Files and folders, by one part of their path or by several.
 NAMES = (
-    *(".env", ".env.*", ".env[_-]*", "*.env", ".envrc", ".envrc.*", ".flaskenv", "*.env.local"),
-    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.pkcs12", "*.jks", "*.keystore", "*.ppk", "*.kdb", "*.kdbx"),
+    *(
+        ".env",
+        ".env.*",
+        ".env[_-]*",
+        ".env[0-9]*",
+        "env.local",
+        "*.env",
+        ".envrc",
+        ".envrc.*",
+        ".flaskenv",
+        "*.env.local",
+    ),
+    *(
+        "*.pem",
+        "*.key",
+        "*.p8",
+        "*.p12",
+        "*.pfx",
+        "*.pkcs12",
+        "*.jks",
+        "*.keystore",
+        "*.keytab",
+        "*.ppk",
+        "*.kdb",
+        "*.kdbx",
+    ),
+    *("secring.*", "*.keychain", "*.keychain-db", "wg[0-9]*.conf", "*.pgp"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "*.ovpn"),
     *(
         ".netrc",
         "_netrc",
+        ".netrc.*",
+        "netrc",
         ".pgpass",
         ".my.cnf",
         ".mylogin.cnf",
@@ -30,7 +57,16 @@ NAMES = (
         ".git-credentials",
         ".htpasswd",
     ),
-    *(".dockercfg", ".docker/config.json", ".s3cfg", ".boto", ".databrickscfg", ".terraformrc", ".terraform.d"),
+    *(
+        ".dockercfg",
+        ".dockerconfigjson",
+        ".docker/config.json",
+        ".s3cfg",
+        ".boto",
+        ".databrickscfg",
+        ".terraformrc",
+        ".terraform.d",
+    ),
     *(
         ".ssh",
         ".aws",
@@ -43,13 +79,15 @@ NAMES = (
         ".huggingface",
         ".muster",
     ),
-    *("huggingface/token", "huggingface/stored_tokens", "rclone.conf", "kubeconfig", "kubeconfig.*", "*.kubeconfig"),
+    *("huggingface/token", "huggingface/stored_tokens", "rclone.conf", ".rclone.conf"),
+    *("kubeconfig", "kubeconfig.*", "*.kubeconfig", "kube.config", ".smbcredentials", "smbcredentials", ".modal.toml"),
+    *("azureauth.json", "accesstokens.json", "msal_token_cache.*", "wallet.dat", ".doppler.yaml"),
+    *("pip.conf", "wandb/settings", "cookies.txt", "cookies.sqlite", ".kaggle", ".ngrok2", "ngrok.yml"),
     *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".vault-token", ".vault_pass*", "*.vault", ".*_history"),
     *(
         "kaggle.json",
-        "*[_-]adminsdk[_-]*.json",
-        "service_account*.json",
-        "service-account*.json",
+        "*[_-]adminsdk*.json",
+        "*service[_-]account*.json",
         "*serviceaccount*.json",
         "local.settings.json",
     ),
@@ -59,9 +97,35 @@ _TOKENS = ("access", "api", "auth", "hf", "gh", "github", "gitlab", "wandb")
 WORDS = (
     *("credential", "credentials", "credentials*", ".credentials*", "*credentials.json", "client_secret*", "auth.json"),
     *("secret", "secrets", "secret.*", "secrets.*", ".secret*", "*secret*.json", "*secret*.y*ml", "*secret*.toml"),
-    *("*secret*.ini", "*secret*.txt", "*secret*.conf", "token", "token.txt", "token.json", "token.pickle"),
+    *(
+        "*secret*.ini",
+        "*secret*.txt",
+        "*secret*.conf",
+        "*.secret",
+        "*[_-]secret",
+        "secret[_-]key*",
+        "token",
+        "token.txt",
+        "token.json",
+        "token.pickle",
+    ),
     *("tokens.json", ".token*", "*.token", *(f"*{kind}[_-]token" for kind in _TOKENS)),
     *(f"*{kind}[_-]token.*" for kind in _TOKENS),
+    *(
+        "*[_-]token",
+        "*[_-]token.txt",
+        "*[_-]token.json",
+        "oauth*.json",
+        ".auth.json",
+        "creds",
+        ".creds",
+        "cred.json",
+        "passwd",
+        "passwd.txt",
+        "creds.*",
+        "*[_-]creds.*",
+    ),
+    *("keyfile*", "key.json", "keys.json", "keys.txt", "*[_-]keys.json", "*[_-]keys.txt", "vault.*", "*vault-pass*"),
     *("*[_-]credentials", "*[_-]credentials.*", "*[_-]key", "*[_-]key.txt", "*[_-]key.json"),
     *("*api[_-]key*", "apikey*", "*.apikey", ".passwd*", "password*", "*passwords.*", "*passwords"),
 )
@@ -82,19 +146,27 @@ _NAMES, _WORDS = _one_of(NAMES), _one_of((*NAMES, *WORDS))
 
 def secret_pattern(name: str) -> str | None:
     """Return the pattern by which a file of that name, from the folder's top, or a folder above it looks secret."""
-    folder, _, file = name.lower().rpartition("/")
-    file = _original(file)
-    is_source = _SOURCE.search(file) is not None
-    if folder and (pattern := _of_folder(folder, is_source)) is not None:
-        return pattern
-    return None if _TEMPLATE.search(file) else _match(folder, file, is_source)
+    folder, _, last = name.lower().rpartition("/")
+    for file in _originals(last):
+        is_source = _SOURCE.search(file) is not None
+        if folder and (pattern := _of_folder(folder, is_source)) is not None:
+            return pattern
+        if not _TEMPLATE.search(file) and (pattern := _match(folder, file, is_source)) is not None:
+            return pattern
+    return None
 
 
-def _original(file: str) -> str:
-    """Return the name of the file that this one is a copy of, by its name; its own if it is none."""
-    while (match := _COPY.match(file)) is not None:
-        file = match["autosaved"] or match["swapped"] or match["kept"]
-    return file
+def _originals(file: str) -> Iterator[str]:
+    """Yield the names that the file may be a copy of, by its name; its own if it is none.
+
+    The swap file of `.env` is `.env.swp`, and so is that of `env`.
+    """
+    if (match := _COPY.match(file)) is None:
+        yield file
+    elif swapped := match["swapped"]:
+        yield from (*_originals(swapped), *_originals(f".{swapped}"))
+    else:
+        yield from _originals(match["autosaved"] or match["kept"])
 
 
 @functools.lru_cache(4096)

@@ -211,16 +211,23 @@ def _walked(folder: Path, below: str) -> Iterator[str]:
 
 def _entry(name: str, about: os.stat_result, tree: Tree, problems: list[Problem]) -> Entry | None:
     """Return None if it is neither a file nor a link."""
-    if not name.isprintable() or "\udc80" <= max(name) <= "\udcff":
+    if not _is_plain(name):
         problems.append(Problem(repr(name)[:120], "its name is not UTF-8, or has control characters"))
     if stat.S_ISLNK(about.st_mode):
         target = tree.link_of(name)
         if not package.stays_inside(name, target):
             problems.append(Problem(name[:120], f"is a link that leads out of the folder, to {target[:120]!r}"))
+        elif not _is_plain(target) or package.wrong_link(name, target):
+            problems.append(Problem(name[:120], f"is a link that no package can have, to {target[:120]!r}"))
         return Entry(name, link=target)
     if not stat.S_ISREG(about.st_mode):
         return None
     return Entry(name, about.st_size, bool(about.st_mode & 0o100), inode=(about.st_dev, about.st_ino))
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether it is UTF-8 without control characters."""
+    return text.isprintable() and not "\udc80" <= max(text) <= "\udcff"
 
 
 # Packing -----------------------------------------------------------------------------------------

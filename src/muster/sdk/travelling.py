@@ -13,7 +13,15 @@ PREFIXES = ("WANDB_", "HF_", "TOKENIZERS_", "NCCL_", "TORCH_", "CUDA_", "OMP_", 
 NAMES = ("PYTHONPATH",)
 KEPT_BACK = ("CUDA_VISIBLE_DEVICES", "WANDB_RUN_ID", "WANDB_RESUME")  # of this process, or of another run
 _LONGEST = 4096
-_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)")
+_SECRET = re.compile(
+    r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(_|$)"
+    r"|(^|_)(PASS|PWD|AUTH|AUTHORIZATION|BEARER|PAT|CREDS?|COOKIES?|PRIVATE|JWT)(_|$)"
+)
+# As providers write their tokens: Hugging Face, GitHub, GitLab, Slack, OpenAI, AWS, JSON Web Tokens, PEM.
+_TOKEN = re.compile(
+    r"(?<![\w-])(?:hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{16,}|sk-[\w-]{16,}"
+    r"|A(KI|SI)A[A-Z0-9]{16}|eyJ[\w-]{8,}\.[\w-]{8,})|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
 _USER_IN_URL = re.compile(r"://[^/\s]*@")
 _EVERYWHERE = {"PATH", "HOME", "USER", "SHELL", "PWD", "LANG", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
 _OTHER_TOOLS = (
@@ -29,8 +37,9 @@ _OTHER_TOOLS = (
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Return whether a variable looks like a secret, by its name or by a password in an address."""
-    return _SECRET.search(name.upper()) is not None or _USER_IN_URL.search(value) is not None
+    """Return whether a variable looks like a secret, by its name, by a token in it or by a password in an address."""
+    in_value = _USER_IN_URL.search(value) or _TOKEN.search(value)
+    return _SECRET.search(name.upper()) is not None or in_value is not None
 
 
 def variables(environ: Mapping[str, str], *, far: bool = False) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from muster.errors import QuotaExceeded, Unavailable
 from muster.files import read_text
 from muster.ports import Filter, Store
+from muster.types import plural
 from muster.types.codec import Invalid, from_wire, limited
 from muster.types.training import TERMINAL, Training
 
@@ -90,8 +91,10 @@ def gpus_of(training: Training) -> int:
 
 
 def _exceeded(namespace: str, what: str, limit: int, used: int, wanted: int) -> QuotaExceeded:
+    may = plural.counted(limit, what.removesuffix("s"))
+    asked = f"{used} {'is' if used == 1 else 'are'} in use, {wanted} more {'was' if wanted == 1 else 'were'} asked for"
     return QuotaExceeded(
-        f"namespace {namespace!r} may have {limit} {what}: {used} are in use, {wanted} more were asked for",
+        f"namespace {namespace!r} may have {may}: {asked}",
         resource=what,
         current=used,
         requested=wanted,

@@ -14,6 +14,7 @@ from muster.errors import PipelineKilled
 from muster.sharing import execution
 from muster.sharing.hooks import PipelineHooks
 from muster.sharing.pool_state import PoolState
+from muster.types import plural
 from muster.types.codec import readable
 from muster.types.sharing import GENERATION_CLUSTER, Gpu, PipelineId, Priority, Released
 
@@ -48,7 +49,7 @@ class Kills:
         kept = self._held(name) if name in state.shares.pipelines else set()
         freed = tuple(sorted(before - kept))
         if not kept:
-            return Released(freed, f"{name} is gone; {len(freed)} GPUs were freed")
+            return Released(freed, f"{name} is gone; {plural.counted(len(freed), 'GPU')} freed")
         told = f"{name} is ended, and keeps GPU {', '.join(map(str, sorted(kept)))} until its process is gone"
         return Released(freed, told)
 

@@ -26,6 +26,7 @@ from muster.sharing.pool_state import OnEvent, PoolState, ranks_of
 from muster.sharing.proving import Proofs
 from muster.sharing.requests import Requests
 from muster.sharing.trainings import Trainings
+from muster.types import plural
 from muster.types.codec import MOST, is_text, readable
 from muster.types.sharing import (
     GENERATION_CLUSTER,
@@ -317,7 +318,7 @@ class Scheduler:
         gone.result()
         await self._state.written()
         freed = self._state.gpus_of(lease.bundle for lease in before)
-        return Released(freed, f"{len(before)} bundles vacated" if before else "nothing was held")
+        return Released(freed, f"{plural.counted(len(before), 'bundle')} vacated" if before else "nothing was held")
 
     def _without(
         self, name: PipelineId, cluster: str, now: float
@@ -328,7 +329,11 @@ class Scheduler:
         there = list(demand.leases_of(before, name, cluster))
         freed = self._state.gpus_of(lease.bundle for lease in there if lease.bundle not in shares.leases)
         going = {one.bundle: shares.leases[one.bundle].epoch for one in there if one.bundle in shares.leases}
-        text = f"{len(freed)} GPUs freed" if freed else f"{name}/{cluster} holds nothing: nothing was freed"
+        text = (
+            f"{plural.counted(len(freed), 'GPU')} freed"
+            if freed
+            else f"{name}/{cluster} holds nothing: nothing was freed"
+        )
         if going:
             text += f"; {len(going)} bundles were still being granted or drained, and are vacated first"
         return shares, going, text, freed

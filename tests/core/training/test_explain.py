@@ -178,6 +178,39 @@ def test_a_failed_training_names_each_rank_that_failed_and_the_last_output_of_th
     )
 
 
+def test_what_the_first_line_says_is_not_repeated() -> None:
+    cause = "ValueError: label 7 at train.py:7 (rank 1)"
+    message = f"{cause}; worker w1, round 1; 1 of 1 restarts used"
+    first = RankExit(1, 1, "Exit 1", None, "w1", stderr_tail=("ValueError: label 7",))
+    training = a_training(
+        phase="failed",
+        outcome=Outcome("failed", "RankFailed", message, first, ago(30)),
+        rank_exits=(first,),
+        started_at=ago(90),
+        finished_at=ago(30),
+    )
+    events = [
+        Event("RankFailed", f"{cause}; worker w0", "Warning", uid="u1", at=ago(60)),
+        Event("RankFailed", f"{cause}; worker w1", "Warning", uid="u1", at=ago(31)),
+        Event("OutcomeDecided", f"failed: {message}", uid="u1", at=ago(30)),
+        Event("Failed", f"{message} [rank 1: exit_code=1 reason=Exit 1]", "Warning", uid="u1", at=ago(30)),
+    ]
+
+    found = explained(training, *events)
+
+    assert str(found).count("label 7") == 1
+    assert found.details[-2:] == ("1m ago: RankFailed: the same; worker w0", "31s ago: RankFailed: the same; worker w1")
+
+
+def test_a_success_is_told_once() -> None:
+    ended = a_training(phase="succeeded", outcome=Outcome("succeeded", message="all ranks exited 0"), rank_exits=())
+    events = [
+        Event("OutcomeDecided", "succeeded: all ranks exited 0", uid="u1", at=ago(2)),
+        Event("Succeeded", "all ranks exited 0", uid="u1", at=ago(2)),
+    ]
+    assert explained(ended, *events).details == ("2s ago: Succeeded: all ranks exited 0",)
+
+
 @pytest.mark.parametrize(("phase", "text"), [("succeeded", "demo succeeded"), ("cancelled", "demo was cancelled")])
 def test_an_end_is_told_as_what_it_was(phase: Any, text: str) -> None:
     training = a_training(phase=phase, outcome=Outcome(phase), finished_at=ago(120), rank_exits=())

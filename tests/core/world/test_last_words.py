@@ -72,6 +72,13 @@ def test_the_last_traceback_names_the_exception_and_the_place_in_user_code(
         (["", "   ", "***"], ""),
         ([], ""),
         (["x" * 5000], "x" * 300),
+        (["ERROR:my:data folder is empty", "INFO:my:saving", "INFO:my:bye"], "ERROR:my:data folder is empty"),
+        (["2026-01-01 10:00:00,1 [ERROR] no data", "2026-01-01 10:00:00,2 [INFO] bye"],)
+        + ("2026-01-01 10:00:00,1 [ERROR] no data",),
+        (["E0101 10:00:00.1 a.cc:3] no data", "I0101 10:00:00.2 a.cc:4] bye"], "E0101 10:00:00.1 a.cc:3] no data"),
+        (["warming up", "INFO saved step 7"], ""),
+        (["my INFORMATION is old"], "my INFORMATION is old"),
+        (["no such level: set NCCL_DEBUG=INFO"], "no such level: set NCCL_DEBUG=INFO"),
     ],
 )
 def test_the_last_output_is_the_last_line_with_a_word(lines: list[str], line: str) -> None:
@@ -90,10 +97,12 @@ def test_an_exception_comes_first_then_its_place_then_the_rank() -> None:
 
 
 def test_an_exit_code_is_the_cause_where_no_exception_ended_the_program() -> None:
-    left = an_exit(0, 3, "a", stderr_tail=("INFO saved step 7",))
+    left = an_exit(0, 3, "a", stderr_tail=("no data", "see --help"))
     assert last_words.report(left, "round 1") == (
-        "exited with code 3 (rank 0); last output: INFO saved step 7; worker a, round 1"
+        "exited with code 3 (rank 0); last output: see --help; worker a, round 1"
     )
+    logged = an_exit(0, 3, "a", stderr_tail=("INFO saved step 7",))
+    assert last_words.report(logged, "round 1") == "exited with code 3 (rank 0); worker a, round 1"
     caught = an_exit(0, 3, "a", exception="ValueError: label 7", place="t.py:1", stderr_tail=("INFO stopping",))
     assert last_words.report(caught) == (
         "exited with code 3 (rank 0); last traceback: ValueError: label 7 at t.py:1; worker a"

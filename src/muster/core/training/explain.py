@@ -19,6 +19,7 @@ from muster.types.training import LENT, Condition, Outcome, Status, Training
 from muster.types.world import show_round_times as show_times
 
 _EVENTS_SHOWN = 5
+_DECISION = frozenset({"OutcomeDecided"})
 _EXITS_SHOWN = 8
 _CONDITIONS = ("Valid", "Admitted", "BelowMinimum", "Resizing", "TargetReached", "MeshReady", "DegradedMesh", "Stalled")
 _BAD = {"Admitted": "False", "BelowMinimum": "True", "TargetReached": "False", "MeshReady": "False"}
@@ -46,7 +47,7 @@ def explain(
     """
     summary = _summary(training, now, lent)
     told = (f"lent: {lent}",) if lent and lent not in summary and not training.is_terminal else ()
-    details = (*told, *_details(training, now, steady or now, summary), *_last_events(training, events, now))
+    details = (*told, *_details(training, now, steady or now, summary), *_last_events(training, events, now, summary))
     return Explanation(summary, details)
 
 
@@ -165,7 +166,7 @@ def _message(condition: Condition | None) -> str:
 def _details(training: Training, now: datetime, steady: datetime, summary: str) -> Iterator[str]:
     status, spec = training.status, training.spec
     if training.is_terminal:
-        yield from _exits(training)
+        yield from _exits(training, summary)
     else:
         yield from _conditions(training, now, summary)
         yield from _deadlines(training, now, steady)
@@ -223,7 +224,7 @@ def _deadlines(training: Training, now: datetime, steady: datetime) -> Iterator[
         yield f"its deadline is in {show_age(deadline - steady)}"
 
 
-def _exits(training: Training) -> Iterator[str]:
+def _exits(training: Training, summary: str) -> Iterator[str]:
     failed = [one for one in training.status.rank_exits or () if one.failed]
     for one in failed[:_EXITS_SHOWN]:
         where = f" on {one.worker}" if one.worker else ""
@@ -231,16 +232,23 @@ def _exits(training: Training) -> Iterator[str]:
     if len(failed) > _EXITS_SHOWN:
         yield f"and {len(failed) - _EXITS_SHOWN} more ranks that failed"
     first = training.status.outcome.first_failure if training.status.outcome else None
-    if first is not None and (words := last_words.last_output(first.stderr_tail)):
+    words = last_words.last_output(first.stderr_tail) if first is not None else ""
+    if first is not None and words and words not in summary:
         yield f"last output of rank {first.rank}: {words}"
 
 
-def _last_events(training: Training, events: Sequence[Event], now: datetime) -> Iterator[str]:
-    """The latest that bear on the question: warnings and exits before the rest, in the order of their time."""
+def _last_events(training: Training, events: Sequence[Event], now: datetime, summary: str) -> Iterator[str]:
+    """The latest that bear on the question: warnings and exits before the rest, in the order of their time.
+
+    They do not repeat what the summary says.
+    """
     mine = [event for event in events if event.uid == training.metadata.uid or not event.uid]
     ends = [place for place, event in enumerate(mine) if event.reason in FINISHED.values()]
     if training.is_terminal and ends:
         mine = mine[: ends[0] + 1]  # that its workers leave then explains nothing
+        outcome = first_line(training.status.outcome.message) if training.status.outcome else ""
+        said = _DECISION if not outcome or outcome not in summary else {mine[-1].reason} | _DECISION
+        mine = [event for event in mine if not (outcome and outcome in event.message and event.reason in said)]
     telling = [place for place, event in enumerate(mine) if event.type == "Warning" or event.reason == WORKER_EXITED]
     others = [place for place in range(len(mine)) if place not in set(telling)]
     chosen = telling[-_EVENTS_SHOWN:]
@@ -248,4 +256,10 @@ def _last_events(training: Training, events: Sequence[Event], now: datetime) -> 
         chosen += others[-free:]
     for event in (mine[place] for place in sorted(chosen)):
         age = f"{show_age(now - event.at)} ago" if event.at else "just now"
-        yield f"{age}: {event.reason}" + (f": {first_line(event.message)}" if event.message else "")
+        yield f"{age}: {event.reason}" + (f": {_new_in(first_line(event.message), summary)}" if event.message else "")
+
+
+def _new_in(message: str, summary: str) -> str:
+    """Return a message with "the same" in place of a cause that the summary has named."""
+    cause, worker, rest = message.partition("; worker ")
+    return f"the same; worker {rest}" if worker and cause in summary else message

@@ -25,7 +25,7 @@ from muster.core.training import status as statuses
 from muster.core.training.status import Observed
 from muster.core.world import run
 from muster.core.world.seating import natural
-from muster.types import world
+from muster.types import plural, world
 from muster.types.event import FINISHED, TERMINAL_EDIT, Event
 from muster.types.training import QUEUE, Outcome, Spec, Status, Training
 from muster.types.worker import Worker
@@ -222,7 +222,7 @@ def _why_removed(training: Training) -> str:
 
 def _wish(spec: Spec) -> str:
     size = spec.world_size
-    return f"world size {size.min}:{size.target}:{size.max} with {spec.spares} spares"
+    return f"world size {size.min}:{size.target}:{size.max} with {plural.counted(spec.spares, 'spare')}"
 
 
 # Proposed and closing ----------------------------------------------------------------------------

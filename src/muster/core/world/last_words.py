@@ -21,6 +21,9 @@ _GROUP = re.compile(r" {2,}[|+] ?")  # Python writes it in front of the lines of
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]*)", line (?P<line>\d+)(?:, in |$)')
 _HEAD = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):")
 _NO_CAUSE = re.compile(r"Exception ignored |Exception in thread |Error in (?:atexit|sys)\b")
+# The level of a line of a log stands in its first words, in capital letters.
+_NO_PROBLEM = re.compile(r"^.{0,60}?(?<![\w.=])(?:INFO|DEBUG|TRACE|NOTICE)(?![\w.=])|^[DI]\d{4} \d\d:\d\d")
+_PROBLEM = re.compile(r"^.{0,60}?(?<![\w.=])(?:ERROR|CRITICAL|FATAL)(?![\w.=])|^[EF]\d{4} \d\d:\d\d")
 _LIBRARY = re.compile(r"^<|/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|/muster/(?:node|state)/")
 
 
@@ -58,8 +61,15 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[tuple[list[re.Match[str]], int
 
 
 def last_output(lines: Sequence[str]) -> str:
-    """Return the last line with a letter or a digit in it."""
-    return _bounded(next((line for line in reversed([*map(_plain, lines)]) if any(map(str.isalnum, line))), ""))
+    """Return the last line with a letter or a digit in it.
+
+    A program that logs says most after an error. If the last line is one of INFO or less, the last line of an error
+    counts instead; without one there is nothing to say.
+    """
+    words = [line for line in map(_plain, lines) if any(map(str.isalnum, line))]
+    if words and _NO_PROBLEM.match(words[-1]):
+        words = [line for line in words if _PROBLEM.match(line)]
+    return _bounded(words[-1]) if words else ""
 
 
 def of(end: RankEnd) -> str:

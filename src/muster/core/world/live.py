@@ -41,7 +41,8 @@ def succeeded(run: Run) -> Decision | None:
     current = run.round
     if current is None or not all(seat.member_id in current.finished for seat in current.seats):
         return None
-    message = f"all {current.rank_count} ranks of round {current.number} exited 0"
+    ranks = "the only rank" if current.rank_count == 1 else f"all {current.rank_count} ranks"
+    message = f"{ranks} of round {current.number} exited 0"
     return Decision(Finish(RunOutcome(OutcomeState.SUCCEEDED, "succeeded", message, current.number)), message)
 
 
