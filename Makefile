@@ -23,7 +23,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^##@ / { print (n++ ? "\n" : "") substr($$0, 5) } \
 	  /^[a-z][-a-z]*:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(DEMO_STAMP) ## Kill a worker of a real training and watch it heal: about a minute
+demo: $(DEMO_STAMP) ## Kill a worker of a real training and watch it heal: half a minute after the installation
 	$(BIN)/python examples/demo.py
 
 check: venv ## Format, lint, types, import directions

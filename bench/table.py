@@ -150,8 +150,8 @@ def _record(name: str, value: float, unit: str, goal: str, ok: bool) -> Record:
 def caption(file: str) -> str:
     """Return the line above a table: when, on what and in which environment it was measured."""
     measured = stored(file)["measured"]
-    kept = [measured[key] for key in ("hardware", "backend", "environment", "remark") if measured.get(key)]
-    return f"*Measured on {measured['date']}: {'; '.join(kept)}.*\n\n"
+    parts = [measured[key] for key in ("hardware", "backend", "environment", "remark") if measured.get(key)]
+    return f"*Measured on {measured['date']}: {'; '.join(part.removeprefix('none: ') for part in parts)}.*\n\n"
 
 
 def full_table(file: str, parts: list[str]) -> str:
@@ -192,7 +192,9 @@ def _numbers(measured: Record) -> tuple[str, str, str, str, str]:
 
 def summary_table() -> str:
     """Return the table of README.md, in seconds: a row for each loss, with the best of the peers."""
-    lines = [["what was killed", "muster", "goal", "best peer", "which peer", "unit", "samples"]]
+    lines = [
+        ["what was killed or cut", "muster", "goal", "fastest peer", "name of the peer", "unit", "samples of muster"]
+    ]
     for row in SUMMARY:
         figure = next(figure for figure in figures(row.file, []) if figure["name"] == row.figure)
         scale = 1e-3 if figure["unit"] == "ms" else 1.0
@@ -217,7 +219,7 @@ def best_peer(peers: Record, scale: float = 1.0) -> tuple[str, str]:
         return "–", "not measured"
     healed = {name: peer["p50"] for name, peer in peers.items() if peer["p50"] is not None}
     if not healed:
-        return "–", "never"
+        return f"all {len(peers)} peers", "never"
     name = min(healed, key=lambda peer: float(healed[peer]))
     return name, amount(healed[name] * scale)
 

@@ -40,7 +40,7 @@ def test_the_readme_has_six_to_eight_rows_and_one_value_in_each_cell() -> None:
     for row in rows:
         cells = dict(zip(head.strip("| ").split(" | "), row.strip("| ").split(" | "), strict=True))
         assert float(cells["muster"].replace(",", "")) > 0
-        assert cells["best peer"] in ("never", "not measured") or float(cells["best peer"].replace(",", "")) > 0
+        assert cells["fastest peer"] in ("never", "not measured") or float(cells["fastest peer"].replace(",", "")) > 0
 
 
 def test_a_table_has_a_row_for_each_system_between_its_marks(results: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_page_that_differs_from_its_results_is_reported(
     ("peers", "best"),
     [
         ({}, ("–", "not measured")),
-        ({"a": {"p50": None, "instead": "never"}}, ("–", "never")),
+        ({"a": {"p50": None}, "b": {"p50": None}}, ("all 2 peers", "never")),
         ({"a": {"p50": 4.0, "instead": ""}, "b": {"p50": 1.5, "instead": "never (1 of 3)"}}, ("b", "1.5")),
     ],
 )
@@ -97,3 +97,9 @@ def test_the_figures_of_a_gpu_are_read_from_what_its_benchmark_prints() -> None:
 def test_a_run_says_on_what_it_was_made() -> None:
     measured = report.machine()
     assert measured.keys() >= MEASURED.keys() and "cores" in measured["hardware"] and "torch" in measured["environment"]
+
+
+def test_a_caption_without_a_backend_says_only_why(results: Path) -> None:
+    measured = MEASURED | {"backend": "none: no process group is formed"}
+    (results / "world.json").write_text(json.dumps({"measured": measured, "figures": []}))
+    assert table.caption("world") == "*Measured on 2026-01-02: 2 cores; no process group is formed; torch 2.13.*\n\n"
