@@ -154,7 +154,7 @@ def a_pax_file(content: bytes = b"x", **keys: str) -> bytes:
 
 
 def a_packed_link(target: str) -> bytes:
-    """A link with the header that `pack` would write."""
+    """Return a link with the header that `pack` would write."""
     header = package._header(package.Member("a", 0o644, 0, target))
     return header + bytes(1024) + bytes(-(len(header) + 1024) % 10_240)
 

@@ -8,9 +8,9 @@ from muster.server import quotas
 from muster.types import plural
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "0 files"), (1, "1 file"), (2, "2 files")])
-def test_a_noun_follows_its_number(count: int, said: str) -> None:
-    assert plural.counted(count, "file") == said
+@pytest.mark.parametrize(("count", "text"), [(0, "0 files"), (1, "1 file"), (2, "2 files")])
+def test_a_noun_follows_its_number(count: int, text: str) -> None:
+    assert plural.counted(count, "file") == text
 
 
 def test_a_quota_of_one_is_told_in_the_singular() -> None:

@@ -32,7 +32,7 @@ _SETTING = re.compile(
 )
 _VARIABLE = re.compile(r"\$\{([A-Za-z0-9_]+)\}")
 _BETWEEN_WORDS = re.compile(r"[\s,;=\"'()<>\[\]{}]+")
-_LOCAL = re.compile(r"(?:^|[+@])(file:.*)")  # also git+file:, and behind a name
+_LOCAL = re.compile(r"(?:^|[+@])(file:.*)")  # `git+file:…` and `name@file:…` are local, too
 _SHORT = re.compile(r"-[A-Za-z][^-]")  # an option with its value in one word
 _EDITABLE = ("-e", "--editable")
 # As pip knows archives; a line that is nothing but such a name is a file.

@@ -17,7 +17,7 @@ _SECRET = re.compile(
     r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(_|$)"
     r"|(^|_)(PASS|PWD|AUTH|AUTHORIZATION|BEARER|PAT|CREDS?|COOKIES?|PRIVATE|JWT)(_|$)"
 )
-# As providers write their tokens: Hugging Face, GitHub, GitLab, Slack, OpenAI, AWS, JSON Web Tokens, PEM.
+# Hugging Face, GitHub, GitLab, Slack, OpenAI and AWS give out tokens of these forms. JSON Web Tokens and keys follow.
 _TOKEN = re.compile(
     r"(?<![\w-])(?:hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{16,}|sk-[\w-]{16,}"
     r"|A(KI|SI)A[A-Z0-9]{16}|eyJ[\w-]{8,}\.[\w-]{8,})|-----BEGIN [A-Z ]*PRIVATE KEY"

@@ -92,9 +92,9 @@ def gpus_of(training: Training) -> int:
 
 def _exceeded(namespace: str, what: str, limit: int, used: int, wanted: int) -> QuotaExceeded:
     may = plural.counted(limit, what.removesuffix("s"))
-    asked = f"{used} {'is' if used == 1 else 'are'} in use, {wanted} more {'was' if wanted == 1 else 'were'} asked for"
+    usage = f"{used} {'is' if used == 1 else 'are'} in use, {wanted} more {'was' if wanted == 1 else 'were'} asked for"
     return QuotaExceeded(
-        f"namespace {namespace!r} may have {may}: {asked}",
+        f"namespace {namespace!r} may have {may}: {usage}",
         resource=what,
         current=used,
         requested=wanted,

@@ -254,9 +254,9 @@ def test_values_of_variables_are_never_shown() -> None:
     training = a_training(
         a_condition("Admitted", "False", "no room"), spec={"env": {"KEY": "hunter2"}, "secret_env": ("KEY",)}
     )
-    found = explained(training, Event("Submitted", "by alice", uid="u1", at=ago(3)))
+    explanation = explained(training, Event("Submitted", "by alice", uid="u1", at=ago(3)))
 
-    assert "hunter2" not in found.summary + " ".join(found.details)
+    assert "hunter2" not in explanation.summary + " ".join(explanation.details)
 
 
 @pytest.mark.parametrize(

@@ -238,23 +238,23 @@ def _exits(training: Training, summary: str) -> Iterator[str]:
 
 
 def _last_events(training: Training, events: Sequence[Event], now: datetime, summary: str) -> Iterator[str]:
-    """The latest that bear on the question: warnings and exits before the rest, in the order of their time.
+    """Yield the latest events that explain the state: warnings and exits before the others, in the order of their time.
 
-    They do not repeat what the summary says.
+    Leave out events with the cause that the summary has already.
     """
-    mine = [event for event in events if event.uid == training.metadata.uid or not event.uid]
-    ends = [place for place, event in enumerate(mine) if event.reason in FINISHED.values()]
+    journal = [event for event in events if event.uid == training.metadata.uid or not event.uid]
+    ends = [place for place, event in enumerate(journal) if event.reason in FINISHED.values()]
     if training.is_terminal and ends:
-        mine = mine[: ends[0] + 1]  # that its workers leave then explains nothing
-        outcome = first_line(training.status.outcome.message) if training.status.outcome else ""
-        said = _DECISION if not outcome or outcome not in summary else {mine[-1].reason} | _DECISION
-        mine = [event for event in mine if not (outcome and outcome in event.message and event.reason in said)]
-    telling = [place for place, event in enumerate(mine) if event.type == "Warning" or event.reason == WORKER_EXITED]
-    others = [place for place in range(len(mine)) if place not in set(telling)]
+        journal = journal[: ends[0] + 1]  # the exits of its workers after the end explain nothing
+        cause = first_line(training.status.outcome.message) if training.status.outcome else ""
+        repeated = _DECISION if not cause or cause not in summary else {journal[-1].reason} | _DECISION
+        journal = [event for event in journal if not (cause and cause in event.message and event.reason in repeated)]
+    telling = [place for place, event in enumerate(journal) if event.type == "Warning" or event.reason == WORKER_EXITED]
+    others = [place for place in range(len(journal)) if place not in set(telling)]
     chosen = telling[-_EVENTS_SHOWN:]
     if free := _EVENTS_SHOWN - len(chosen):
         chosen += others[-free:]
-    for event in (mine[place] for place in sorted(chosen)):
+    for event in (journal[place] for place in sorted(chosen)):
         age = f"{show_age(now - event.at)} ago" if event.at else "just now"
         yield f"{age}: {event.reason}" + (f": {_new_in(first_line(event.message), summary)}" if event.message else "")
 
