@@ -216,6 +216,36 @@ def test_the_log_of_a_rollout_has_a_line_per_rollout_and_grant_and_warns_of_lost
     ]
 
 
+def test_a_rollout_is_logged_once_and_only_if_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "muster.pool")
+
+    def begun() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "begins" in one.getMessage()]
+
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1", NOWHERE_ELSE)
+            await joined(sched, "p2", {"actor_infer": ClusterSpec([0, 1, 2, 3])})
+            await training(sched, "p1")
+            client = PipelineClient(sched, "p1")
+            with pytest.raises(RequestRefused):
+                await client.begin_progress_batch(8)
+            assert begun() == []
+            waiting = PipelineClient(sched, "p2")
+            for _ in range(2):
+                with pytest.raises(GrantTimeout):
+                    await waiting.signal_rollout_demand("r1", 8, timeout=1)
+            await waiting.begin_progress_batch(8)
+            assert begun() == ["p2: rollout r1 begins: 8 trajectories to generate"]
+            await sched.notify_release_gpus("p1", "actor_train")
+            await waiting.signal_rollout_demand("r1", 8)
+            assert len(begun()) == 1
+            await waiting.signal_rollout_demand("r2", 8)
+            assert len(begun()) == 2
+
+    virtual.run(story())
+
+
 def test_a_batch_without_an_open_rollout_is_an_error_that_names_the_call() -> None:
     async def story() -> None:
         async with a_scheduler() as sched:
