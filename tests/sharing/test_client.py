@@ -15,7 +15,7 @@ from muster.errors import GrantTimeout, InvalidRequest, RequestRefused, Schedule
 from muster.sharing import ClusterSpec, PipelineClient, Priority, ProgressReport
 from muster.sharing.hooks import problems
 from muster.sim import virtual
-from tests.sharing.scripted import a_scheduler, joined, training
+from tests.sharing.scripted import Hooks, a_scheduler, generating, joined, training
 
 
 @dataclass
@@ -213,6 +213,21 @@ def test_the_log_of_a_rollout_has_a_line_per_rollout_and_grant_and_warns_of_lost
         ("INFO", "p1: granted GPU 0, 1 for actor_train"),
         ("WARNING", "p1: progress 0 of 8 was refused: its rollout is not open"),
         ("WARNING", "p1: progress 0 of 8 was lost: the scheduler does not run: call start"),
+    ]
+
+
+def test_a_release_that_waits_for_the_pipelines_own_hooks_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with a_scheduler(hook_timeout_s=100) as sched:
+            await joined(sched, "p1", hooks=Hooks(shrink=[70]))
+            await generating(sched, "p1")
+            await asyncio.sleep(1)
+            await sched.await_release_gpus("p1")
+
+    virtual.run(story())
+    assert [one.getMessage() for one in caplog.records if one.name == "muster.pool"] == [
+        f"p1: waited {waited_s} s for the release of actor_infer: its hooks have not freed GPU 0, 1, 2, 3"
+        for waited_s in (30, 60)
     ]
 
 
