@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import queue
+import select
 import shlex
 import socket
 import sys
@@ -40,6 +41,7 @@ def run(
     beside: str | None = None,
 ) -> int:
     """Serve until stopped; returns an exit code. One clear line on bad input."""
+    starter = os.getppid()
     try:
         host, port = wire.parse_address(listen)
     except ValueError as error:
@@ -70,6 +72,7 @@ def run(
         if ready_fd is not None:
             os.write(ready_fd, f"{address}\n".encode())
             os.close(ready_fd)
+            _close_stderr_after(starter)
         if not quiet:
             output.say(f"coordinator listens on {address}")
 
@@ -169,6 +172,23 @@ class _Output:
     def finish(self) -> None:
         self.say("")
         self._writer.join(FINISH_S)
+
+
+def _close_stderr_after(pid: int) -> None:
+    """Close stderr when the process that started this one ends: whoever reads its output waits for the end of it."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return
+
+    def wait() -> None:
+        select.select([process], [], [])
+        os.close(process)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+    threading.Thread(target=wait, name="stderr", daemon=True).start()
 
 
 def _refuse(message: str, code: int) -> int:

@@ -272,6 +272,20 @@ def test_the_verdict_of_a_command_counts(place: Server, start: Start, publish: A
     assert keys(place) == {"mesh-ready/a", "mesh-ready/b"}
 
 
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("echo down; exit 1", "the mesh converges: down"),
+        ("echo down && false", "the mesh converges: down"),
+        ("! false && test -n $HOME || exit 3", "the command calls the mesh of 1 node ready"),
+    ],
+)
+def test_a_shell_runs_the_command(publish: Any, command: str, line: str) -> None:
+    publisher = publish("--node", "a", "--verdict", command, "--listen", f"127.0.0.1:{free_port()}", HOME="/")
+    publisher.until(line)
+    assert ("ready" in "".join(publisher.lines)) == ("ready" in line), publisher.lines
+
+
 def test_names_of_nodes_stay_as_they_are_in_a_reason() -> None:
     nodes = {"workers-1": ("127.0.0.1", 1), "workers-2": ("127.0.0.1", 2)}
     finding = Agents(nodes, "").judge(None, 60, 0.0)
@@ -304,6 +318,9 @@ def test_a_command_s_verdict_follows_the_rules_of_the_gate() -> None:
         (["--node", "a=127.0.0.1", "--node", "a=127.0.0.2", "--etcd", "http://h:1"], "given twice"),
         (["--node", "a=10.8.0.1", "--etcd", "http://h:1"], "there is no MUSTER_MESH_TOKEN"),
         (["--node", "a", "--verdict", "no-such-program x", "--etcd", "http://h:1"], "names no program"),
+        (["--node", "a", "--verdict", "test -e 'x", "--etcd", "http://h:1"], "cannot be read"),
+        (["--node", "a", "--verdict", "test -e x &&", "--etcd", "http://h:1"], "cannot be read"),
+        (["--node", "a", "--verdict", " ", "--etcd", "http://h:1"], "is empty"),
         (["--node", "a=127.0.0.1", "--etcd", "h"], "is not the address of an etcd"),
         (["--node", "a=127.0.0.1", "--etcd", "http://h:1", "--prefix", "/"], "is no path of keys"),
     ],

@@ -205,6 +205,15 @@ def test_launches_follow_each_other_on_one_address(fleet: Fleet, ids: tuple[str,
         assert trained(fleet) == 2 * (index + 1)
 
 
+def test_a_coordinator_that_stays_keeps_nobody_waiting_who_reads_the_output(fleet: Fleet) -> None:
+    fleet.port = free_port()
+    first = standalone(fleet, "a", "job", "--nnodes", "1", MUSTER_IDLE_S="60")
+    assert first.wait() == 0
+    eventually(lambda: first.ended_at, "the end of the output", 15)
+    second = standalone(fleet, "a", "job", "--nnodes", "1")
+    assert second.wait() == 0 and "which was running already" in second.text, "the coordinator is still there"
+
+
 def test_requeued_jobs_follow_each_other_on_one_address(fleet: Fleet) -> None:
     fleet.port = free_port()
     for restart in (0, 1, 2):

@@ -15,7 +15,7 @@ from muster.errors import GrantTimeout, InvalidRequest, RequestRefused, Schedule
 from muster.sharing import ClusterSpec, PipelineClient, Priority, ProgressReport
 from muster.sharing.hooks import problems
 from muster.sim import virtual
-from tests.sharing.scripted import a_scheduler, joined, training
+from tests.sharing.scripted import Hooks, a_scheduler, generating, joined, training
 
 
 @dataclass
@@ -214,6 +214,51 @@ def test_the_log_of_a_rollout_has_a_line_per_rollout_and_grant_and_warns_of_lost
         ("WARNING", "p1: progress 0 of 8 was refused: its rollout is not open"),
         ("WARNING", "p1: progress 0 of 8 was lost: the scheduler does not run: call start"),
     ]
+
+
+def test_a_release_that_waits_for_the_pipelines_own_hooks_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with a_scheduler(hook_timeout_s=100) as sched:
+            await joined(sched, "p1", hooks=Hooks(shrink=[70]))
+            await generating(sched, "p1")
+            await asyncio.sleep(1)
+            await sched.await_release_gpus("p1")
+
+    virtual.run(story())
+    assert [one.getMessage() for one in caplog.records if one.name == "muster.pool"] == [
+        f"p1: waited {waited_s} s for the release of actor_infer: its hooks have not freed GPU 0, 1, 2, 3"
+        for waited_s in (30, 60)
+    ]
+
+
+def test_a_rollout_is_logged_once_and_only_if_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "muster.pool")
+
+    def begun() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "begins" in one.getMessage()]
+
+    async def story() -> None:
+        async with a_scheduler() as sched:
+            await joined(sched, "p1", NOWHERE_ELSE)
+            await joined(sched, "p2", {"actor_infer": ClusterSpec([0, 1, 2, 3])})
+            await training(sched, "p1")
+            client = PipelineClient(sched, "p1")
+            with pytest.raises(RequestRefused):
+                await client.begin_progress_batch(8)
+            assert begun() == []
+            waiting = PipelineClient(sched, "p2")
+            for _ in range(2):
+                with pytest.raises(GrantTimeout):
+                    await waiting.signal_rollout_demand("r1", 8, timeout=1)
+            await waiting.begin_progress_batch(8)
+            assert begun() == ["p2: rollout r1 begins: 8 trajectories to generate"]
+            await sched.notify_release_gpus("p1", "actor_train")
+            await waiting.signal_rollout_demand("r1", 8)
+            assert len(begun()) == 1
+            await waiting.signal_rollout_demand("r2", 8)
+            assert len(begun()) == 2
+
+    virtual.run(story())
 
 
 def test_a_batch_without_an_open_rollout_is_an_error_that_names_the_call() -> None:

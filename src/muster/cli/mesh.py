@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shlex
-import shutil
+import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ app = typer.Typer(
     epilog="Example: muster mesh publish --listen 127.0.0.1:2379 --node a=127.0.0.1:8473 --node b=127.0.0.1:8474",
 )
 
+_PLAIN_WORD = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*")  # other first words are left to the shell
 _EXAMPLE = "muster mesh publish --etcd http://HOST:2379 --node a=10.8.0.1 --node b=10.8.0.2"
 
 
@@ -58,7 +59,7 @@ def publish(
         60.0, parser=durations.option, metavar="TIME", help="Open the gate as degraded after this time."
     ),
     verdict: str | None = typer.Option(
-        None, metavar="COMMAND", help="Ask this command, not agents: ready when it exits 0."
+        None, metavar="COMMAND", help="Ask this command, which a shell runs, not agents: ready when it exits 0."
     ),
     every: float = typer.Option(2.0, parser=durations.option, metavar="TIME", help="Pause between runs of COMMAND."),
     output: Lines = typer.Option(Lines.TABLE, "-o", "--output", help="json: one object per change, on a line."),
@@ -118,14 +119,8 @@ def _observer(nodes: dict[str, Path], verdict: str | None, every: float) -> Obse
     from muster.mesh import lines, publishing
 
     if verdict is not None:
-        try:
-            words = shlex.split(verdict)
-        except ValueError as why:
-            raise exits.Misused(f"--verdict {verdict!r} cannot be read: {why}") from why
-        if not words or shutil.which(words[0]) is None:
-            hint = "give a program with its arguments, or sh -c 'COMMANDS'"
-            raise exits.Misused(f"--verdict {verdict!r} names no program that this machine has", hint=hint)
-        return publishing.CommandVerdict(words, list(nodes), max(every, 0.1))
+        _check_command(verdict)
+        return publishing.CommandVerdict(["/bin/sh", "-c", verdict], list(nodes), max(every, 0.1))
     try:
         secret = lines.token()
     except ValueError as why:
@@ -137,6 +132,22 @@ def _observer(nodes: dict[str, Path], verdict: str | None, every: float) -> Obse
         message = f"node {beyond} is not on this machine, and there is no {lines.TOKEN} that its agent could check"
         raise exits.Misused(message, hint=f"export {lines.TOKEN}=$(openssl rand -hex 32), on each node the same")
     return publishing.Agents(nodes, secret)
+
+
+def _check_command(command: str) -> None:
+    """Refuse a command that a shell cannot read, or whose first word is a name that the shell does not know."""
+    hint = "give a command of the shell, such as 'ping -c 1 10.8.0.2'"
+    if not command.strip():
+        raise exits.Misused("--verdict is empty", hint=hint)
+    known = subprocess.run(["/bin/sh", "-n", "-c", command], capture_output=True, text=True)
+    if known.returncode != 0:
+        raise exits.Misused(f"--verdict {command!r} cannot be read: {shown_line(known.stderr.strip())}", hint=hint)
+    first = command.split(maxsplit=1)[0]
+    if not _PLAIN_WORD.fullmatch(first):
+        return
+    known = subprocess.run(["/bin/sh", "-c", 'command -v "$0"', first], capture_output=True, text=True)
+    if known.returncode != 0:
+        raise exits.Misused(f"--verdict {command!r} names no program that this machine has", hint=hint)
 
 
 async def _publish(

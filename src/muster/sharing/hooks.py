@@ -80,6 +80,7 @@ class PipelineClient:
         self._scheduler = scheduler
         self.pipeline = pipeline
         self._rollout_id: str | None = None
+        self._demand_waits = False  # after a time-out the demand stays, and another call for it begins no rollout
         self._batches: dict[str | None, _Batch] = {}
 
     async def signal_rollout_demand(
@@ -90,10 +91,12 @@ class PipelineClient:
         Without a `timeout` it waits without a limit. After a `timeout` it raises GrantTimeout, and the rollout stays
         open: GPUs may still be granted, and `begin_progress_batch` is accepted.
         """
-        self._rollout_id = str(rollout_id)
+        before, self._rollout_id = self._rollout_id, str(rollout_id)
         self._batches.clear()
-        log.info("%s: rollout %s begins: %s trajectories to generate", self.pipeline, self._rollout_id, step_target)
-        return await self._scheduler.request_gpus(
+        if not (self._demand_waits and before == self._rollout_id):
+            log.info("%s: rollout %s begins: %s trajectories to generate", self.pipeline, self._rollout_id, step_target)
+        self._demand_waits = True
+        gpus = await self._scheduler.request_gpus(
             self.pipeline,
             GENERATION_CLUSTER,
             Priority.GENERATION,
@@ -101,17 +104,20 @@ class PipelineClient:
             timeout=timeout,
             rollout_id=self._rollout_id,
         )
+        self._demand_waits = False
+        return gpus
 
     async def begin_progress_batch(self, target: int, stream: str | None = None) -> None:
         """The rollout must be open: `signal_rollout_demand`, or a request for generation, comes first."""
         if isinstance(target, bool) or not isinstance(target, int) or target < 0:
             raise InvalidRequest(f"a batch's target is a whole number, not {target!r}")
-        if self._rollout_id is None and not self._batches:  # otherwise `signal_rollout_demand` has logged it
-            log.info("%s: a rollout begins: %s trajectories to generate", self.pipeline, target)
+        is_first = self._rollout_id is None and not self._batches  # otherwise `signal_rollout_demand` has logged it
         batch = self._batches[stream] = _Batch(target)
         if why := await self._report(stream, batch):
             self._batches.pop(stream, None)
             raise self._uncounted("begin_progress_batch", why)
+        if is_first:
+            log.info("%s: a rollout begins: %s trajectories to generate", self.pipeline, target)
 
     async def bump_completed(self, n: int = 1, stream: str | None = None) -> None:
         """Count; the scheduler hears of it once per step of 2 %, and says then if the rollout is not open any more."""

@@ -26,13 +26,19 @@ def log_grant(pipeline: str, cluster: str, gpus: Sequence[Gpu]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def logged_wait(get_snapshot: GetSnapshot, pipeline: str, cluster: str) -> AsyncIterator[None]:
-    """Log every 30 s, as long as the body runs, why its request waits."""
+async def logged_wait(
+    get_snapshot: GetSnapshot, pipeline: str, cluster: str, *, is_release: bool = False
+) -> AsyncIterator[None]:
+    """Log every 30 s, as long as the body runs, why its request waits, or its release if `is_release`."""
     loop = asyncio.get_running_loop()
     reports: set[asyncio.Task[None]] = set()
+    goal, reason = (f"the release of {cluster}", release_reason) if is_release else (cluster, wait_reason)
 
     def begin() -> None:
-        reports.add(asyncio.create_task(_report_waits(get_snapshot, pipeline, cluster, began), name="wait log"))
+        def explain(snapshot: Snapshot) -> str:
+            return reason(snapshot, pipeline, cluster)
+
+        reports.add(asyncio.create_task(_report_waits(get_snapshot, pipeline, goal, explain, began), name="wait log"))
 
     began = loop.time()
     timer = loop.call_later(SAY_S, begin)  # most waits end earlier, and need no task
@@ -44,14 +50,16 @@ async def logged_wait(get_snapshot: GetSnapshot, pipeline: str, cluster: str) ->
             report.cancel()
 
 
-async def _report_waits(get_snapshot: GetSnapshot, pipeline: str, cluster: str, began: float) -> None:
+async def _report_waits(
+    get_snapshot: GetSnapshot, pipeline: str, goal: str, explain: Callable[[Snapshot], str], began: float
+) -> None:
     while True:
         try:
-            reason = wait_reason(await get_snapshot(), pipeline, cluster)
+            reason = explain(await get_snapshot())
         except MusterError as error:
             reason = error.message
         waited_s = asyncio.get_running_loop().time() - began
-        log.warning("%s: waited %.0f s for %s: %s", pipeline, waited_s, cluster, reason)
+        log.warning("%s: waited %.0f s for %s: %s", pipeline, waited_s, goal, reason)
         await asyncio.sleep(SAY_S)
 
 
@@ -63,6 +71,15 @@ def wait_reason(snapshot: Snapshot, pipeline: str, cluster: str) -> str:
         if (request.pipeline, request.cluster) == (pipeline, cluster):
             return request.reason or holders(snapshot, pipeline)
     return f"the pool has no such request; {holders(snapshot, pipeline)}"
+
+
+def release_reason(snapshot: Snapshot, pipeline: str, cluster: str) -> str:
+    """Return why a release waits: the GPUs that the pipeline's own hooks have not freed yet."""
+    if pipeline in snapshot.quarantined:
+        return f"{pipeline} is quarantined: {snapshot.quarantined[pipeline]}"
+    leases = snapshot.leases.items()
+    gpus = sorted(gpu for gpu, lease in leases if (lease.pipeline, lease.cluster) == (pipeline, cluster))
+    return f"its hooks have not freed GPU {_listed(gpus)}" if gpus else "the scheduler has not answered yet"
 
 
 def holders(snapshot: Snapshot, pipeline: str) -> str:

@@ -165,14 +165,18 @@ class SchedulerHandle:
         return gpus
 
     async def notify_release_gpus(self, pipeline: str, cluster: str) -> Released:
-        released: Released = await self._call("notify_release_gpus", pipeline, cluster)
-        return released
+        return await self._released(pipeline, cluster, self._call("notify_release_gpus", pipeline, cluster))
 
     async def await_release_gpus(
         self, pipeline: str, cluster: str = GENERATION_CLUSTER, timeout: float | None = None
     ) -> Released:
-        released: Released = await self._call("await_release_gpus", pipeline, cluster, timeout=timeout)
-        return released
+        call = self._call("await_release_gpus", pipeline, cluster, timeout=timeout)
+        return await self._released(pipeline, cluster, call)
+
+    async def _released(self, pipeline: str, cluster: str, call: Awaitable[Released]) -> Released:
+        """Return the released GPUs; log a long wait."""
+        async with pool_log.logged_wait(self.snapshot, pipeline, cluster, is_release=True):
+            return await call
 
     # Progress
 

@@ -286,7 +286,8 @@ class RemoteScheduler:
         return await self._released(pipeline, ReleaseOrder(cluster, wait=True), timeout)
 
     async def _released(self, pipeline: str, order: ReleaseOrder, timeout: float | None) -> Released:
-        answer, _ = await self._settled(pipeline, "release", to_wire(order), uuid.uuid4().hex, timeout)
+        async with pool_log.logged_wait(self.snapshot, pipeline, order.cluster, is_release=True):
+            answer, _ = await self._settled(pipeline, "release", to_wire(order), uuid.uuid4().hex, timeout)
         if answer is None:
             raise GrantTimeout(f"{pipeline}/{order.cluster} was not vacated within {timeout:g} s; it goes on draining")
         return Released(tuple(answer["gpus"]), str(answer["text"]))

@@ -7,6 +7,7 @@ Each operation checks everything first and computes the next state with a pure f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -290,10 +291,17 @@ class Scheduler:
         self._state.note("released", name, text, cluster=cluster, gpus=freed)
         gone = self._state.waiters.for_departure(name, going)
         self._state.kick(name)
-        await gone
+        async with self._logged_release(name, cluster):
+            await gone
         self._kills.bury_if_empty(name)
         await self._state.written()
         return Released(freed, text)
+
+    def _logged_release(self, name: PipelineId, cluster: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Log a long wait for a release if the caller is in this process."""
+        if not self._logs_grants:
+            return contextlib.nullcontext()
+        return pool_log.logged_wait(self.snapshot, name, cluster, is_release=True)
 
     async def await_release_gpus(
         self, pipeline: str, cluster: str = GENERATION_CLUSTER, timeout: float | None = None
@@ -311,7 +319,8 @@ class Scheduler:
         gone = self._state.waiters.for_departure(name, epochs)
         self._state.note("draining", name, "its owner awaits its release", cluster=cluster, ranks=ranks_of(epochs))
         self._state.kick(name)
-        await asyncio.wait({gone}, timeout=timeout)
+        async with self._logged_release(name, cluster):
+            await asyncio.wait({gone}, timeout=timeout)
         if not gone.done():
             gone.cancel()
             raise GrantTimeout(f"{name}/{cluster} was not vacated within {timeout:g} s; it goes on draining")
