@@ -175,7 +175,7 @@ class _Output:
 
 
 def _close_stderr_after(pid: int) -> None:
-    """Close stderr when the process that started this one ends: whoever reads its output waits for the end of it."""
+    """Close stderr when that process ends. A pipe to another program stays open otherwise, and its reader waits."""
     try:
         process = os.pidfd_open(pid)
     except OSError:

@@ -234,7 +234,7 @@ def test_a_release_that_waits_for_the_pipelines_own_hooks_is_logged(caplog: pyte
 def test_a_rollout_is_logged_once_and_only_if_it_begins(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "muster.pool")
 
-    def begun() -> list[str]:
+    def logged_rollouts() -> list[str]:
         return [one.getMessage() for one in caplog.records if "begins" in one.getMessage()]
 
     async def story() -> None:
@@ -245,18 +245,18 @@ def test_a_rollout_is_logged_once_and_only_if_it_begins(caplog: pytest.LogCaptur
             client = PipelineClient(sched, "p1")
             with pytest.raises(RequestRefused):
                 await client.begin_progress_batch(8)
-            assert begun() == []
+            assert logged_rollouts() == []
             waiting = PipelineClient(sched, "p2")
             for _ in range(2):
                 with pytest.raises(GrantTimeout):
                     await waiting.signal_rollout_demand("r1", 8, timeout=1)
             await waiting.begin_progress_batch(8)
-            assert begun() == ["p2: rollout r1 begins: 8 trajectories to generate"]
+            assert logged_rollouts() == ["p2: rollout r1 begins: 8 trajectories to generate"]
             await sched.notify_release_gpus("p1", "actor_train")
             await waiting.signal_rollout_demand("r1", 8)
-            assert len(begun()) == 1
+            assert len(logged_rollouts()) == 1
             await waiting.signal_rollout_demand("r2", 8)
-            assert len(begun()) == 2
+            assert len(logged_rollouts()) == 2
 
     virtual.run(story())
 

@@ -135,18 +135,18 @@ def _observer(nodes: dict[str, Path], verdict: str | None, every: float) -> Obse
 
 
 def _check_command(command: str) -> None:
-    """Refuse a command that a shell cannot read, or whose first word is a name that the shell does not know."""
+    """Refuse a command that a shell cannot read, or that begins with a program which is not installed."""
     hint = "give a command of the shell, such as 'ping -c 1 10.8.0.2'"
     if not command.strip():
         raise exits.Misused("--verdict is empty", hint=hint)
-    known = subprocess.run(["/bin/sh", "-n", "-c", command], capture_output=True, text=True)
-    if known.returncode != 0:
-        raise exits.Misused(f"--verdict {command!r} cannot be read: {shown_line(known.stderr.strip())}", hint=hint)
+    syntax = subprocess.run(["/bin/sh", "-n", "-c", command], capture_output=True, text=True)
+    if syntax.returncode != 0:
+        raise exits.Misused(f"--verdict {command!r} cannot be read: {shown_line(syntax.stderr.strip())}", hint=hint)
     first = command.split(maxsplit=1)[0]
     if not _PLAIN_WORD.fullmatch(first):
         return
-    known = subprocess.run(["/bin/sh", "-c", 'command -v "$0"', first], capture_output=True, text=True)
-    if known.returncode != 0:
+    lookup = subprocess.run(["/bin/sh", "-c", 'command -v "$0"', first], capture_output=True, text=True)
+    if lookup.returncode != 0:
         raise exits.Misused(f"--verdict {command!r} names no program that this machine has", hint=hint)
 
 
