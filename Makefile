@@ -14,7 +14,7 @@ LOCK := requirements/dev.lock
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := all
-.PHONY: all help demo check test docs clean venv lock image test-pages test-ray test-kube test-netns test-containers test-torch test-frameworks test-engines soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-code bench-page bench-frameworks bench-newcomer bench-alarms
+.PHONY: all help demo check test docs clean venv lock image test-all test-process room test-pages test-ray test-kube test-netns test-containers test-torch test-frameworks test-engines soak soak-frameworks bench bench-world bench-control bench-sharing bench-pool bench-mesh bench-kube bench-security bench-wire bench-state bench-code bench-page bench-frameworks bench-newcomer bench-alarms
 
 ##@ Every day
 all: check test ## Check and test (the default)
@@ -34,9 +34,10 @@ check: venv ## Format, lint, types, import directions
 	$(BIN)/python -m tests.docs.prose
 
 # Tests start thousands of processes: none of them should have to compile what it imports.
-test: venv $(VENV)/.debian ## The tests that belong to every commit
-	@$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
+APART := soak or pages or ray or kube or netns or frameworks or engines or containers
+PYTEST := @$(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n 4 --dist loadgroup
+test: venv $(VENV)/.debian ## The tests of every commit: all without processes, and one scenario for each promise
+	$(PYTEST) -m '(scenario or not process) and not ($(APART))'
 
 docs: venv ## The documentation as a site, in build/site
 	$(BIN)/mkdocs build --quiet --strict
@@ -93,9 +94,22 @@ image: venv $(VENV)/.image-tools ## The container image: make image IMAGE=NAME:T
 	@PYTHON=$(BIN)/python deploy/image.sh $(IMAGE)
 
 ##@ Longer tests
+TARGETS := test test-process test-pages test-ray test-kube test-netns
+test-all: venv $(VENV)/.debian ## All tests of CI, with one summary at the end
+	@$(BIN)/python -m tests.run_all $(TARGETS)
+
+test-process: venv $(VENV)/.debian ## The other tests with real processes
+	$(PYTEST) -m 'process and not scenario and not ($(APART))'
+
+ROOMS := $(filter-out __pycache__,$(notdir $(patsubst %/,%,$(sort $(wildcard src/muster/*/)))))
+ifeq ($(MAKECMDGOALS),room)
+  $(if $(filter $(R),$(ROOMS)),,$(error There is no room '$(R)'. Type make room R=NAME with one of: $(ROOMS)))
+endif
+room: venv $(VENV)/.debian ## The tests of one package, with and without processes: make room R=state
+	$(PYTEST) -m 'not ($(APART))' tests/$(R)
+
 test-pages: venv $(VENV)/.debian ## Each block of README and docs typed, the page in a browser, all examples
-	@$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m 'pages and not soak and not kube and not frameworks' tests
+	$(PYTEST) -m 'pages and not soak and not kube and not frameworks' tests
 
 test-ray: venv ## Pipelines that share GPUs on a real Ray: a minute
 	$(BIN)/python -m pytest -m 'ray and not soak' tests/contract tests/sharing

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import settings
 
 from tests.fleet import Fleet
-from tests.kube.fixtures import cluster, kube_plane, kubelet, namespace, pytest_collection_modifyitems  # noqa: F401
+from tests.kube.fixtures import cluster, kube_plane, kubelet, namespace  # noqa: F401
 from tests.kube.mallory import mallory  # noqa: F401
 from tests.plane import Plane
 from tests.sharing.ray_fixture import ray_outcomes  # noqa: F401
+from tests.tiers import check_commands, processes, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401
+
+check_commands()
 
 # A script's background job starts with SIGINT ignored, and what is ignored stays so in every process below it.
 _PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}

@@ -1,4 +1,4 @@
-"""Fixtures for tests on a real cluster. A test that asks for one of them carries the mark `kube`."""
+"""Fixtures for tests on a real cluster. A test that asks for one of them gets the mark `kube` (tests/tiers.py)."""
 
 from __future__ import annotations
 
@@ -46,10 +46,3 @@ def kube_plane(tmp_path: Path, cluster: Cluster, namespace: str, kubelet: TestKu
     yield made
     made.close()
     kubelet.no_process_left()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker("kube")
