@@ -66,6 +66,7 @@ def start(image: Path, copied: Path, *words: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_copy_alone_trains_under_a_python_without_packages(image: Path, copied: Path, tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)

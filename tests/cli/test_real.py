@@ -28,6 +28,8 @@ def shell(tmp_path: Path) -> Iterator[Plane]:
     made.close()
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_run_starts_everything_and_says_one_line_per_change_when_piped(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--workers", "2", "--", str(shell.notes), "exit=0")
     assert run.wait() == 0, run.text
@@ -78,6 +80,8 @@ def test_a_control_plane_that_is_stopped_is_not_started_again_by_who_follows(she
     assert shell.muster("server", "status").wait() == 7
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_detaches_and_says_how_to_come_back(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "wait")
     run.expect("demo  ready")
@@ -126,6 +130,8 @@ def test_many_clients_that_start_at_once_start_one_control_plane(shell: Plane) -
     assert len(daemons) == 1, daemons
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_a_stopped_control_plane_leaves_trainings_running_and_the_next_adopts_them(shell: Plane) -> None:
     assert shell.muster("run", PROBE, "--name", "demo", "-d", "--", str(shell.notes), "wait").wait() == 0
     assert shell.muster("wait", "demo", "--for=min").wait() == 0
