@@ -59,6 +59,8 @@ def agent_log(shell: Plane) -> str:
     return "".join(path.read_text() for path in shell.home.glob("logs/*/*/worker.log"))
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_is_lost_after_the_control_plane_is_replaced_without_any_command(shell: Plane) -> None:
     begin(shell, MUSTER_LOG_BYTES="1234567")
     url, before = shell.url, control_plane(shell)
@@ -86,7 +88,6 @@ def lose_and_await_recovery(shell: Plane, losses: int) -> None:
     eventually(lambda: events(shell).count("RoundRecovered") == losses, "the round goes on")
 
 
-@pytest.mark.scenario
 @pytest.mark.usefixtures("processes")
 def test_of_many_agents_one_starts_it_and_ranks_go_on(shell: Plane) -> None:
     begin(shell, 4)

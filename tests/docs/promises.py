@@ -10,7 +10,7 @@ from tests.docs.collected import Target, read_tests
 
 UNPROVEN = "Not proven by a test"
 _SECTION = re.compile(r"(?m)^## (.+)$")
-_PAGE = re.compile(r"(?m)^Page: \[.+\]\((.+?)\)\.$")
+_PAGE = re.compile(r"(?m)^Page: (?:\[.+\]\()?`?(\w\S*?\.md)[`)]\.$")  # a link, or a name of a file outside of docs
 _ROW = re.compile(r"(?m)^\| (.*?) *\| `([^`]+)` +\| `make ([-a-z]+)` +\|$")
 _LINE = re.compile(r"(?m)^\|.*$")
 _MOST_TESTS = 3

@@ -35,7 +35,7 @@ def scenarios(root: Path = ROOT) -> set[str]:
 
 
 def pages() -> set[str]:
-    return {"../README.md", *navigation()} - WITHOUT_PROMISES
+    return {"README.md", *navigation()} - WITHOUT_PROMISES
 
 
 # The page ----------------------------------------------------------------------------------------
