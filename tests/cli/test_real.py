@@ -64,6 +64,7 @@ def test_exit_codes_tell_how_it_ended(shell: Plane) -> None:
     assert shell.muster("ps", MUSTER_URL="http://127.0.0.1:9").wait() == 7
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_that_is_stopped_is_not_started_again_by_who_follows(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--workers", "1:1:2", "--", str(shell.notes), "wait")
     run.expect("demo  ready")
@@ -169,6 +170,7 @@ def test_events_outlive_a_training_that_was_deleted(shell: Plane) -> None:
     assert shell.muster("events", "nobody").wait() == 3
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_with_tls_is_trusted_by_clients_of_the_same_home(shell: Plane) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("a certificate cannot be made here without openssl")

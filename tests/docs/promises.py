@@ -14,6 +14,7 @@ _PAGE = re.compile(r"(?m)^Page: (?:\[.+\]\()?`?(\w\S*?\.md)[`)]\.$")  # a link, 
 _ROW = re.compile(r"(?m)^\| (.*?) *\| `([^`]+)` +\| `make ([-a-z]+)` +\|$")
 _LINE = re.compile(r"(?m)^\|.*$")
 _MOST_TESTS = 3
+_FEWEST_SCENARIOS, _MOST_SCENARIOS = 40, 80
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,28 @@ def linked_pages(page: str) -> list[str]:
 def missing_pages(page: str, pages: Iterable[str]) -> list[str]:
     linked = linked_pages(page)
     return sorted(name for name in pages if linked.count(name) != 1)
+
+
+def scenario_problems(page: str, scenarios: set[str]) -> Iterator[str]:
+    """Yield a sentence if `make test` runs too few or too many scenarios, and for each one without a promise."""
+    if not _FEWEST_SCENARIOS <= len(scenarios) <= _MOST_SCENARIOS:
+        yield f"there are {len(scenarios)} scenarios, not {_FEWEST_SCENARIOS} to {_MOST_SCENARIOS}"
+    yield from (f"{test} proves no promise" for test in sorted(scenarios - {row.test for row in rows(page)}))
+
+
+def unproven_problems(page: str) -> Iterator[str]:
+    """Yield a sentence if promises without a test are not in the last section, or have no reason."""
+    heading, text = list(sections(page).items())[-1]
+    if heading != UNPROVEN:
+        yield f"the last section is not {UNPROVEN!r}"
+        return
+    lines = _LINE.findall(text)[2:]
+    if not lines:
+        yield "no promise is listed"
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 3 or not all(cells):
+            yield f"{cells[0]}: a promise, a page and a reason are needed"
 
 
 def problems(page: str, targets: Mapping[str, Target]) -> Iterator[str]:
