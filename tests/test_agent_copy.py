@@ -66,6 +66,7 @@ def start(image: Path, copied: Path, *words: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_copy_alone_trains_under_a_python_without_packages(image: Path, copied: Path, tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
@@ -93,6 +94,7 @@ def test_an_image_with_muster_keeps_its_own(image: Path, copied: Path) -> None:
     assert start(image, copied, "--version").stdout == "own  --version\n"
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_image_without_a_usable_python_says_so_in_one_line(copied: Path, tmp_path: Path) -> None:
     image = tmp_path / "empty"
     image.mkdir()

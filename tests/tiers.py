@@ -11,11 +11,13 @@ import pytest
 
 # A test of `make test` that starts real processes carries the mark `scenario`, too.
 MARK_OF_FIXTURE = {
+    "browser": "pages",
     "cluster": "kube",
     "fleet": "process",
     "plane": "process",
     "processes": "process",
     "ray_outcomes": "ray",
+    "real": "containers",
     "resident": "process",
 }
 _TIERS_WITH_PROCESSES = {"process", "containers", "engines", "frameworks", "kube", "netns", "pages", "ray", "soak"}

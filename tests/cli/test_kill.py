@@ -44,6 +44,7 @@ def test_on_kubernetes_the_answer_is_what_kubectl_does() -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_killed_rank_and_a_killed_worker_are_healed(plane: Plane) -> None:
     training = plane.train("demo", world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=60)

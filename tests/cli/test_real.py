@@ -28,6 +28,8 @@ def shell(tmp_path: Path) -> Iterator[Plane]:
     made.close()
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_run_starts_everything_and_says_one_line_per_change_when_piped(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--workers", "2", "--", str(shell.notes), "exit=0")
     assert run.wait() == 0, run.text
@@ -62,6 +64,7 @@ def test_exit_codes_tell_how_it_ended(shell: Plane) -> None:
     assert shell.muster("ps", MUSTER_URL="http://127.0.0.1:9").wait() == 7
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_that_is_stopped_is_not_started_again_by_who_follows(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--workers", "1:1:2", "--", str(shell.notes), "wait")
     run.expect("demo  ready")
@@ -78,6 +81,8 @@ def test_a_control_plane_that_is_stopped_is_not_started_again_by_who_follows(she
     assert shell.muster("server", "status").wait() == 7
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_detaches_and_says_how_to_come_back(shell: Plane) -> None:
     run = shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "wait")
     run.expect("demo  ready")
@@ -126,6 +131,8 @@ def test_many_clients_that_start_at_once_start_one_control_plane(shell: Plane) -
     assert len(daemons) == 1, daemons
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_a_stopped_control_plane_leaves_trainings_running_and_the_next_adopts_them(shell: Plane) -> None:
     assert shell.muster("run", PROBE, "--name", "demo", "-d", "--", str(shell.notes), "wait").wait() == 0
     assert shell.muster("wait", "demo", "--for=min").wait() == 0
@@ -163,6 +170,7 @@ def test_events_outlive_a_training_that_was_deleted(shell: Plane) -> None:
     assert shell.muster("events", "nobody").wait() == 3
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_with_tls_is_trusted_by_clients_of_the_same_home(shell: Plane) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("a certificate cannot be made here without openssl")

@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from muster.cli import exits
 from tests.fleet import Fleet
 
@@ -23,6 +25,7 @@ sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = WithoutServ
 """
 
 
+@pytest.mark.scenario
 def test_run_without_the_server_extra_says_in_one_line_what_to_type(fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "hiding").mkdir()
     (tmp_path / "hiding" / "sitecustomize.py").write_text(HIDING)

@@ -119,6 +119,7 @@ def test_records_have_their_fields() -> None:
 
 @pytest.mark.shared
 @pytest.mark.usefixtures("told_where")
+@pytest.mark.scenario
 def test_a_decorated_function_comes_back_when_it_trains_and_is_deleted_with_its_block(plane: Plane) -> None:
     with train("hello") as training:
         assert isinstance(training, basilica.DistributedTraining) and training.name == "compat"

@@ -61,9 +61,3 @@ def trained(installed: Installation) -> Iterator[Trained]:
     made.lab.heal()
     made.kubectl("delete", "trainings", "--all", "--timeout=90s")
     installed.lab.drop_namespace(namespace)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "real" in getattr(item, "fixturenames", ()):
-            item.add_marker("containers")

@@ -27,6 +27,7 @@ def lives(folder: Path, seed: int, kills: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_that_dies_at_random_moments_loses_nothing(tmp_path: Path, seed: int) -> None:
     lives(tmp_path, seed, kills=4)
 
@@ -37,6 +38,7 @@ def test_fifty_deaths_of_the_control_plane_lose_nothing(tmp_path: Path, seed: in
     lives(tmp_path, seed, kills=5)
 
 
+@pytest.mark.scenario
 def test_ranks_train_on_and_are_adopted(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=30)
@@ -71,6 +73,7 @@ def test_workers_that_die_while_nobody_looks_are_replaced_and_their_time_is_clos
     assert used.workers == 4 and used.running == 0
 
 
+@pytest.mark.scenario
 def test_exits_are_collected_from_workers_that_outlived_the_control_plane(plane: Plane) -> None:
     """All ranks end while it is away: their workers hold on to how."""
     training = plane.train(world=(2, 2, 2))
@@ -118,6 +121,7 @@ def test_a_control_plane_whose_ports_are_taken_moves_and_is_found(tmp_path: Path
         plane.close()
 
 
+@pytest.mark.scenario
 def test_a_second_control_plane_for_the_same_home_is_refused(plane: Plane) -> None:
     import sys
 

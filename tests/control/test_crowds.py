@@ -60,6 +60,7 @@ def strangers(place: tuple[str, int], count: int, words: bytes = b"") -> Iterato
         yield came
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_crowd_that_says_nothing_keeps_nobody_from_working(small: Plane) -> None:
     training = small.train(world=(2, 2, 2))
     training.wait_until_target_world(timeout=60)

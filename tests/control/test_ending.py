@@ -19,6 +19,7 @@ from tests.plane import Plane, fresh, reasons
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_success_is_told_with_every_exit_and_nothing_stays(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=30)
@@ -36,6 +37,7 @@ def test_success_is_told_with_every_exit_and_nothing_stays(plane: Plane) -> None
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_failure_names_each_failed_rank(plane: Plane) -> None:
     training = plane.train("demo", "exit=3@1.*", "sleep", world=(2, 2, 2), max_restarts=0, stop_grace_seconds=1)
     with pytest.raises(TrainingFailed) as caught:
@@ -51,6 +53,7 @@ def test_a_failure_names_each_failed_rank(plane: Plane) -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_secret_in_the_last_line_is_in_the_log_alone(plane: Plane, tmp_path: Path) -> None:
     program = tmp_path / "blabs.py"
     program.write_text("import os\nraise RuntimeError('wrong password ' + os.environ['PASSWORD'])\n")
@@ -63,6 +66,7 @@ def test_a_secret_in_the_last_line_is_in_the_log_alone(plane: Plane, tmp_path: P
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_rank_that_the_kernel_kills_for_memory_is_reported_as_such(plane: Plane, tmp_path: Path) -> None:
     group = MemoryGroup(f"probe-{os.getpid()}")
     if not group.limit(64 << 20):
@@ -101,6 +105,7 @@ def test_cancelled_before_any_rank_started_has_an_empty_list_of_exits(tmp_path: 
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_cancel_stops_the_ranks_and_says_so(plane: Plane) -> None:
     training = plane.train("demo", "sleep", world=(2, 2, 2), spares=1)
     training.wait_until_target_world(timeout=30)
@@ -127,6 +132,7 @@ def test_ranks_that_exit_0_after_a_stored_cancel_still_give_cancelled(plane: Pla
     assert training.phase == "cancelled"
 
 
+@pytest.mark.scenario
 def test_an_ended_training_refuses_orders_and_answers_edits_around_the_api_with_one_warning(plane: Plane) -> None:
     training = plane.train("demo", "exit=0", world=(1, 1, 3))
     training.result(timeout=30)
@@ -192,6 +198,7 @@ def test_an_order_that_no_worker_can_carry_out_fails_at_once_with_the_reason(pla
         nowhere.result(timeout=30)
 
 
+@pytest.mark.scenario
 def test_delete_stops_it_and_frees_the_name_and_the_logs(plane: Plane) -> None:
     training = plane.train("demo", "sleep", world=(2, 2, 2), stop_grace_seconds=0.5)
     training.wait_until_target_world(timeout=30)
@@ -214,6 +221,7 @@ def test_what_is_finished_for_its_time_to_live_is_removed(plane: Plane) -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_deadline_ends_a_training_that_runs_too_long(plane: Plane) -> None:
     training = plane.train("demo", "sleep", world=(1, 1, 1), active_deadline_seconds=0.5, stop_grace_seconds=0.5)
     with pytest.raises(TrainingFailed, match="deadline"):

@@ -73,6 +73,7 @@ def full(tmp_path: Path) -> Iterator[Plane]:
             plane.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_full_disk_is_told_and_what_runs_heals_and_can_be_ended(full: Plane) -> None:
     plane = full
     training = plane.train(world=(2, 2, 2))

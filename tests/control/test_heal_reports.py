@@ -40,6 +40,7 @@ def slow(plane: Plane, name: str) -> DistributedTraining:
     return training
 
 
+@pytest.mark.scenario
 def test_a_heal_is_reported_with_the_next_step_and_until_then_as_under_way(plane: Plane) -> None:
     training = slow(plane, "healed")
     victim = next(rank.worker for rank in training.ranks if rank.rank == 1)
@@ -84,7 +85,7 @@ def test_a_crash_that_repeats_is_never_reported_as_healed(plane: Plane, tmp_path
     assert named(training, HEALED) == []
 
 
-@pytest.mark.parametrize("role", ["active", "spare"])
+@pytest.mark.parametrize("role", [pytest.param("active", marks=pytest.mark.scenario), "spare"])
 def test_a_killed_worker_is_shown_as_dead_and_never_as_a_spare(plane: Plane, role: str) -> None:
     training = slow(plane, "killed")
     victim = next(one.name for one in training.training.status.workers if one.role == role)

@@ -28,6 +28,7 @@ def round_of(plane: Plane, name: str) -> int:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_worker_whose_every_process_is_killed_is_replaced_at_once(plane: Plane) -> None:
     training = two_and_a_spare(plane)
     pids = family(plane.worker_pids()["demo-1"])

@@ -39,6 +39,7 @@ def talker(plane: Plane, tmp_path: Path) -> Iterator[DistributedTraining]:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_following_from_pending_through_two_restarts_to_the_end_gives_every_line_once(
     plane: Plane, talker: DistributedTraining
 ) -> None:

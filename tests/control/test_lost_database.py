@@ -17,7 +17,14 @@ from tests.plane import Plane
 
 
 @pytest.mark.parametrize(
-    "how", [damage.delete, damage.empty_file, damage.empty_tables, damage.forget_trainings, damage.damage_wal]
+    "how",
+    [
+        pytest.param(damage.delete, marks=pytest.mark.scenario),
+        damage.empty_file,
+        damage.empty_tables,
+        damage.forget_trainings,
+        damage.damage_wal,
+    ],
 )
 def test_a_database_that_does_not_know_its_living_workers_is_not_served(
     plane: Plane, how: Callable[[Path], None]

@@ -31,6 +31,7 @@ def learns(training: DistributedTraining, step: int) -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_what_a_rank_logs_is_shown_with_its_steps_its_size_and_its_use(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 2), script=LEARNER, args=["0.02"])
     learns(training, 100)

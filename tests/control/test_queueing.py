@@ -35,6 +35,8 @@ def visible(plane: Plane, name: str) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_who_wants_more_than_is_free_waits_is_told_why_and_starts_when_it_can(two_gpus: Plane) -> None:
     plane = two_gpus
     holder = plane.train("holder", world=(1, 1, 1), resources={"gpus": 1})
@@ -51,6 +53,8 @@ def test_who_wants_more_than_is_free_waits_is_told_why_and_starts_when_it_can(tw
     waiter.result(timeout=30)
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_each_worker_sees_its_own_gpus_and_one_that_asked_for_none_sees_none(two_gpus: Plane) -> None:
     plane = two_gpus
     two = plane.train("two", world=(2, 2, 2), resources={"gpus": 1})
@@ -62,6 +66,7 @@ def test_each_worker_sees_its_own_gpus_and_one_that_asked_for_none_sees_none(two
     plane.go()
 
 
+@pytest.mark.usefixtures("processes")
 def test_priority_comes_before_age_and_nobody_passes_who_waits_longer(two_gpus: Plane) -> None:
     plane = two_gpus
     holder = plane.train("holder", world=(1, 1, 1), resources={"gpus": 2})

@@ -21,6 +21,7 @@ def limited(plane: Plane) -> Iterator[Plane]:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_program_is_told_the_numbers(limited: Plane) -> None:
     training = limited.train(world=(2, 2, 4), resources={"gpus": 1}, suspend=True, force=True)
     with pytest.raises(muster.QuotaExceeded) as caught:

@@ -22,6 +22,8 @@ def size_in_rounds(training: DistributedTraining) -> int:
     return len({rank.worker for rank in training.ranks if rank.phase == "running"})
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_scaling_up_and_down_returns_only_when_the_round_for_it_runs(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     try:
@@ -42,6 +44,7 @@ def test_scaling_up_and_down_returns_only_when_the_round_for_it_runs(tmp_path: P
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_another_process_is_not_told_too_early(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 4))
     training.wait_until_target_world(timeout=30)
@@ -59,6 +62,7 @@ def test_another_process_is_not_told_too_early(plane: Plane) -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_the_target_of_another_writer_is_noticed(plane: Plane) -> None:
     mine = plane.train(world=(1, 1, 4))
     mine.wait_until_target_world(timeout=30)

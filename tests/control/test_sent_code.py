@@ -45,6 +45,7 @@ def packages(plane: Plane) -> list[Path]:
     return [path for path in (plane.home / "packages").rglob("*") if path.is_file()]
 
 
+@pytest.mark.scenario
 def test_replacements_run_what_was_sent_after_the_folder_and_the_control_plane_are_gone(
     plane: Plane, project: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_code_stays_as_long_as_a_training_names_it(plane: Plane, project: Path) 
     eventually(lambda: not packages(plane), "its code goes with the last of them")
 
 
+@pytest.mark.scenario
 def test_a_package_that_was_tampered_with_never_runs(plane: Plane, project: Path) -> None:
     training = plane.client.train(
         script="train.py", args=[str(plane.notes)], name="sent", ship=True, max_restarts=0, backend="local"

@@ -58,7 +58,7 @@ def test_who_speaks_to_the_coordinator_before_a_token_is_stored_is_refused(plane
     assert {code for answers in viewer.answers.values() for code in answers} == {"bad_token"}
 
 
-@pytest.mark.parametrize("token", ["", "guessed"])
+@pytest.mark.parametrize("token", ["", pytest.param("guessed", marks=pytest.mark.scenario)])
 def test_whether_a_run_exists_is_told_to_nobody_without_its_token(plane: Plane, token: str) -> None:
     training = plane.train()
     training.wait_until_target_world(timeout=60)

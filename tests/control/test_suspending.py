@@ -30,6 +30,7 @@ def turned(training: muster.DistributedTraining) -> tuple[str, str, str]:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_its_workers_leave_and_come_back_to_the_round_after(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 4), spares=1, below_minimum_timeout_seconds=2)
     training.wait_until_target_world(timeout=30)

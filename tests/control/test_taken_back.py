@@ -13,6 +13,7 @@ LAST_LINE = "ValueError: a batch of 8 cannot be cut in three"
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_scale_that_cannot_work_is_taken_back_and_raises(plane: Plane) -> None:
     training = plane.train(script=ONLY_TWO, args=[str(plane.notes)], world=(2, 2, 4), max_restarts=0)
     training.wait_until_target_world(timeout=60)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.fleet import eventually
 from tests.plane import Plane, fresh
 
 SLOW = "import os, time\nwhile os.path.exists({path!r}):\n    time.sleep(0.05)\n"
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_a_spare_that_still_imports_is_warming_and_not_ready(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     gate, folder = plane.folder / "gate", plane.folder / "modules"

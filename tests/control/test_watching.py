@@ -51,6 +51,7 @@ def test_steps_are_shown_after_a_restart_in_which_nothing_else_changes(plane: Pl
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_the_first_step_of_a_rank_is_shown_soon(plane: Plane) -> None:
     """It came with the next look at the training, which may be ten seconds later."""
     stepper = str(Path(__file__).parents[1] / "programs" / "stepper.py")

@@ -52,6 +52,8 @@ def remove_locks(home: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_removing_the_lock_files_lets_no_second_control_plane_in(home: Path, start: Start) -> None:
     first = start()
     remove_locks(home)

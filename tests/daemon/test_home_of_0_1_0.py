@@ -64,6 +64,7 @@ def _trains(training: muster.DistributedTraining, number: int) -> bool:
     return status.round == number and status.world_size is not None and status.world_size.ready == 2
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_training_that_ran_goes_on_with_its_world_and_its_budget(left: Plane) -> None:
     """Its workers died with the machine: they are replaced, and that is no failure of the program."""
     running = left.client.get("running")

@@ -12,7 +12,7 @@ from tests.fleet import eventually
 from tests.plane import Plane, reasons
 
 
-@pytest.mark.parametrize("leases", [2, 4])
+@pytest.mark.parametrize("leases", [pytest.param(2, marks=pytest.mark.scenario), 4])
 def test_a_control_plane_that_is_stopped_for_longer_than_a_lease_loses_no_worker(plane: Plane, leases: int) -> None:
     daemon = plane.daemon
     assert daemon is not None

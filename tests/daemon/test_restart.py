@@ -59,6 +59,8 @@ def agent_log(shell: Plane) -> str:
     return "".join(path.read_text() for path in shell.home.glob("logs/*/*/worker.log"))
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_is_lost_after_the_control_plane_is_replaced_without_any_command(shell: Plane) -> None:
     begin(shell, MUSTER_LOG_BYTES="1234567")
     url, before = shell.url, control_plane(shell)
@@ -86,6 +88,7 @@ def lose_and_await_recovery(shell: Plane, losses: int) -> None:
     eventually(lambda: events(shell).count("RoundRecovered") == losses, "the round goes on")
 
 
+@pytest.mark.usefixtures("processes")
 def test_of_many_agents_one_starts_it_and_ranks_go_on(shell: Plane) -> None:
     begin(shell, 4)
     agents = shell.worker_pids()
@@ -96,6 +99,7 @@ def test_of_many_agents_one_starts_it_and_ranks_go_on(shell: Plane) -> None:
 
 
 @pytest.mark.parametrize("how", ["server stop", "mark and kill"])
+@pytest.mark.usefixtures("processes")
 def test_after_server_stop_it_stays_away_until_a_command_starts_it(shell: Plane, how: str) -> None:
     """The second way is that of `server stop` with a control plane that hangs, and of `kill -9` after it."""
     begin(shell)

@@ -24,6 +24,11 @@ def pages_of(entries: Any) -> Iterator[str]:
                 yield from pages_of(page)
 
 
+def navigation() -> list[str]:
+    """Return the pages that the navigation lists, in its order."""
+    return list(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built strictly: a link or an anchor that leads nowhere is an error."""
@@ -35,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_in_the_navigation_and_none_is_made_up() -> None:
-    listed = list(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    listed = navigation()
     written = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert len(listed) == len(set(listed))
     assert set(listed) == written

@@ -71,6 +71,7 @@ def keys_become(address: str, **wanted: str) -> None:
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_ranks_are_held_until_the_mesh_is_ready(plane: Plane, board: Switchboard) -> None:
     board.cut("demo-1")
     training = plane.train(spares=1, **gated(board))
@@ -94,6 +95,7 @@ def test_ranks_are_held_until_the_mesh_is_ready(plane: Plane, board: Switchboard
 
 
 @pytest.mark.shared
+@pytest.mark.scenario
 def test_a_gate_that_fails_open_names_the_pair_and_heals(plane: Plane, board: Switchboard) -> None:
     board.passes = lambda source, target: (source, target) != ("demo-2", "demo-0")
     training = plane.train(world=(3, 3, 3), **gated(board, 1.0))

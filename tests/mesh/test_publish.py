@@ -150,6 +150,8 @@ def options(place: Server, nodes: dict[str, int], *more: str) -> list[str]:
 # From agents -------------------------------------------------------------------------------------
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_programs_in_any_image_are_released_when_their_nodes_reach_each_other(
     place: Server, start: Start, probe: Any, publish: Any
 ) -> None:

@@ -338,6 +338,8 @@ def test_an_interrupt_goes_through() -> None:
 # In front of a command ---------------------------------------------------------------------------
 
 
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_the_command_takes_the_place_of_the_wait(place: Server, node: str) -> None:
     write(place, "muster/mesh-degraded", node)
     script = (
@@ -359,6 +361,8 @@ def test_the_command_takes_the_place_of_the_wait(place: Server, node: str) -> No
 
 
 @pytest.mark.parametrize("timeout", ["0.3", "soon"])
+@pytest.mark.scenario
+@pytest.mark.usefixtures("processes")
 def test_the_command_runs_whatever_the_wait_came_to(timeout: str) -> None:
     env = {"NODE_NAME": "a", "MUSTER_MESH_ENDPOINT": "127.0.0.1:9"}
     done = mesh("wait", "--timeout", timeout, "--", "sh", "-c", "echo ran; exit 7", **env)

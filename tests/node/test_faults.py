@@ -209,6 +209,7 @@ def test_a_stopped_warm_parent_holds_up_nobody(fleet: Fleet) -> None:
     assert nodes[0].wait() == nodes[2].wait() == 0
 
 
+@pytest.mark.scenario
 def test_agent_and_guard_killed_together_leave_nothing(fleet: Fleet) -> None:
     fleet.coordinator()
     node = fleet.node("a", program=fleet.probe("fork", "sleep"))

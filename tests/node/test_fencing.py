@@ -66,7 +66,18 @@ def stop_agent_and_guard(node: Process) -> list[int]:
     return pids
 
 
-@pytest.mark.parametrize("call", ["progress", "commit", "should_save", "saving", "log", "restore", "thread"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("progress", marks=pytest.mark.scenario),
+        "commit",
+        "should_save",
+        "saving",
+        "log",
+        "restore",
+        "thread",
+    ],
+)
 def test_a_rank_ends_itself_when_agent_and_guard_are_stopped(fleet: Fleet, call: str) -> None:
     fleet.coordinator()
     nodes = three(fleet, call)

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.fleet import Fleet, Process, eventually, family, gone, kill_all
 
 # A lease so long that nothing but a proof explains the next round.
@@ -33,6 +35,7 @@ def unread(port: int) -> list[str]:
     return [row[1] for row in rows if row[2].endswith(f":{port:04X}") and not row[4].endswith(":00000000")]
 
 
+@pytest.mark.scenario
 def test_a_worker_whose_every_process_is_killed_is_replaced_at_once(fleet: Fleet) -> None:
     fleet.coordinator()
     pids = family(three(fleet).pid)

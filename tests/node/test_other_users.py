@@ -48,7 +48,7 @@ for kind in ("agent", "guard"):
 
 
 @two_users
-@pytest.mark.parametrize("token", ["", "0" * 64])
+@pytest.mark.parametrize("token", [pytest.param("", marks=pytest.mark.scenario), "0" * 64])
 def test_another_user_can_neither_see_nor_end_nor_join_a_run(fleet: Fleet, token: str) -> None:
     node = standalone(fleet, "--nnodes", "1:2", "--last-call-s", "0", MUSTER_IDLE_S="0.5")
     fleet.started(0, 1)

@@ -43,6 +43,7 @@ def test_two_runs_on_one_coordinator_do_not_meet(fleet: Fleet) -> None:
     assert [node.wait() for node in one] == [0, 0]
 
 
+@pytest.mark.scenario
 def test_ranks_are_counted_through_workers_of_different_sizes(fleet: Fleet) -> None:
     fleet.coordinator()
     nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--nproc", str(procs)) for i, procs in enumerate((2, 3))]

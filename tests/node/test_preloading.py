@@ -146,7 +146,9 @@ def test_a_variable_that_a_script_sets_before_its_imports_holds(fleet: Fleet, in
         assert rank == Ran("Exit 0", f'{{"reads": {str(is_ahead).lower()}}}\n3 3\n', "")
 
 
-@pytest.mark.parametrize("how", ["--warm never", "--preload none", "--preload reads,other"])
+@pytest.mark.parametrize(
+    "how", ["--warm never", "--preload none", pytest.param("--preload reads,other", marks=pytest.mark.scenario)]
+)
 def test_what_is_imported_ahead_can_be_chosen(fleet: Fleet, installed: Path, how: str) -> None:
     install(installed, reads="", other="")
     script = written(fleet, "script.py", "import reads, json, os\n" + ahead("reads"))

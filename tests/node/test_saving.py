@@ -56,7 +56,9 @@ class Pair:
         return (self.fleet.folder / name).read_text()
 
 
-@pytest.mark.parametrize(("how", "told"), [("block", "rank 0 saves"), ("file", "rank 0 writes")])
+@pytest.mark.parametrize(
+    ("how", "told"), [pytest.param("block", "rank 0 saves", marks=pytest.mark.scenario), ("file", "rank 0 writes")]
+)
 def test_a_recall_waits_for_a_save_and_says_so(fleet: Fleet, how: str, told: str) -> None:
     pair = Pair(fleet, how)
     pair.there("saving-half", "runs-0-1")

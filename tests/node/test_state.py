@@ -98,7 +98,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str
 
 
 @pytest.mark.torches
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.scenario)])
 def test_a_killed_worker_costs_no_committed_step(
     fleet: Fleet, undisturbed: dict[int, tuple[str, ...]], rank: int
 ) -> None:

@@ -59,7 +59,7 @@ def a_node(fleet: Fleet, program: str, *options: str, packages: str = "") -> Pro
     ("program", "options"),
     [
         (USES, []),
-        (USES, ["--warm", "never"]),
+        pytest.param(USES, ["--warm", "never"], marks=pytest.mark.scenario),
         (USES, ["--preload", "none"]),
         (USES, ["--preload", "torch"]),
         ("import torch.nn\nprint('it ran')\n", []),

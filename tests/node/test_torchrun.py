@@ -89,6 +89,7 @@ def test_a_blocked_rendezvous_yields_to_sigterm(fleet: Fleet) -> None:
     fleet.assert_nothing_left_but(1)
 
 
+@pytest.mark.scenario
 def test_one_node_needs_no_set_up(fleet: Fleet) -> None:
     words = ("--rdzv-backend=muster", "--nproc-per-node=1", *fleet.probe())
     node = fleet.start(

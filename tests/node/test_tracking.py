@@ -33,6 +33,7 @@ def test_rank_0_continues_the_run_unless_the_user_chose(
     assert tracking(place, 0, "uid-1", inherited) == added
 
 
+@pytest.mark.scenario
 def test_the_run_is_the_same_after_a_loss(plane: Plane) -> None:
     words = ["sh", "-c", 'echo "$RANK:$WANDB_RUN_ID:$WANDB_RESUME"; sleep 600']
     training = plane.train("demo", world=(2, 2, 2), command=words)

@@ -230,7 +230,9 @@ def put_everywhere(fleet: Fleet, text: str) -> None:
         archive.writestr("__main__.py", text)
 
 
-@pytest.mark.parametrize("what", PROGRAMS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(name, marks=[pytest.mark.scenario] * (name == "a script")) for name in PROGRAMS]
+)
 def test_a_rank_finds_what_a_fresh_interpreter_finds_in(fleet: Fleet, what: str) -> None:
     put_everywhere(fleet, FACTS)
     program = [word.format(folder=fleet.folder) for word in PROGRAMS[what]]
@@ -471,6 +473,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, l
 
 
 @pytest.mark.parametrize("case", ENDINGS)
+@pytest.mark.usefixtures("processes")
 def test_it_ends_alike_when(endings: tuple[Fleet, list[Ran], list[Ran]], case: str) -> None:
     fleet, fresh, forked = endings
     rank = list(ENDINGS).index(case)

@@ -6,9 +6,12 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.fleet import Fleet, eventually, gone
 
 
+@pytest.mark.scenario
 def test_spares_leave_with_the_last_active_and_nothing_is_left(fleet: Fleet) -> None:
     coordinator = fleet.coordinator()
     options = ("--nnodes", "3", "--spares", "2", "--launch-id", "monday")
@@ -47,6 +50,7 @@ def test_the_starter_of_the_coordinator_may_be_a_spare(fleet: Fleet) -> None:
     fleet.assert_nothing_left()
 
 
+@pytest.mark.scenario
 def test_a_killed_agent_takes_its_ranks_along_and_a_spare_gets_its_rank(fleet: Fleet) -> None:
     fleet.coordinator()
     sleepy = fleet.probe("fork", "sleep")
@@ -93,6 +97,7 @@ def test_an_early_finisher_runs_again_when_a_peer_fails(fleet: Fleet) -> None:
     assert len(fleet.told("start", 1)) == 2
 
 
+@pytest.mark.scenario
 def test_the_coordinator_may_die_mid_training(fleet: Fleet) -> None:
     first = fleet.coordinator()
     nodes = [fleet.node(f"w{i}", "--nnodes", "2", "--spares", "1", "--lease-s", "20") for i in range(3)]
@@ -143,6 +148,7 @@ def test_a_member_that_is_stopped_through_a_lease_comes_back_as_a_spare(fleet: F
     assert len(fleet.told("start", 1)) == 2 and not fleet.told("start", 2)
 
 
+@pytest.mark.scenario
 def test_sigterm_to_an_agent_is_a_leave(fleet: Fleet) -> None:
     fleet.coordinator()
     options = ("--nnodes", "2", "--spares", "1", "--max-restarts", "0")

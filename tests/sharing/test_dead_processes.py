@@ -59,6 +59,7 @@ async def told(room: Room, process: Process, kind: str) -> str:
     return event.text
 
 
+@pytest.mark.scenario
 def test_a_killed_process_frees_its_fixed_lease_and_its_peer_is_granted_it(tmp_path: Path, processes: Fleet) -> None:
     async def test(room: Room) -> None:
         doomed = await asyncio.to_thread(hold, processes, room, "none")
@@ -74,7 +75,9 @@ def test_a_killed_process_frees_its_fixed_lease_and_its_peer_is_granted_it(tmp_p
     in_room(tmp_path, test, pipeline_ttl_s=SILENCE_S)
 
 
-@pytest.mark.parametrize("kind", ["before", "spawned", "forked", "emptied", "orphaned"])
+@pytest.mark.parametrize(
+    "kind", ["before", pytest.param("spawned", marks=pytest.mark.scenario), "forked", "emptied", "orphaned"]
+)
 def test_a_child_that_outlives_its_pipeline_keeps_the_gpus_and_the_reason_names_it(
     tmp_path: Path, processes: Fleet, kind: str
 ) -> None:

@@ -18,8 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("web"))  # one browser serves them all
-            if "browser" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.pages)
 
 
 @pytest.fixture(scope="module")  # not longer: while it is there, its thread has a running event loop

@@ -35,6 +35,7 @@ def said_in_clear(seen: bytes) -> Iterator[str]:
                 continue
 
 
+@pytest.mark.scenario
 def test_a_fleet_behind_a_relay_trains_and_the_relay_sees_no_word_of_it(fleet: Fleet) -> None:
     """0.1.0 sent everything in clear."""
     fleet.env["MUSTER_RUN_TOKEN"] = TOKEN
