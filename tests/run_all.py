@@ -1,7 +1,7 @@
 """All test targets of CI, one after another, with one summary at the end.
 
-`python -m tests.run_all TARGET…` calls `make TARGET` for each name, goes on after a failure, and prints the time of each
-target, the slowest tests, the failed tests and the counts. It fails if a target fails.
+`python -m tests.run_all TARGET…` calls `make TARGET` for each name, and continues after a failure. It prints the
+time of each target, the slowest tests, the failed tests and the counts. It fails if a target fails.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def summary(parts: list[Part]) -> str:
 def run_part(target: str, report: Path) -> Part:
     """Run `make TARGET`, whose pytest writes its report into that file."""
     options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={report} -o junit_duration_report=total"
-    begun = time.monotonic()
+    start = time.monotonic()
     code = subprocess.run(["make", target], env={**os.environ, "PYTEST_ADDOPTS": options.strip()}).returncode
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start
     if not report.exists():  # the target ended before its tests did, or it has none
         return Part(target, code, seconds)
     return Part(target, code, seconds, *parse_report(report.read_text()))

@@ -87,6 +87,7 @@ def test_the_copy_alone_trains_under_a_python_without_packages(image: Path, copi
         assert f"rank {rank} of 2 agent {copied}/muster/__init__.py foreign []" in done.stdout, done.stdout
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_image_with_muster_keeps_its_own(image: Path, copied: Path) -> None:
     own = image / "muster-node"
     own.write_text('#!/bin/sh\necho "own $PYTHONPATH $*"\n')
@@ -105,6 +106,7 @@ def test_an_image_without_a_usable_python_says_so_in_one_line(copied: Path, tmp_
     assert done.stderr.count("\n") == 1 and "neither muster-node nor Python 3.11" in done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_shell_beside_a_rank_finds_the_agent_that_runs_there(image: Path, copied: Path) -> None:
     env = {"PATH": f"{image}:/bin:/usr/bin", agent_copy.VARIABLE: str(copied), "MUSTER_HOME": str(copied.parent)}
     words = ["sh", "-c", agent_copy.BESIDE, "muster-node"]
@@ -119,6 +121,7 @@ def test_a_shell_beside_a_rank_finds_the_agent_that_runs_there(image: Path, copi
     assert run("--shell", "a b").stdout == "own --shell a b\n"
 
 
+@pytest.mark.usefixtures("processes")
 def test_every_user_may_read_the_copy_and_a_second_copy_replaces_it(copied: Path) -> None:
     shutil.rmtree(copied / "muster" / "mesh")
     (copied / "muster" / "left.py").write_text("")

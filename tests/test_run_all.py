@@ -45,7 +45,9 @@ def test_all_targets_run_and_one_that_fails_fails_the_run(
 
     def run(command: list[str], *, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         called.append(command)
-        report = next(option.partition("=")[2] for option in env["PYTEST_ADDOPTS"].split() if option.startswith("--junitxml"))
+        report = next(
+            option.partition("=")[2] for option in env["PYTEST_ADDOPTS"].split() if option.startswith("--junitxml")
+        )
         if command[1] != "test-broken":
             Path(report).write_text(REPORT)
         return subprocess.CompletedProcess(command, 2 if command[1] == "test-broken" else 0)

@@ -1,4 +1,4 @@
-"""Tests get their tier from what they do."""
+"""Each test gets the tier that its fixtures need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def test_a_command_that_starts_muster_is_recognised(command: list[str]) -> None:
     assert tiers.is_of_muster(command)
 
 
-@pytest.mark.parametrize("command", ["muster ps", ["git", "-m", "musters"], [sys.executable, "-c", "import muster"], []])
+@pytest.mark.parametrize(
+    "command", ["muster ps", ["git", "-m", "musters"], [sys.executable, "-c", "import muster"], []]
+)
 def test_other_commands_may_run_in_every_tier(command: list[str]) -> None:
     assert not tiers.is_of_muster(command)
 

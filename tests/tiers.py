@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
@@ -38,11 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_of_muster(command: Sequence[Any] | Any) -> bool:
-    """Return whether the command starts a program of muster: `muster`, `muster-node`, `python -m muster.…`, torchrun."""
+    """Return whether the command starts a program of muster, such as `muster`, `python -m muster.…` or torchrun."""
     words = [str(word) for word in command] if isinstance(command, Sequence) and not isinstance(command, str) else []
     if any(PurePath(word).name in _COMMANDS for word in words):
         return True
-    return any(option == "-m" and word.partition(".")[0] == "muster" for option, word in zip(words, words[1:], strict=False))
+    return any(option == "-m" and word.partition(".")[0] == "muster" for option, word in itertools.pairwise(words))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -248,6 +248,7 @@ def test_a_worker_is_not_started_with_anything_but_a_file_for_its_log(
     assert kept.read_text() == "as it was"
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_last_words_of_a_worker_are_its_own(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -124,6 +124,7 @@ def test_a_link_in_its_place_is_not_followed(muster: Muster, tmp_path: Path) -> 
     assert said.code == 1 and "cannot be read" in said.err and "hint: ls -l" in said.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_following_goes_on_through_a_rotation_and_ends_with_ctrl_c() -> None:
     path = write(an_entry(about="ns/first"))
     command = [sys.executable, "-m", "muster.cli.main", "audit", "-f", "-o", "json"]

@@ -114,18 +114,21 @@ def said_last(text: str) -> str:
     return next(line for line in reversed(lines) if not line.startswith("hint:"))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", BREAKS)
 def test_the_last_line_says_why(last_lines: dict[str, str], name: str) -> None:
     for part in BREAKS[name].says:
         assert part in last_lines[name]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", ["syntax", "module"])
 def test_ranks_that_die_in_their_imports_were_never_ready(broken: Plane, last_lines: dict[str, str], name: str) -> None:
     assert last_lines[name] and "Ready" not in reasons(broken.client.get(name))
     assert "Ready" in reasons(broken.client.get("hang")), "others are"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_folder_that_is_not_there_is_named(broken: Plane) -> None:
     broken.train(
         "lost", script="train.py", working_dir="/nowhere/code", world=(1, 1, 1), active_deadline_seconds=5, force=True
@@ -135,6 +138,7 @@ def test_a_folder_that_is_not_there_is_named(broken: Plane) -> None:
     assert "/nowhere/code" in said_last(wait.text)
 
 
+@pytest.mark.usefixtures("processes")
 def test_whoever_cancelled_it_is_not_told_of_failures(broken: Plane) -> None:
     training = broken.train("enough", "sleep", world=(1, 1, 1))
     training.wait_until_min_world(timeout=30)
@@ -144,6 +148,7 @@ def test_whoever_cancelled_it_is_not_told_of_failures(broken: Plane) -> None:
     assert "was cancelled: cancelled on request" in said_last(wait.text)
 
 
+@pytest.mark.usefixtures("processes")
 def test_ps_and_explain_have_the_same_line(broken: Plane, last_lines: dict[str, str]) -> None:
     cause = "AssertionError: 3 shards, not 4 at train.py:1 (rank 0); worker assertion-0, round 0; 0 of 0 restarts used"
     assert cause in last_lines["assertion"]

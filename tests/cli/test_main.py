@@ -113,6 +113,7 @@ def test_verbs_that_could_mean_two_things_are_answered_with_ours(
     assert hint in said.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_while_it_is_still_importing_ends_it_without_a_word(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     command = [str(Path(sys.executable).parent / "muster"), "ps"]

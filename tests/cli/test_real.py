@@ -46,6 +46,7 @@ def test_run_starts_everything_and_says_one_line_per_change_when_piped(shell: Pl
     shell.assert_nothing_left()
 
 
+@pytest.mark.usefixtures("processes")
 def test_exit_codes_tell_how_it_ended(shell: Plane) -> None:
     failed = shell.muster("run", PROBE, "--name", "bad", "--max-restarts", "0", "--", str(shell.notes), "exit=3")
     assert failed.wait() == 100 and "rank 0: exit_code=3" in failed.text
@@ -94,6 +95,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(shell: Plane) -> None:
     assert shell.muster("wait", "demo").wait() == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_heal_is_told_where_people_look(shell: Plane) -> None:
     """Every process of one worker dies in an instant; its rank, and what it did, are back before anyone asks."""
     run = shell.muster("run", STEPPER, "--name", "demo", "--workers", "2", "--spares", "1", "--", "0.02")
@@ -124,6 +126,7 @@ def test_a_heal_is_told_where_people_look(shell: Plane) -> None:
     top.wait()
 
 
+@pytest.mark.usefixtures("processes")
 def test_many_clients_that_start_at_once_start_one_control_plane(shell: Plane) -> None:
     many = [shell.muster("ps", "-o", "json") for _ in range(5)]
     assert [one.wait() for one in many] == [0] * 5, [one.text for one in many]
@@ -144,6 +147,7 @@ def test_a_stopped_control_plane_leaves_trainings_running_and_the_next_adopts_th
     eventually(lambda: not shell.worker_pids(), "its worker has left")
 
 
+@pytest.mark.usefixtures("processes")
 def test_apply_get_and_usage_agree(shell: Plane, tmp_path: Path) -> None:
     manifest = tmp_path / "training.yaml"
     manifest.write_text(
@@ -162,6 +166,7 @@ def test_apply_get_and_usage_agree(shell: Plane, tmp_path: Path) -> None:
     assert described.wait() == 0 and "Succeeded" in described.text
 
 
+@pytest.mark.usefixtures("processes")
 def test_events_outlive_a_training_that_was_deleted(shell: Plane) -> None:
     assert shell.muster("run", PROBE, "--name", "demo", "--", str(shell.notes), "exit=0").wait() == 0
     assert shell.muster("delete", "demo").wait() == 0

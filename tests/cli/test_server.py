@@ -146,6 +146,7 @@ def test_a_setting_that_the_running_control_plane_does_not_have_is_named(
     assert "hint: muster server stop, then the same command again" in said.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_settings_that_the_running_control_plane_has_are_no_error(
     muster: Muster, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def busy(tmp_path: Path) -> Iterator[Plane]:
     made.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_top_draws_on_a_terminal_of_its_own_and_q_gives_it_back(busy: Plane) -> None:
     terminal = Terminal(busy, "top")
     try:
@@ -125,6 +126,7 @@ def test_top_draws_on_a_terminal_of_its_own_and_q_gives_it_back(busy: Plane) -> 
         terminal.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_top_scales_shows_the_log_and_cancels_what_was_chosen(busy: Plane) -> None:
     terminal = Terminal(busy, "top")
     try:
@@ -186,6 +188,7 @@ def test_top_says_when_the_control_plane_is_away_and_goes_on_when_it_is_back(pla
         terminal.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_pipe_gets_everything_once_and_with_follow_a_line_for_each_change(busy: Plane) -> None:
     once = busy.muster("top")
     assert once.wait() == 0
@@ -203,6 +206,7 @@ def test_a_pipe_gets_everything_once_and_with_follow_a_line_for_each_change(busy
     assert "\x1b" not in once.text + follow.text
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(busy: Plane) -> None:
     terminal = Terminal(busy, "top", TERM="dumb")
     try:
@@ -215,6 +219,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(busy: Plane) -> None:
         terminal.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_leaving_the_panel_of_a_run_clears_it_and_says_how_to_come_back(busy: Plane) -> None:
     terminal = Terminal(busy, "run", "--command", "--name", "shown", "--gpus", "3", "--force", "--", "true")
     try:
@@ -232,6 +237,7 @@ def test_leaving_the_panel_of_a_run_clears_it_and_says_how_to_come_back(busy: Pl
 LABEL = "import sys\ndef loss(label):\n    raise ValueError(f'label {label} is out of range')\nloss(7)\n"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("columns", [100, 80])
 def test_ps_shows_the_cause_of_a_failure_on_a_narrow_terminal(tmp_path: Path, columns: int) -> None:
     plane = Plane(tmp_path)

@@ -147,6 +147,7 @@ def test_usage_is_the_time_that_has_gone_by(steps: list[tuple[float, float, int]
     assert sum(one.running for one in found) == len(alive)
 
 
+@pytest.mark.usefixtures("processes")
 @BOTH_WAYS
 def test_a_real_control_plane_counts_on_whatever_its_clock_is_set_to(tmp_path: Path, set_by: timedelta) -> None:
     """Set while it runs, and once more while it is down: deadline, usage and the times that people see."""

@@ -88,6 +88,7 @@ def test_exits_are_collected_from_workers_that_outlived_the_control_plane(plane:
     assert fresh(training).training.status.round == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_whose_ports_are_taken_moves_and_is_found(tmp_path: Path) -> None:
     import socket
     from urllib.parse import urlsplit

@@ -91,6 +91,7 @@ def test_a_crowd_that_says_nothing_keeps_nobody_from_working(small: Plane) -> No
     training.result(timeout=60)
 
 
+@pytest.mark.usefixtures("processes")
 def test_connections_that_never_finish_a_handshake_count_too(tmp_path: Path) -> None:
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     order = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -subj /CN=here -days 2"
@@ -107,6 +108,7 @@ def test_connections_that_never_finish_a_handshake_count_too(tmp_path: Path) -> 
         plane.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_workers_have_the_limit_that_the_control_plane_was_given(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     try:

@@ -83,6 +83,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_reported_as_such(plane: Plan
         training.result(timeout=60)
 
 
+@pytest.mark.usefixtures("processes")
 def test_cancelled_before_any_rank_started_has_an_empty_list_of_exits(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     try:

@@ -137,6 +137,7 @@ def test_what_is_shown_while_nothing_can_be_written_is_said_to_be_old(plane: Pla
     training.result(timeout=60)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_cannot_be_started_says_why_and_is_started_when_there_is_room(full: Plane) -> None:
     plane = full
     training = plane.train(world=(2, 2, 2))
@@ -154,6 +155,7 @@ def test_a_worker_that_cannot_be_started_says_why_and_is_started_when_there_is_r
     training.result(timeout=60)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_starts_on_a_full_disk_and_ends_what_runs(full: Plane) -> None:
     plane = full
     plane.train(world=(1, 1, 1)).wait_until_target_world(timeout=60)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from muster.sharing import ClusterSpec, Priority
 from muster.sharing.remote import RemoteScheduler, connect
 from tests.fleet import PROGRAMS
@@ -42,6 +44,7 @@ def _line(what: str, at: str, number: str, ranks: str, step: str, rank: str, dev
     return Line(what, float(at), int(number), int(ranks), int(step), int(rank), devices)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_that_dies_in_a_hand_over_leaves_each_gpu_with_one_holder(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     plane.env["MUSTER_GPUS"] = str(GPUS)
@@ -74,6 +77,7 @@ def test_a_control_plane_that_dies_in_a_hand_over_leaves_each_gpu_with_one_holde
     assert not _done_again(told), f"steps that were safe were done again: {story}"
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_a_suspended_training_leaves_is_free_for_others(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     plane.env["MUSTER_GPUS"] = "2"

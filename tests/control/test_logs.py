@@ -98,6 +98,7 @@ def test_one_rank_one_round_and_a_tail(plane: Plane, talker: DistributedTraining
     assert shown.wait() == 0 and shown.text.splitlines() == ["round 0 rank 0 begins", "round 0 rank 0 warns"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_pending_training_says_so_and_a_deleted_one_is_not_found(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     try:

@@ -87,6 +87,7 @@ def test_priority_comes_before_age_and_nobody_passes_who_waits_longer(two_gpus: 
     small.result(timeout=30)
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_can_never_start_says_so_and_holds_nobody_back(two_gpus: Plane) -> None:
     plane = two_gpus
     with pytest.raises(InvalidRequest, match=r"needs 3 GPUs \(3 workers × 1\), there are only 2 here"):
@@ -97,6 +98,7 @@ def test_what_can_never_start_says_so_and_holds_nobody_back(two_gpus: Plane) -> 
     plane.train("small", "exit=0", world=(1, 1, 1), resources={"gpus": 1}).result(timeout=30)
 
 
+@pytest.mark.usefixtures("processes")
 def test_gpus_stay_with_their_workers_over_a_restart_of_the_control_plane(two_gpus: Plane) -> None:
     plane = two_gpus
     holder = plane.train("holder", world=(1, 1, 1), resources={"gpus": 2})
@@ -109,6 +111,7 @@ def test_gpus_stay_with_their_workers_over_a_restart_of_the_control_plane(two_gp
     waiter.result(timeout=30)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_smaller_world_starts_with_what_there_is_and_grows_later(two_gpus: Plane) -> None:
     plane = two_gpus
     holder = plane.train("holder", world=(1, 1, 1), resources={"gpus": 1})

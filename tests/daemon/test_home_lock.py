@@ -70,6 +70,7 @@ def test_removing_the_lock_files_lets_no_second_control_plane_in(home: Path, sta
     assert not homes.is_locked(home)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("end", ["moved", "replaced"])
 def test_a_control_plane_whose_home_is_moved_ends_and_says_why(home: Path, start: Start, end: str) -> None:
     first = start()

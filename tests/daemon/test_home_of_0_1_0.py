@@ -26,6 +26,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     made.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_trainings_that_had_ended_are_as_they_were(left: Plane) -> None:
     assert [one.name for one in left.client.list()] == ["cancelled", "failed", "finished", "running"]
     finished, failed, cancelled = (left.client.get(name) for name in ("finished", "failed", "cancelled"))
@@ -38,6 +39,7 @@ def test_trainings_that_had_ended_are_as_they_were(left: Plane) -> None:
         cancelled.result(timeout=5)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_journal_tells_what_happened_under_0_1_0(left: Plane) -> None:
     told = {name: Counter(reasons(left.client.get(name))) for name in ("finished", "failed", "cancelled")}
     for ended in told.values():
@@ -46,11 +48,13 @@ def test_the_journal_tells_what_happened_under_0_1_0(left: Plane) -> None:
     assert told["failed"]["RoundReleased"] == 2
 
 
+@pytest.mark.usefixtures("processes")
 def test_usage_of_0_1_0_is_still_counted(left: Plane) -> None:
     spent = {name: left.client.get(name).usage().worker_seconds for name in ("finished", "failed", "cancelled")}
     assert spent == {"finished": 2.752, "failed": 3.284, "cancelled": 1.001}, "as 0.1.0 counted it"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_token_of_0_1_0_is_good_for_what_it_was(left: Plane) -> None:
     viewer = muster.Client(url=left.url, token=old.VIEWER)
     assert viewer.get("finished").phase == "succeeded"
@@ -77,6 +81,7 @@ def test_a_training_that_ran_goes_on_with_its_world_and_its_budget(left: Plane) 
         running.result(timeout=60)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_pool_has_its_leases_requests_and_quarantines(left: Plane) -> None:
     asked = httpx2.get(f"{left.url}/v1/pools/default", headers={"Authorization": f"Bearer {left.api_token}"})
     pool = asked.json()

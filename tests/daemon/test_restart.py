@@ -118,6 +118,7 @@ def test_after_server_stop_it_stays_away_until_a_command_starts_it(shell: Plane,
     eventually(lambda: homes.running(shell.home), "an agent starts it once the mark is gone")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/memory", os.W_OK), reason="no memory group can be made here")
 def test_its_memory_is_not_that_of_the_worker_whose_agent_starts_it(shell: Plane) -> None:
     shell.muster("server", "start").wait()
@@ -130,6 +131,7 @@ def test_its_memory_is_not_that_of_the_worker_whose_agent_starts_it(shell: Plane
     assert "/muster/" not in Path(f"/proc/{control_plane(shell)}/cgroup").read_text()
 
 
+@pytest.mark.usefixtures("processes")
 def test_one_in_the_foreground_is_left_to_its_supervisor(shell: Plane) -> None:
     shell.serve()
     begin(shell)
@@ -139,6 +141,7 @@ def test_one_in_the_foreground_is_left_to_its_supervisor(shell: Plane) -> None:
     assert not homes.is_locked(shell.home)
 
 
+@pytest.mark.usefixtures("processes")
 def test_one_that_is_asked_to_end_by_a_signal_stays_away(shell: Plane) -> None:
     begin(shell)
     os.kill(control_plane(shell), signal.SIGTERM)
@@ -146,6 +149,7 @@ def test_one_that_is_asked_to_end_by_a_signal_stays_away(shell: Plane) -> None:
     assert not homes.is_locked(shell.home)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("change", ["mode", "link", "folder", "words", "place"])
 def test_a_record_that_somebody_else_may_have_written_is_not_carried_out(shell: Plane, change: str) -> None:
     begin(shell)

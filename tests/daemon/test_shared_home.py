@@ -63,6 +63,7 @@ def write_record(home: Path, **more: str) -> None:
     (home / "server.json").chmod(0o600)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_names_the_machine_that_has_the_control_plane(
     home: Path, tmp_path: Path, words: list[str]
@@ -116,6 +117,7 @@ def test_what_a_machine_left_that_holds_the_home_no_more_does_not_count(tmp_path
     lock.release()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_says_on_which_machine_it_runs(tmp_path: Path) -> None:
     write_record(tmp_path, process=ELSEWHERE, host="node7")
     command = [sys.executable, "-m", "muster.daemon", "--home", str(tmp_path), "--listen", "127.0.0.1:0"]

@@ -186,6 +186,7 @@ def test_a_mesh_that_is_late_is_degraded_and_then_ready(place: Server, start: St
     assert told[-1]["state"] == "ready"
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_an_etcd_it_serves_the_keys_until_it_is_ended(start: Start, probe: Any, publish: Any) -> None:
     port = free_port()
     nodes = {"a": probe(MUSTER_MESH_TOKEN=TOKEN), "b": probe(MUSTER_MESH_TOKEN=TOKEN)}
@@ -341,6 +342,7 @@ def test_a_port_that_is_taken_is_named(publish: Any) -> None:
         assert where in program.lines[0]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("listen", "env", "reason"),
     [

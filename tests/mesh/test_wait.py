@@ -369,11 +369,13 @@ def test_the_command_runs_whatever_the_wait_came_to(timeout: str) -> None:
     assert (done.returncode, done.stdout) == (7, "ran\n")
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_may_be_killed_by_a_broken_pipe() -> None:
     done = mesh("wait", "--", "sh", "-c", "kill -PIPE $$; echo survived")
     assert (done.returncode, done.stdout) == (-signal.SIGPIPE, "")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("command", "code"), [("no-such-command", 127), ("/no/such/command", 127), ("/", 126), ("/etc/passwd", 126)]
 )
@@ -383,12 +385,14 @@ def test_a_command_that_cannot_run_is_named(command: str, code: int) -> None:
     assert done.stderr.startswith(f"mesh-wait: cannot run '{command}': ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_wait_without_a_command_ends_well_and_wrong_words_do_not() -> None:
     assert mesh("wait").returncode == 0
     assert mesh("wait", "python", "train.py").returncode == 2
     assert mesh().returncode == 2
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_wait_can_be_ended_by_a_signal() -> None:
     clean = {name: value for name, value in os.environ.items() if not VARIABLES.match(name)}
     env = {**clean, "NODE_NAME": "a", "MUSTER_MESH_ENDPOINT": "127.0.0.1:9"}
@@ -402,6 +406,7 @@ def test_a_wait_can_be_ended_by_a_signal() -> None:
         assert process.returncode == code
 
 
+@pytest.mark.usefixtures("processes")
 def test_status_asks_once(place: Server, node: str) -> None:
     env = {"NODE_NAME": node, "MUSTER_MESH_ENDPOINT": place.address}
     said = [mesh("status")]

@@ -343,6 +343,7 @@ def test_whoever_fills_the_disk_can_be_revoked_and_nothing_else_can_be_changed(
     assert [one.name for one in Tokens(tmp_path).list()] == ["other"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", ["tokens.json", "identity.json", "token"])
 def test_a_pipe_in_the_place_of_what_is_read_at_the_start_holds_nobody_up(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str

@@ -181,6 +181,7 @@ def test_a_false_claim_of_pids_proves_nothing(tmp_path: Path, processes: Fleet, 
     in_room(tmp_path, test, pipeline_ttl_s=1.0)
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_pipelines_on_four_gpus_and_one_is_killed_in_its_third_rollout(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     plane.env["MUSTER_GPUS"] = "4"
@@ -203,6 +204,7 @@ def test_two_pipelines_on_four_gpus_and_one_is_killed_in_its_third_rollout(tmp_p
         plane.close()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("child", [False, True])
 def test_a_control_plane_that_was_killed_too_finds_out_at_its_start(tmp_path: Path, child: bool) -> None:
     plane = Plane(tmp_path)
@@ -237,6 +239,7 @@ async def idle(plane: Plane) -> tuple[int, ...]:
     return ()
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_of_a_dead_speaker_keep_the_gpus_until_they_are_gone_too(tmp_path: Path) -> None:
     with control_plane(tmp_path) as house:
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -352,6 +352,7 @@ def test_a_client_that_stands_still_is_quarantined_and_the_other_goes_on(
     in_room(tmp_path, test, pipeline_ttl_s=1.0, min_turn_s=0.05)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_control_plane_that_is_killed_comes_back_with_leases_and_demand(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     plane.env["MUSTER_POOL_GPUS"] = "0,1,2,3"
@@ -419,6 +420,7 @@ def test_what_the_pool_of_0_1_had_comes_first_and_the_rest_is_in_it_too() -> Non
         gpus.pooled({"MUSTER_POOL_GPUS": "1,2,1"})
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_line_shows_the_pool_and_takes_a_pipeline_out(tmp_path: Path) -> None:
     plane = Plane(tmp_path)
     plane.env |= {"MUSTER_POOL_GPUS": "4,5,6,7", "MUSTER_POOL_GPUS_PER_NODE": "2"}
@@ -458,6 +460,7 @@ async def _holding(plane: Plane) -> None:
         assert await handle.request_gpus("p1", TRAIN, Priority.ACTOR_TRAINING) == [0, 1]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("env", "told"),
     [

@@ -20,6 +20,7 @@ from tests.sharing.scripted import FOUR, Hooks
 BOUND_S = 60.0
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("program", ["tenant.py", "tenant_that_blocks.py"])
 def test_a_killed_rank_leaves_no_gpu_behind_and_neither_does_a_training_that_has_ended(
     tmp_path: Path, program: str

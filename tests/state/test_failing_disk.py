@@ -43,6 +43,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("call", "error", "part"),
     [
@@ -70,6 +71,7 @@ def test_a_step_that_cannot_be_read_fails_the_start_and_costs_nothing(
     assert "begins at 3 with 3" in train(folder, 9, **failing.env).stdout
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("call", "error"), [("write", "ENOSPC"), ("fsync", "EIO"), ("open", "EDQUOT")])
 def test_a_disk_that_takes_no_more_loses_nothing_and_is_told_of(
     failing: FailingDisk, folder: Path, call: str, error: str
