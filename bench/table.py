@@ -31,46 +31,57 @@ Record = dict[str, Any]  # one JSON object
 class Row(NamedTuple):
     """A row of the table in README.md: a stored figure under a short name."""
 
-    killed: str
+    failure: str
+    launcher: str
     file: str
     figure: str
 
 
 _SPARE = "2 workers, 1 spare"
 _GROUP = "first all-reduce of the next group"
+_NODE = "muster-node"
 SUMMARY = (
     Row(
-        "every process of a worker (muster-node)", "world", f"{_SPARE}; killed: every process of one worker → {_GROUP}"
+        "every process of a worker killed",
+        _NODE,
+        "world",
+        f"{_SPARE}; killed: every process of one worker → {_GROUP}",
     ),
     Row(
-        "every process of a worker (control plane)",
+        "every process of a worker killed",
+        "muster run",
         "world",
         f"control plane, {_SPARE}; killed: every process of one worker → {_GROUP}",
     ),
-    Row("the network link of a machine", "world", f"{_SPARE}; lost: the link of one machine → {_GROUP}"),
+    Row("network link of a machine cut", _NODE, "world", f"{_SPARE}; lost: the link of one machine → {_GROUP}"),
     Row(
-        "every process on the coordinator's machine",
+        "every process on the coordinator's machine killed",
+        _NODE,
         "world",
         f"3 workers, 1 spare; killed: everything on the machine of the coordinator (store, lighthouse) → {_GROUP}",
     ),
     Row(
-        "the network link of the coordinator's machine",
+        "network link of the coordinator's machine cut",
+        _NODE,
         "world",
         f"3 workers, 1 spare; lost: the link of the machine of the coordinator (store, lighthouse) → {_GROUP}",
     ),
     Row(
-        "one of two ranks of a worker",
+        "one of two ranks of a worker killed, no spare",
+        _NODE,
         "world",
         "2 ranks of one worker; killed: one rank → the same rank is back, group ready",
     ),
     Row(
-        "every process of a worker, 100 MB of state in memory",
+        "every process of a worker killed, 100 MB of state in memory",
+        _NODE,
         "state",
         f"{_SPARE}, 100 MB of Adam state, 1 s steps; killed: every process of one worker"
         " → first all-reduce of the resumed step",
     ),
     Row(
-        "every process of a worker, H200, 12 GB of state for each rank",
+        "every process of a worker killed on an H200, 12 GB of state in memory for each rank",
+        _NODE,
         "h200-state-12gb",
         "12 GB of state for each rank; killed: every process of one worker → next step",
     ),
@@ -193,14 +204,16 @@ def _numbers(measured: Record) -> tuple[str, str, str, str, str]:
 def summary_table() -> str:
     """Return the table of README.md, in seconds: a row for each loss, with the best of the peers."""
     lines = [
-        ["what was killed or cut", "muster", "goal", "fastest peer", "name of the peer", "unit", "samples of muster"]
+        ["failure", "started by", "muster", "goal", "goal met", "fastest peer", "name of the peer", "unit", "samples"]
     ]
     for row in SUMMARY:
         figure = next(figure for figure in figures(row.file, []) if figure["name"] == row.figure)
         scale = 1e-3 if figure["unit"] == "ms" else 1.0
         peer, best = best_peer(figure["peers"], scale)
+        goal = summary_goal(figure, scale)
+        met = "no goal" if goal == "no goal" else _met(figure)
         ours = amount(figure["value"] * scale)
-        lines.append([row.killed, ours, summary_goal(figure, scale), best, peer, "s", str(figure["samples"])])
+        lines.append([row.failure, row.launcher, ours, goal, met, best, peer, "s", str(figure["samples"])])
     return _markdown(lines)
 
 
@@ -208,9 +221,9 @@ def summary_goal(figure: Record, scale: float) -> str:
     """Return the goal of the median in seconds. A goal that is a share of torchrun's median is multiplied out."""
     match = re.match(r"p50 ≤ ([\d.]+)( × torchrun)?", figure["goal"])
     if match is None:
-        return "–"
+        return "no goal"
     limit = float(match[1]) * scale * (figure["peers"]["torchrun"]["p50"] if match[2] else 1)
-    return f"≤ {amount(limit)}" + ("" if figure["ok"] else " (missed)")
+    return f"≤ {amount(limit)}"
 
 
 def best_peer(peers: Record, scale: float = 1.0) -> tuple[str, str]:

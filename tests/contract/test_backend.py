@@ -43,7 +43,8 @@ async def a_local(home: Path) -> AsyncIterator[tuple[Backend, Submit]]:
         for uid in list(backend._workers):
             for worker in backend.workers(uid):
                 await backend.stop(uid, worker.name, why="the test is over", kill=True)
-            await until(lambda u=uid: not any(one.alive for one in backend.workers(u)))  # type: ignore[misc]
+            async with asyncio.timeout(PATIENCE_S):
+                await until(lambda u=uid: not any(one.alive for one in backend.workers(u)))  # type: ignore[misc]
         await backend.close()
 
 
@@ -63,13 +64,16 @@ def on(cluster: Cluster, namespace: str) -> Callable[[Path], AbstractAsyncContex
     return a_kube
 
 
-@pytest.fixture(params=["local", "simulated"])
+LOCAL = pytest.param("local", marks=pytest.mark.process)
+
+
+@pytest.fixture(params=[LOCAL, "simulated"])
 def run_with_gpus(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Where workers are placed by muster itself."""
     return _run({"local": a_local, "simulated": a_simulated}[request.param], tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["local", "simulated", pytest.param("kube", marks=pytest.mark.kube)])
+@pytest.fixture(params=[LOCAL, "simulated", pytest.param("kube", marks=pytest.mark.kube)])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     if request.param == "kube":
         request.getfixturevalue("kubelet")
