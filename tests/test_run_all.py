@@ -42,6 +42,7 @@ def test_all_targets_run_and_one_that_fails_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called: list[list[str]] = []
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # these tests may run under `make test-all`, too
 
     def run(command: list[str], *, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         called.append(command)

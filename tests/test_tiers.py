@@ -27,7 +27,14 @@ def test_a_command_that_starts_muster_is_recognised(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["muster ps", ["git", "-m", "musters"], [sys.executable, "-c", "import muster"], []]
+    "command",
+    [
+        "muster ps",
+        ["git", "-m", "musters"],
+        [sys.executable, "-c", "import muster"],
+        [sys.executable, "-I", "-m", "muster.package_check"],
+        [],
+    ],
 )
 def test_other_commands_may_run_in_every_tier(command: list[str]) -> None:
     assert not tiers.is_of_muster(command)

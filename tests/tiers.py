@@ -23,6 +23,7 @@ MARK_OF_FIXTURE = {
 }
 _TIERS_WITH_PROCESSES = {"process", "containers", "engines", "frameworks", "kube", "netns", "pages", "ray", "soak"}
 _COMMANDS = {"muster", "muster-node", "torchrun"}
+_HELPERS = {"muster.package_check"}  # a server in the process of the test starts it for each package
 _current: list[pytest.Item] = []
 
 
@@ -43,7 +44,8 @@ def is_of_muster(command: Sequence[Any] | Any) -> bool:
     words = [str(word) for word in command] if isinstance(command, Sequence) and not isinstance(command, str) else []
     if any(PurePath(word).name in _COMMANDS for word in words):
         return True
-    return any(option == "-m" and word.partition(".")[0] == "muster" for option, word in itertools.pairwise(words))
+    modules = {word for option, word in itertools.pairwise(words) if option == "-m"}
+    return any(module.partition(".")[0] == "muster" for module in modules - _HELPERS)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -36,6 +36,7 @@ def test_a_whole_worker_is_its_agent_guard_warm_parent_ranks_and_the_coordinator
     fleet.assert_nothing_left()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_job_loses_worker_after_worker_and_each_time_the_spare_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "GROUP", STAND_IN)
     monkeypatch.setattr(losses, "QUIET_S", 0.2)

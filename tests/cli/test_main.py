@@ -121,6 +121,7 @@ def test_ctrl_c_while_it_is_still_importing_ends_it_without_a_word(tmp_path: Pat
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_package_runs_as_a_module() -> None:
     ended = subprocess.run([sys.executable, "-m", "muster", "hlep"], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and "did you mean muster help?" in ended.stderr

@@ -139,6 +139,7 @@ def test_what_was_killed_stays_so_over_a_restart_and_is_free_once_its_process_is
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_line_ends_a_pipeline_and_says_what_it_keeps(tmp_path: Path) -> None:
     with control_plane(tmp_path) as house:
         with pytest.raises(PipelineKilled, match="enough"), house.pipeline("p1").training():

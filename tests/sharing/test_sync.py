@@ -245,6 +245,7 @@ def test_no_token_is_made_without_a_lease_in_process() -> None:
         _is_clean(tokens_while_bundles_are_taken_back(house, 40))
 
 
+@pytest.mark.usefixtures("processes")
 def test_no_token_is_made_without_a_lease_over_http(tmp_path: Path) -> None:
     with control_plane(tmp_path) as house:
         _is_clean(tokens_while_bundles_are_taken_back(house, 15))
@@ -377,6 +378,7 @@ def test_bundles_are_spread_over_ranks() -> None:
 # Connecting
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_map_that_the_pool_does_not_have_is_refused_at_once(tmp_path: Path) -> None:
     with control_plane(tmp_path) as house:
         url, token = house.plane.url, house.plane.api_token
@@ -408,6 +410,7 @@ def _started(house: ControlPlane, what: str, size: int = 1) -> list[Process]:
     return [house.plane.start(*program, **_env(house), **place, RANK=str(rank)) for rank in range(size)]
 
 
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_gives_back_what_is_held_and_leaves_the_pool(tmp_path: Path) -> None:
     with control_plane(tmp_path) as house:
         [process] = _started(house, "holds")
@@ -419,6 +422,7 @@ def test_ctrl_c_gives_back_what_is_held_and_leaves_the_pool(tmp_path: Path) -> N
         assert house.ask(lambda scheduler: scheduler.view())["pipelines"] == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_ranks_of_torch_distributed_act_as_one_and_a_failure_of_one_ends_all(tmp_path: Path) -> None:
     with control_plane(tmp_path) as house:
         ranks = _started(house, "works", 2)
