@@ -16,6 +16,7 @@ from muster.cli import exits, main, misuse, session
 from muster.types.codec import Invalid, Problem
 from tests.cli.conftest import Muster
 from tests.cli.stand_in import StandIn, a_training
+from tests.fleet import PATIENCE_S
 from tests.plane import Plane
 
 LEAVES = [
@@ -170,6 +171,7 @@ def test_a_command_without_its_argument_names_what_is_missing(
 
 # Commands that go on until somebody ends them.
 _STAYS = {("coordinator",), ("share", "demo"), ("bench", "net"), ("top",)}
+_LONG_S = {("share", "simulate"): 300.0}  # The command takes 14 s of a core.
 
 
 def test_no_command_without_arguments_prints_a_traceback(plane: Plane) -> None:
@@ -183,7 +185,7 @@ def test_no_command_without_arguments_prints_a_traceback(plane: Plane) -> None:
             command.expect(r"\S")
             if command.proc.poll() is None:
                 command.kill(signal.SIGINT)
-        answers[path] = (command.wait(), command.text)
+        answers[path] = (command.wait(_LONG_S.get(path, PATIENCE_S)), command.text)
     broken = {path: said for path, said in answers.items() if "Traceback" in said[1] or "Error:" in said[1]}
     assert broken == {}
     assert (answers[("run",)][0], answers[("ps",)][0]) == (2, 0)

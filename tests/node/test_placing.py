@@ -77,7 +77,7 @@ def test_a_hundred_megabytes_of_output_stop_nothing(fleet: Fleet) -> None:
     assert node.wait() == 0
     log = fleet.folder / "logs" / "round-0" / "rank-0.out"
     assert log.stat().st_size == 100_000_000 + len("the end\n")
-    assert node.text.endswith("ranks of round 0 exited 0\n") and "[0] the end" in node.text
+    assert node.text.endswith("the only rank of round 0 exited 0\n") and "[0] the end" in node.text
     assert node.text.count("[0] xxx") == 1_000_000
 
 

@@ -31,7 +31,7 @@ SILENCE_S = 3600.0  # silence frees nothing in these tests
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Fleet]:
+def pipelines(tmp_path: Path, processes: None) -> Iterator[Fleet]:
     made = Fleet(tmp_path)
     yield made
     made.close()
@@ -60,9 +60,9 @@ async def told(room: Room, process: Process, kind: str) -> str:
 
 
 @pytest.mark.scenario
-def test_a_killed_process_frees_its_fixed_lease_and_its_peer_is_granted_it(tmp_path: Path, processes: Fleet) -> None:
+def test_a_killed_process_frees_its_fixed_lease_and_its_peer_is_granted_it(tmp_path: Path, pipelines: Fleet) -> None:
     async def test(room: Room) -> None:
-        doomed = await asyncio.to_thread(hold, processes, room, "none")
+        doomed = await asyncio.to_thread(hold, pipelines, room, "none")
         peer = await room.pipeline("p2", Engine())
         waiting = asyncio.create_task(peer.request_gpus("p2", TRAIN, Priority.ACTOR_TRAINING))
         await room.until(lambda: room.pool.scheduler.shares.requests)
@@ -79,12 +79,12 @@ def test_a_killed_process_frees_its_fixed_lease_and_its_peer_is_granted_it(tmp_p
     "kind", ["before", pytest.param("spawned", marks=pytest.mark.scenario), "forked", "emptied", "orphaned"]
 )
 def test_a_child_that_outlives_its_pipeline_keeps_the_gpus_and_the_reason_names_it(
-    tmp_path: Path, processes: Fleet, kind: str
+    tmp_path: Path, pipelines: Fleet, kind: str
 ) -> None:
     """Children: before the registration; with the environment; by fork alone; without environment; of a dead child."""
 
     async def test(room: Room) -> None:
-        doomed = await asyncio.to_thread(hold, processes, room, kind)
+        doomed = await asyncio.to_thread(hold, pipelines, room, kind)
         child = await asyncio.to_thread(child_of, doomed)
         if kind == "emptied":  # it has no mark, so the pool must observe it while its parent lives
             watch = room.pool.tenants._watches["p1"]
@@ -106,10 +106,10 @@ def test_a_child_that_outlives_its_pipeline_keeps_the_gpus_and_the_reason_names_
 
 
 def test_a_process_that_dies_while_the_control_plane_is_away_is_missed_at_its_start(
-    tmp_path: Path, processes: Fleet
+    tmp_path: Path, pipelines: Fleet
 ) -> None:
     async def test(room: Room) -> None:
-        doomed = await asyncio.to_thread(hold, processes, room, "none")
+        doomed = await asyncio.to_thread(hold, pipelines, room, "none")
         await room.pool.stop()
         doomed.kill(signal.SIGKILL)
         await asyncio.to_thread(doomed.wait)
@@ -120,20 +120,20 @@ def test_a_process_that_dies_while_the_control_plane_is_away_is_missed_at_its_st
     in_room(tmp_path, test, pipeline_ttl_s=SILENCE_S, journal=tmp_path / "j")
 
 
-def test_a_successor_is_registered_at_once(tmp_path: Path, processes: Fleet) -> None:
+def test_a_successor_is_registered_at_once(tmp_path: Path, pipelines: Fleet) -> None:
     async def test(room: Room) -> None:
-        doomed = await asyncio.to_thread(hold, processes, room, "none")
+        doomed = await asyncio.to_thread(hold, pipelines, room, "none")
         doomed.kill(signal.SIGKILL)
-        successor = await asyncio.to_thread(hold, processes, room, "none")
+        successor = await asyncio.to_thread(hold, pipelines, room, "none")
         assert room.pool.view()["pipelines"][0].get("process") == successor.pid
         assert len(ends(room)) == 1
 
     in_room(tmp_path, test, pipeline_ttl_s=SILENCE_S)
 
 
-def test_a_process_that_dies_in_the_middle_of_a_hook_frees_everything(tmp_path: Path, processes: Fleet) -> None:
+def test_a_process_that_dies_in_the_middle_of_a_hook_frees_everything(tmp_path: Path, pipelines: Fleet) -> None:
     async def test(room: Room) -> None:
-        doomed = processes.start(sys.executable, HOLDER, room.url, "hook", MUSTER_TOKEN=room.token)
+        doomed = pipelines.start(sys.executable, HOLDER, room.url, "hook", MUSTER_TOKEN=room.token)
         await asyncio.to_thread(doomed.expect, "expanding")
         assert {one.state for one in room.pool.scheduler.snapshot().leases.values()} == {"granting"}
         doomed.kill(signal.SIGKILL)
@@ -143,18 +143,18 @@ def test_a_process_that_dies_in_the_middle_of_a_hook_frees_everything(tmp_path: 
     in_room(tmp_path, test, pipeline_ttl_s=SILENCE_S)
 
 
-def test_an_ended_process_that_forgot_to_unregister_frees_its_gpus(tmp_path: Path, processes: Fleet) -> None:
+def test_an_ended_process_that_forgot_to_unregister_frees_its_gpus(tmp_path: Path, pipelines: Fleet) -> None:
     async def test(room: Room) -> None:
-        holder = await asyncio.to_thread(hold, processes, room, "none")
+        holder = await asyncio.to_thread(hold, pipelines, room, "none")
         holder.kill(signal.SIGTERM)
         await told(room, holder, "unregistered")
 
     in_room(tmp_path, test, pipeline_ttl_s=SILENCE_S)
 
 
-def test_a_stopped_process_is_not_gone(tmp_path: Path, processes: Fleet) -> None:
+def test_a_stopped_process_is_not_gone(tmp_path: Path, pipelines: Fleet) -> None:
     async def test(room: Room) -> None:
-        stopped = await asyncio.to_thread(hold, processes, room, "none")
+        stopped = await asyncio.to_thread(hold, pipelines, room, "none")
         stopped.kill(signal.SIGSTOP)
         await room.until(lambda: ends(room, "quarantined"))
         assert ends(room, "quarantined")[0].text == "nothing was heard for 1 s; its process still runs"
@@ -166,12 +166,12 @@ def test_a_stopped_process_is_not_gone(tmp_path: Path, processes: Fleet) -> None
 
 
 @pytest.mark.parametrize("claim", ["1", "999999999", "{server}", "{server},{liar}", "{liar},999999999"])
-def test_a_false_claim_of_pids_proves_nothing(tmp_path: Path, processes: Fleet, claim: str) -> None:
+def test_a_false_claim_of_pids_proves_nothing(tmp_path: Path, pipelines: Fleet, claim: str) -> None:
     """If a process registers a foreign or missing pid as its own, only its silence shows its end."""
 
     async def test(room: Room) -> None:
         given = claim.replace("{server}", str(os.getppid()))
-        liar = await asyncio.to_thread(hold, processes, room, "none", given)
+        liar = await asyncio.to_thread(hold, pipelines, room, "none", given)
         assert room.pool.view()["pipelines"][0].get("process") is None
         liar.kill(signal.SIGKILL)
         await room.until(lambda: ends(room, "quarantined"))
@@ -257,10 +257,10 @@ def test_ranks_of_a_dead_speaker_keep_the_gpus_until_they_are_gone_too(tmp_path:
 
 
 def test_a_killed_pipeline_keeps_what_a_known_child_may_use_although_it_is_silent(
-    tmp_path: Path, processes: Fleet
+    tmp_path: Path, pipelines: Fleet
 ) -> None:
     async def test(room: Room) -> None:
-        doomed = await asyncio.to_thread(hold, processes, room, "spawned")
+        doomed = await asyncio.to_thread(hold, pipelines, room, "spawned")
         child = await asyncio.to_thread(child_of, doomed)
         doomed.kill(signal.SIGKILL)
         await told(room, doomed, "quarantined")
