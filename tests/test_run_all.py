@@ -25,6 +25,11 @@ def test_a_report_gives_times_failures_and_skips() -> None:
     assert skipped == 1
 
 
+def test_a_report_of_an_interrupted_run_has_an_error_without_a_class() -> None:
+    report = '<testsuite><testcase name="interrupted"><error message="^C"/></testcase></testsuite>'
+    assert run_all.parse_report(report) == ({"interrupted": 0.0}, ("interrupted",), 0)
+
+
 def test_the_summary_has_parts_slowest_and_failed_tests_and_ends_with_the_counts() -> None:
     many = {f"t::test_{number}": float(number) for number in range(20)}
     parts = [Part("test", 0, 61.0, many), Part("test-ray", 2, 5.5, {"t::test_ray": 3.5}, ("t::test_ray",), 0)]
