@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import prepared
 from tests.fleet import Fleet
 from tests.kube.fixtures import cluster, kube_plane, kubelet, namespace  # noqa: F401
 from tests.kube.mallory import mallory  # noqa: F401
@@ -15,6 +16,7 @@ from tests.sharing.ray_fixture import ray_outcomes  # noqa: F401
 from tests.tiers import check_commands, processes, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401
 
 check_commands()
+prepared.install()
 
 # A script's background job starts with SIGINT ignored, and what is ignored stays so in every process below it.
 _PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}

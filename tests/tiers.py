@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.prepared import prepared
+
 # A test of `make test` that starts real processes carries the mark `scenario`, too.
 MARK_OF_FIXTURE = {
     "browser": "pages",
@@ -51,6 +53,7 @@ def is_of_muster(command: Sequence[Any] | Any) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     _current.append(item)
+    prepared.forks = item.get_closest_marker("interpreter") is None
     try:
         return (yield)
     finally:
