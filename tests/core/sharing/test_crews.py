@@ -53,7 +53,7 @@ def check_rules(shares: Shares) -> None:
             assert len(joined[1]) >= min(len(joined[0]), crew.min), "nor replaced by one that is still to come"
 
 
-@pytest.mark.parametrize("examples", [200, pytest.param(5_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [300, pytest.param(5_000, marks=pytest.mark.soak)])
 def test_no_plan_breaks_a_rule(examples: int) -> None:
     settings(max_examples=examples)(given(shared_states())(check_rules))()
 
