@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from muster.backends.kube import logs
 from muster.backends.kube.pod_lines import LONGEST, RankLine, Reader
 from muster.backends.kube.pods import Pod
 from muster.ports import LogQuery
+from muster.sim import virtual
 from muster.types.training import Uid
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -68,7 +68,7 @@ def read(broken: str = "", **asked: Any) -> list[str]:
         found = logs.read(cluster, find, logs.PodListeners(), Uid("u"), LogQuery(**asked), lambda: True)
         return b"".join([chunk async for chunk in found])
 
-    return asyncio.run(gather()).decode().splitlines()
+    return virtual.run(gather()).decode().splitlines()
 
 
 @pytest.mark.parametrize("follow", [False, True])

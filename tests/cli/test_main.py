@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +138,20 @@ def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         yield from _leaves(group.get_command(None, name), (*path, name))
 
 
+@cache
+def _commands() -> dict[tuple[str, ...], Any]:
+    """Return all commands by their path."""
+    return dict(_leaves(None))
+
+
 def _paths() -> list[tuple[str, ...]]:
     """Return the path of every group and of every command below it."""
-    leaves = [path for path, _ in _leaves(None)]
-    return sorted({path[:length] for path in leaves for length in range(1, len(path) + 1)})
+    return sorted({path[:length] for path in _commands() for length in range(1, len(path) + 1)})
 
 
 def _needs_a_word(path: tuple[str, ...]) -> bool:
     """Return whether a command cannot be called without an argument."""
-    command = next((command for leaf, command in _leaves(None) if leaf == path), None)
+    command = _commands().get(path)
     return command is None or any(param.required for param in command.params)
 
 
@@ -193,7 +199,7 @@ def test_no_command_without_arguments_prints_a_traceback(plane: Plane) -> None:
 
 def _checked_by_typer() -> Iterator[tuple[tuple[str, ...], str]]:
     """Every option of every command whose value typer reads: numbers, choices, durations, sizes, files."""
-    for path, command in _leaves(None):
+    for path, command in _commands().items():
         for param in command.params:
             descriptor = getattr(param, "type_descriptor", None)
             declared = getattr(descriptor, "annotation", str)

@@ -223,6 +223,7 @@ def test_the_curves_of_one_that_ends_are_written_at_once() -> None:
 def test_what_is_left_of_trainings_that_disappeared_is_removed_at_the_start() -> None:
     async def story(scene: Scene) -> None:
         await scene.store.write(Write(records=(Record(keeping.CURVES, "gone", {"curves": {}}),)))
+        assert scene.kept == {"gone"}
         scene.keeper.start()
         async with asyncio.timeout(5):
             while scene.kept:

@@ -169,10 +169,11 @@ def test_an_ended_training_refuses_orders_and_answers_edits_around_the_api_with_
 def test_workers_of_a_training_that_is_removed_around_the_api_are_ended(plane: Plane) -> None:
     training = plane.train(world=(2, 2, 2))
     training.wait_until_target_world(timeout=30)
+    logs = plane.home / "logs" / training.training.uid
+    assert logs.exists()
     with sqlite3.connect(plane.home / "muster.db") as database:
         database.execute("DELETE FROM objects")
     plane.no_worker_left()
-    logs = plane.home / "logs" / training.training.uid
     eventually(lambda: not logs.exists(), "its logs are gone too", 10)
     plane.train("demo", "exit=0", world=(1, 1, 1)).result(timeout=30)
 

@@ -196,15 +196,21 @@ def test_a_mark_that_is_lost_is_made_again_from_the_database(crashed: Path, lost
 
 def test_a_first_start_that_is_killed_before_its_marks_are_made_is_no_loss(tmp_path: Path) -> None:
     serve(tmp_path / "home")
+    before = home.read_identity(tmp_path / "home")
     for mark in ("identity.json", "logs/.home"):
         (tmp_path / "home" / mark).unlink()
     serve(tmp_path / "home")
+    after = home.read_identity(tmp_path / "home")
+    assert before is not None and after is not None and after.id == before.id
+    assert (tmp_path / "home" / "logs" / ".home").read_text().strip() == before.id
 
 
 def test_a_folder_of_somebody_else_among_the_logs_is_nobodys_training(tmp_path: Path) -> None:
     (tmp_path / "home" / "logs" / "tensorboard").mkdir(parents=True)
     (tmp_path / "home" / "logs" / UID).touch()
     serve(tmp_path / "home")
+    assert home.read_identity(tmp_path / "home") is not None
+    assert {path.name for path in (tmp_path / "home" / "logs").iterdir()} == {"tensorboard", UID, ".home"}
 
 
 def test_a_copy_of_a_home_does_not_take_the_workers_of_the_home_that_runs_them(crashed: Path, tmp_path: Path) -> None:

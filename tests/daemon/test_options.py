@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,10 @@ def test_workers_run_as_the_user_that_is_rendered_unless_another_is_named() -> N
 
 
 def test_beyond_loopback_it_may_listen_when_told_that_it_may() -> None:
-    options.check(Options(Path("/srv"), listen="0.0.0.0:80", insecure=True))
+    open_to_all = Options(Path("/srv"), listen="0.0.0.0:80")
+    with pytest.raises(ValueError, match="--insecure"):
+        options.check(open_to_all)
+    options.check(replace(open_to_all, insecure=True))
 
 
 @pytest.mark.parametrize(("told", "count"), [("", 4), (" ", 4), ("1", 1), ("4", 4), (" 2 ", 2)])

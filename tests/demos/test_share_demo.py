@@ -88,7 +88,7 @@ def mean_reward(groups: Sequence[Group]) -> float:
     return fmean(reward for group in groups for reward in group.rewards)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))])
 @pytest.mark.parametrize("which", [0, 1])
 def test_rewards_at_least_double_within_five_rollouts(which: int, seed: int) -> None:
     """The same rollouts as in the demo, for what is sampled depends on the seed and the weights alone."""

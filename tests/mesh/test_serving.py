@@ -283,10 +283,19 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
 
 def test_what_slow_readers_leave_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MOST_UNREAD", 25_000_000)
+    arrived: list[serving.KeyClient] = []
+    came = serving.KeyServer.came
+
+    def count(server: serving.KeyServer, client: serving.KeyClient) -> None:
+        arrived.append(client)
+        came(server, client)
+
+    monkeypatch.setattr(serving.KeyServer, "came", count)
     with servers.embedded() as server, contextlib.ExitStack() as stack:
         fill(server, 10)
         for _ in range(6):
             stack.enter_context(deaf(server, LIST))
+        eventually(lambda: len(arrived) == 6, "all clients are connected", 10)
         eventually(lambda: 0 < len(server.server._connections) < 6, "those beyond the bound are let go", 10)
 
 

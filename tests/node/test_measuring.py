@@ -174,6 +174,7 @@ def test_whatever_a_rank_writes_the_coordinator_can_read_what_it_is_told(
             mine.tell()
         mine.hear(WelcomeFrame())
         mine.tell()
+    assert all(len(frame.names) <= MAX_NAMES and len(frame.points) <= MAX_POINTS for frame in line.sent)
 
 
 def test_what_a_worker_uses_is_told_when_it_is_known(file: str) -> None:

@@ -155,6 +155,7 @@ def test_a_training_that_was_deleted_in_the_block_is_nobody_s_error(
     caller: Caller, plane: Plane, client: Client
 ) -> None:
     in_block(caller, client.get("demo"), plane.remove)
+    assert [one.path.rpartition("/")[2] for one in plane.writes()] == ["cancel"] and not plane.trainings
 
 
 def test_what_goes_wrong_in_a_block_comes_before_what_goes_wrong_at_its_end(

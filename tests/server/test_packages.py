@@ -26,6 +26,20 @@ from muster.store.packages import PackageFolder
 from tests.server.house import House, error_of, in_house
 from tests.test_package import TRICKS
 
+SOME_TRICKS = (
+    "a sparse map",
+    "a negative size",
+    "an absolute name",
+    "a link to é with a zero in it",
+    "a link through a link",
+    "a device",
+    "a bomb behind its end",
+    "a bomb that says so",
+    "a name of many megabytes",
+    "no gzip",
+    "an empty file",
+    "its first half",
+)
 RUN_TOKEN = "a-token-of-the-run-0123456789"
 Headers = dict[str, str]
 
@@ -111,13 +125,17 @@ def test_paths_of_a_training_with_code_are_within_it(tmp_path: Path, field: str,
     in_store(tmp_path, test)
 
 
-@pytest.mark.parametrize("kind", TRICKS)
-def test_what_is_no_package_is_not_taken(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kinds", [SOME_TRICKS, pytest.param(tuple(TRICKS), marks=pytest.mark.soak)], ids=len)
+def test_what_is_no_package_is_not_taken(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    """Send tricks to the process of the check; `tests/test_package.py` tries all of them without that process."""
+
     async def test(house: House) -> None:
-        digest = f"sha256:{hashlib.sha256(TRICKS[kind]).hexdigest()}"
-        answer = await house.client.put(address(digest), content=TRICKS[kind])
-        assert answer.status_code == 422 and "this package is refused" in error_of(answer)["message"]
-        assert (await house.client.get(address(digest))).status_code == 404
+        for kind in kinds:
+            digest = f"sha256:{hashlib.sha256(TRICKS[kind]).hexdigest()}"
+            answer = await house.client.put(address(digest), content=TRICKS[kind])
+            assert answer.status_code == 422, kind
+            assert "this package is refused" in error_of(answer)["message"], kind
+            assert (await house.client.get(address(digest))).status_code == 404, kind
 
     in_store(tmp_path, test)
 
@@ -267,6 +285,8 @@ def test_a_check_is_a_process_of_its_own_with_limits(tmp_path: Path, monkeypatch
 
 def test_the_largest_package_passes_the_limits_of_a_check(tmp_path: Path) -> None:
     entries = [Entry(f"{number:05}/{'x' * 150}/{'y' * 100}", link="z") for number in range(33_000)]
+    folders = 2 * len(entries)
+    assert 0.98 * package.MOST_FILES < folders + len(entries) <= package.MOST_FILES
     with open(tmp_path / "packed", "wb") as out:
         digest, _ = package.pack(tmp_path, entries, out)
     asyncio.run(PackageChecks().check("default", tmp_path / "packed", digest))

@@ -272,10 +272,11 @@ def test_parameters_are_not_dropped_where_they_could_not_be_loaded_again() -> No
 
 def test_a_state_dict_without_the_second_name_of_a_tied_parameter_is_whole() -> None:
     async def story() -> None:
-        engine = TorchEngine(Tied(), level=2, probe=value_of)
+        engine = TorchEngine(model := Tied(), level=2, probe=value_of)
         engine.publish(3, {name: one for name, one in weights(3).items() if name != "head.weight"})
         await engine.shrink([0])
         await engine.expand(AWAKE)
+        assert value_of(model) == "3" and model.head.weight is model.embed.weight
 
     run(story)
 

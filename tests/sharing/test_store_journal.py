@@ -206,7 +206,9 @@ def test_a_writer_that_ends_otherwise_leaves_nobody_waiting_and_is_written_past_
     asyncio.run(story())
 
 
-def test_a_stop_ends_though_the_store_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_ends_though_the_store_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(pool_state, "LAST_WRITE_S", 0.05)
 
     async def story() -> None:
@@ -220,6 +222,7 @@ def test_a_stop_ends_though_the_store_is_full(tmp_path: Path, monkeypatch: pytes
         await store.close()
 
     asyncio.run(story())
+    assert "the store takes nothing" in caplog.text
 
 
 def test_new_hooks_are_not_tried_before_it_is_written_that_the_process_before_is_over(tmp_path: Path) -> None:

@@ -181,6 +181,7 @@ def start(folder: Path, steps: int) -> list[subprocess.Popen[str]]:
 
 
 @pytest.mark.torches
+@pytest.mark.usefixtures("processes")
 def test_two_ranks_that_are_killed_go_on_from_the_same_step(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     first = start(folder, 1_000_000)

@@ -28,10 +28,10 @@ from muster.types.world import Member, MemberId, Outline, Role, Round, RunId, Se
 from muster.world import frames_out, wire
 from muster.world.frames_out import Moment, Showing
 from muster.world.wire import Channel, Decoder, WireError
-from tests.simulator import histories
 from tests.simulator.large import LEASE_S, LargeFleet
 from tests.simulator.worker import SimulatedWorker
 from tests.simulator.worlds import a_training
+from tests.world.test_histories import play
 
 MANY = 10_000
 
@@ -197,8 +197,13 @@ def test_a_record_with_unknown_seats_can_be_kept_and_taken_up_again() -> None:
 
 @pytest.mark.usefixtures("outlines")
 def test_random_histories_keep_every_promise_when_nobody_knows_more_than_its_own_seat() -> None:
-    for seed in range(300):
-        histories.play(seed)
+    play(range(100))
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("outlines")
+def test_many_random_histories_keep_every_promise_when_nobody_knows_more_than_its_own_seat() -> None:
+    play(range(100, 2_000))
 
 
 def test_an_outline_that_cannot_be_is_refused() -> None:

@@ -12,11 +12,11 @@ from tests.simulator.network import BOTH, COORDINATOR
 from tests.simulator.succession import SuccessionFleet
 from tests.world.test_planted_faults import finds
 
-SOME = 300
+SOME = 100
 TEN_THOUSAND = 10_000
 CHUNKS = 8
 PLANTED = 600
-RARE = (28, 103, 301)  # have found what few others do
+RARE = (28, 85, 103, 507)  # have found what few others do
 
 
 def a_run(*names: str, seed: int = 1, **settings: object) -> SuccessionFleet:
@@ -192,7 +192,7 @@ def play(seeds: Iterable[int]) -> None:
 
 
 def test_histories_of_succession_are_not_all_alike() -> None:
-    endings = [succession.play(seed) for seed in range(60)]
+    endings = [succession.play(seed) for seed in range(20)]
     assert {"stranded", "succeeded after 1 terms", "succeeded after 2 terms"} <= set(endings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
 from muster.core.sharing import workers
@@ -35,9 +36,7 @@ def carried_out(shares: Shares, made: SharePlan) -> Shares:
     return workers.seated(workers.leaving(shares, made.leaves, NOW), [one for one in made.seats if one.ready], NOW)
 
 
-@settings(max_examples=800)
-@given(shared_states())
-def test_no_plan_breaks_a_rule(shares: Shares) -> None:
+def check_rules(shares: Shares) -> None:
     assert invariants.broken(shares) == []
     made = plan(shares, NOW)
     assert invariants.broken_by(shares, made) == []
@@ -54,9 +53,12 @@ def test_no_plan_breaks_a_rule(shares: Shares) -> None:
             assert len(joined[1]) >= min(len(joined[0]), crew.min), "nor replaced by one that is still to come"
 
 
-@settings(max_examples=300)
-@given(shared_states())
-def test_equal_inputs_give_equal_plans(shares: Shares) -> None:
+@pytest.mark.parametrize("examples", [300, pytest.param(5_000, marks=pytest.mark.soak)])
+def test_no_plan_breaks_a_rule(examples: int) -> None:
+    settings(max_examples=examples)(given(shared_states())(check_rules))()
+
+
+def check_equal_plans(shares: Shares) -> None:
     turned = replace(
         shares,
         crews=dict(list(shares.crews.items())[::-1]),
@@ -66,6 +68,11 @@ def test_equal_inputs_give_equal_plans(shares: Shares) -> None:
     first, second = plan(shares, NOW), plan(turned, NOW)
     assert set(first.seats) == set(second.seats) and first.leaves.keys() == second.leaves.keys()
     assert set(first.expands) == set(second.expands) and first.grants == second.grants
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(2_000, marks=pytest.mark.soak)])
+def test_equal_inputs_give_equal_plans(examples: int) -> None:
+    settings(max_examples=examples)(given(shared_states())(check_equal_plans))()
 
 
 # Minima ------------------------------------------------------------------------------------------

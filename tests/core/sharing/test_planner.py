@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,9 +31,7 @@ def emptied(shares: Shares) -> Shares:
     return replace(shares, leases={}, requests=(), rollouts=fresh)
 
 
-@settings(max_examples=600)
-@given(states())
-def test_no_plan_breaks_a_rule(shares: Shares) -> None:
+def check_rules(shares: Shares) -> None:
     assert invariants.broken(shares) == []
     made = plan(shares, NOW)
     assert invariants.broken_by(shares, made) == []
@@ -41,9 +40,12 @@ def test_no_plan_breaks_a_rule(shares: Shares) -> None:
     assert made.recheck_at is None or made.recheck_at > NOW
 
 
-@settings(max_examples=300)
-@given(states(), st.randoms())
-def test_equal_inputs_give_equal_plans(shares: Shares, shuffle: object) -> None:
+@pytest.mark.parametrize("examples", [200, pytest.param(5_000, marks=pytest.mark.soak)])
+def test_no_plan_breaks_a_rule(examples: int) -> None:
+    settings(max_examples=examples)(given(states())(check_rules))()
+
+
+def check_equal_plans(shares: Shares, shuffle: object) -> None:
     leases, pipelines = list(shares.leases.items()), list(shares.pipelines.items())
     shuffle.shuffle(leases)  # type: ignore[attr-defined]
     shuffle.shuffle(pipelines)  # type: ignore[attr-defined]
@@ -56,9 +58,12 @@ def test_equal_inputs_give_equal_plans(shares: Shares, shuffle: object) -> None:
     )
 
 
-@settings(max_examples=300)
-@given(states(equal_maps=True))
-def test_a_cold_plan_gives_largest_remainders(shares: Shares) -> None:
+@pytest.mark.parametrize("examples", [100, pytest.param(2_000, marks=pytest.mark.soak)])
+def test_equal_inputs_give_equal_plans(examples: int) -> None:
+    settings(max_examples=examples)(given(states(), st.randoms())(check_equal_plans))()
+
+
+def check_largest_remainders(shares: Shares) -> None:
     cold = emptied(shares)
     claims = {
         name: shares.pipelines[name].weight * rollout.remaining
@@ -73,6 +78,11 @@ def test_a_cold_plan_gives_largest_remainders(shares: Shares) -> None:
         return  # caps move what the others get; the oracle below covers that
     expected = _largest_remainders({str(name): claim for name, claim in claims.items()}, len(spec.masks))
     assert {name: count for name, count in counts(cold).items() if name in claims} == expected
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(2_000, marks=pytest.mark.soak)])
+def test_a_cold_plan_gives_largest_remainders(examples: int) -> None:
+    settings(max_examples=examples)(given(states(equal_maps=True))(check_largest_remainders))()
 
 
 def _useful(shares: Shares, name: str) -> int:

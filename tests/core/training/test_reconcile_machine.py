@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
@@ -373,8 +374,10 @@ class TrainingLife(stateful.RuleBasedStateMachine):
             assert member.role is not Role.LEAVING or not self.training.is_terminal or self.confirmed
 
 
-TrainingLife.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
-TestTrainingLife = TrainingLife.TestCase
+@pytest.mark.parametrize("lives", [100, pytest.param(3_000, marks=pytest.mark.soak)])
+def test_random_lives_of_a_training_keep_every_rule(lives: int) -> None:
+    limits = settings(max_examples=lives, stateful_step_count=50, deadline=None)
+    stateful.run_state_machine_as_test(TrainingLife, settings=limits)
 
 
 def test_an_unobserved_training_is_told_apart_from_one_that_is_below_its_minimum() -> None:

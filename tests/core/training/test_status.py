@@ -424,11 +424,7 @@ worlds = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(specs, metadata), min_size=1, max_size=3), worlds)
-def test_no_spec_stops_the_reconciler_and_none_that_is_invalid_starts_anything(
-    edits: list[tuple[Spec, Metadata]], world: Observed
-) -> None:
+def check_reconciler(edits: list[tuple[Spec, Metadata]], world: Observed) -> None:
     status, generation = a_training().status, 0
     for spec, about in edits:
         generation += about.generation
@@ -442,6 +438,12 @@ def test_no_spec_stops_the_reconciler_and_none_that_is_invalid_starts_anything(
             assert ends or condition(plan, "Valid").status == "False"
         explain.explain(after(training, plan), plan.events, datetime.now(UTC))
         status = plan.status
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(2_000, marks=pytest.mark.soak)])
+def test_no_spec_stops_the_reconciler_and_none_that_is_invalid_starts_anything(examples: int) -> None:
+    edits = st.lists(st.tuples(specs, metadata), min_size=1, max_size=3)
+    settings(max_examples=examples)(given(edits, worlds)(check_reconciler))()
 
 
 @pytest.mark.parametrize("count", [1, 19, 60])

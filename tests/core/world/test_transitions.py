@@ -419,23 +419,25 @@ def check_run(before: Run, after: Run) -> None:
     assert len({member.rank for member in active}) == len(active)
 
 
-@hypothesis_settings(max_examples=300, deadline=None)
-@hypothesis_given(
-    st.lists(st.tuples(an_event(), st.sampled_from([0.0, 0.01, 0.3, 1.0, 3.0])), min_size=10, max_size=40),
-    st.builds(
-        Settings,
-        min=st.integers(1, 2),
-        max=st.integers(2, 4),
-        spares=st.integers(0, 2),
-        max_restarts=st.integers(0, 2),
-        below_min_timeout_s=st.just(20.0),
-        hang_timeout_s=st.sampled_from([None, 2.5]),
-        no_progress_rounds=st.sampled_from([None, 3]),
-    ),
+EVENTS = st.lists(st.tuples(an_event(), st.sampled_from([0.0, 0.01, 0.3, 1.0, 3.0])), min_size=10, max_size=40)
+SETTINGS = st.builds(
+    Settings,
+    min=st.integers(1, 2),
+    max=st.integers(2, 4),
+    spares=st.integers(0, 2),
+    max_restarts=st.integers(0, 2),
+    below_min_timeout_s=st.just(20.0),
+    hang_timeout_s=st.sampled_from([None, 2.5]),
+    no_progress_rounds=st.sampled_from([None, 3]),
 )
-def test_any_events_in_any_order_keep_the_roll_in_order(
-    events: list[tuple[tuple[str, str, int], float]], settings: Settings
-) -> None:
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(3_000, marks=pytest.mark.soak)])
+def test_any_events_in_any_order_keep_the_roll_in_order(examples: int) -> None:
+    hypothesis_settings(max_examples=examples)(hypothesis_given(EVENTS, SETTINGS)(check_any_events))()
+
+
+def check_any_events(events: list[tuple[tuple[str, str, int], float]], settings: Settings) -> None:
     given, now = a_full_run(settings), 0.0
     for event, pause in events:
         now += pause
