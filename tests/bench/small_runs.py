@@ -90,7 +90,7 @@ SMALL_RUNS = (
     # A target of its own is not needed for a simulation.
     SmallRun("large", "world", "100", 9),
     # Scripts of frameworks.
-    SmallRun("frameworks", "ddp", _FRAMEWORKS, 2, "frameworks"),
+    SmallRun("frameworks", "ddp", _FRAMEWORKS, 2),  # it needs torch alone
     SmallRun("frameworks", "fsdp2_dcp", _FRAMEWORKS, 2, "frameworks"),
     SmallRun("frameworks", "hf_trainer", _FRAMEWORKS, 2, "frameworks"),
     SmallRun("frameworks", "accelerate_loop", _FRAMEWORKS, 2, "frameworks"),

@@ -105,3 +105,16 @@ def test_the_targets_that_name_folders_start_these_runs() -> None:
     for target in ("test-ray", "test-frameworks"):
         (recipe,) = re.findall(rf"(?m)^{target}:.*\n((?:\t.*\n)+)", makefile)
         assert "tests/bench/test_small_runs.py" in recipe, target
+
+
+@pytest.mark.frameworks
+@pytest.mark.usefixtures("processes")
+def test_two_tiny_pipelines_share_one_slot() -> None:
+    """Run where transformers is installed: in the environment of the frameworks."""
+    command = [sys.executable, "bench/grpo_gpu.py", "--tiny", "--steps", "2", "--batch", "4", "--tokens", "8", "--json"]
+    env = {**os.environ, "PYTHONPATH": "src"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert result["device"] == "cpu" and result["answers from stale weights"] == 0
+    assert all(is_number(result[name]) for name in ("one after the other s", "shared s", "switches"))
