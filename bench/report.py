@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -161,6 +162,8 @@ def run(title: str, parts: Mapping[str, Part], options: Any = None) -> int:
     if options is not None:
         options(parser)
     given = parser.parse_args()
+    # A terminated benchmark leaves its blocks, which stop the processes of the current part.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     failed = False
     shown: list[dict[str, Any]] = []
     try:
