@@ -1,6 +1,6 @@
 """How long does it take from a clone to an own training that was killed and healed? Machine time, nobody reads.
 
-python -m bench.newcomer [--json] [--venv FOLDER]
+python -m bench.newcomer [--json] [--venv FOLDER] [--steps N]
 
 Everything as a stranger has it: a fresh clone, a fresh environment, a fresh home, and a small transformer of his own
 that keeps its state with three lines. What pip has in its cache is there already. With --venv the clone uses that
@@ -39,7 +39,7 @@ model = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
 optimizer = torch.optim.AdamW(model.parameters())
 state = muster.State(model=model, optimizer=optimizer)
 step = state.restore()
-while step < 400:
+while step < STEPS:
     tokens = torch.randn(8, 16, 64)
     loss = (model(tokens) - tokens).square().mean()
     optimizer.zero_grad()
@@ -95,7 +95,7 @@ def newcomer(given: argparse.Namespace) -> Iterator[Figure]:
             someone.types("install", "make", "venv", f"PYTHON={sys.executable}")
         else:
             (someone.clone / ".venv").symlink_to(given.venv.resolve())
-        (someone.clone / "own.py").write_text(OWN)
+        (someone.clone / "own.py").write_text(OWN.replace("STEPS", str(given.steps)))
         _train(someone)
     finally:
         if (someone.clone / ".venv/bin/muster").exists():
@@ -135,6 +135,7 @@ def _pip_cache() -> str:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=400, help="steps of the training (400)")
     parser.add_argument("--venv", type=Path, metavar="FOLDER", help="use this environment and install nothing")
 
 

@@ -85,12 +85,12 @@ SMALL_RUNS = (
     SmallRun("code", "cluster", "--repeat 1", 1, "kube"),
     # The page, the first steps and false alarms.
     SmallRun("page", "page", "--events 60 --lines 64000 --repeat 1", 4, "pages"),
-    SmallRun("newcomer", "newcomer", "--venv .venv", 1),
+    SmallRun("newcomer", "newcomer", "--venv .venv --steps 150", 1),
     SmallRun("alarms", "alarms", "--seconds 1 --workers 1", 2),
     # A target of its own is not needed for a simulation.
     SmallRun("large", "world", "100", 9),
     # Scripts of frameworks.
-    SmallRun("frameworks", "ddp", _FRAMEWORKS, 2),  # it needs torch alone
+    SmallRun("frameworks", "ddp", _FRAMEWORKS, 2),  # needs torch and no framework
     SmallRun("frameworks", "fsdp2_dcp", _FRAMEWORKS, 2, "frameworks"),
     SmallRun("frameworks", "hf_trainer", _FRAMEWORKS, 2, "frameworks"),
     SmallRun("frameworks", "accelerate_loop", _FRAMEWORKS, 2, "frameworks"),
