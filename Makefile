@@ -112,7 +112,7 @@ test-pages: venv $(VENV)/.debian ## Each block of README and docs typed, the pag
 	$(PYTEST) -m 'pages and not soak and not kube and not frameworks' tests
 
 test-ray: venv ## Pipelines that share GPUs on a real Ray: a minute
-	$(BIN)/python -m pytest -m 'ray and not soak' tests/contract tests/sharing
+	$(BIN)/python -m pytest -m 'ray and not soak' tests/contract tests/sharing tests/bench/test_small_runs.py
 
 # The programs of Kubernetes are built once where there are none, which takes about ten minutes.
 test-kube: venv ## On a real Kubernetes API server
@@ -169,7 +169,7 @@ $(FRAMEWORKS)/.installed: pyproject.toml $(CONSTRAINTS) requirements/frameworks.
 	touch $@
 
 test-frameworks: test-torch $(FRAMEWORKS)/.installed ## test-torch, then Hugging Face, Lightning, DeepSpeed and TRL
-	$(FRAMEWORKS)/bin/python -m pytest -m 'frameworks and not soak' tests/frameworks $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest -m 'frameworks and not soak' tests/frameworks tests/bench/test_small_runs.py $(ARGS)
 
 # A real vLLM, of the build for CPUs, in an environment of its own: two gigabytes, and two minutes of tests.
 ENGINES := $(VENV)/engines
@@ -223,7 +223,8 @@ bench-control: venv $(PEERS) ## The control plane
 bench-sharing: venv ## Pipelines that share GPUs
 	$(BIN)/python -m bench.sharing $(ARGS)
 
-# Virtual time, plans, and twenty hand-overs between real processes; ARGS="--only handover --repeat 10" for two hundred.
+# Virtual time, plans, and twenty hand-overs between real processes.
+# make bench-pool ARGS="--only handover --repeat 10" measures two hundred.
 bench-pool: venv ## Trainings and pipelines on the same GPUs: two minutes
 	$(BIN)/python -m bench.pool $(ARGS)
 

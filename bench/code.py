@@ -30,12 +30,12 @@ from tests.fleet import eventually
 from tests.kube.kubelet import TestKubelet
 from tests.plane import Plane
 
-FILES, BYTES = 10_000, 50 << 20
 FETCH = """
 import sys
 from pathlib import Path
 from muster.node import cli, fetching
 digest, url, token, folder = sys.argv[1:]
+print("ready", flush=True)
 sys.stdin.readline()
 cli._behind_others(lambda: fetching.code(digest, url, token, Path(folder)))
 """
@@ -79,15 +79,20 @@ def send(given: argparse.Namespace) -> Iterator[Figure]:
     """Collect, pack and send; then once more without a change."""
     first, again = [], []
     with _folder() as folder, _plane(folder) as plane:
-        project = _project(folder, FILES, BYTES)
+        project = _project(folder, given.files, given.mib << 20)
         for turn in range(given.repeat):
             (project / "turn.py").write_text(f"turn = {turn}\n")
             first.append(_sent(plane, project)[0])
             again.append(_sent(plane, project)[0])
         _, packed = _sent(plane, project)
-    note = f"{FILES} files, {BYTES >> 20} MiB, {package.shown(packed.size)} packed"
+    note = f"{given.files} files, {given.mib} MiB, {package.shown(packed.size)} packed"
     yield below("a package, packed and sent, p50", p50(first), 3.0, "s", note=note, **spread(first))
     yield below("the same again, unchanged, p50", p50(again), 0.3, "s", **spread(again))
+
+
+def _start_fetching(words: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", FETCH, *words]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _sent(plane: Plane, project: Path) -> tuple[float, Packed]:
@@ -100,7 +105,7 @@ def _sent(plane: Plane, project: Path) -> tuple[float, Packed]:
 def fetch(given: argparse.Namespace) -> Iterator[Figure]:
     """Many processes fetch, check and unpack it at once, while somebody asks whether the control plane is well."""
     with _folder() as folder, _plane(folder) as plane:
-        _, packed = _sent(plane, _project(folder, 500, BYTES))
+        _, packed = _sent(plane, _project(folder, max(1, given.files // 20), given.mib << 20))
         training = plane.client.train(command=["sleep", "1000"], name="sent", package=packed.digest)
         training.wait_until_min_world(timeout=60)
         token = _token(next(iter(plane.worker_pids().values())))
@@ -108,8 +113,9 @@ def fetch(given: argparse.Namespace) -> Iterator[Figure]:
         workers = []
         for number in range(given.workers):
             words = [packed.digest, url, token, str(folder / f"code-{number}")]
-            workers.append(subprocess.Popen([sys.executable, "-c", FETCH, *words], stdin=subprocess.PIPE, text=True))
-        time.sleep(5.0)  # they have started, and wait for the word
+            workers.append(_start_fetching(words))
+        for worker in workers:
+            assert worker.stdout is not None and worker.stdout.readline() == "ready\n"
         with _asking(plane.url) as took:
             began = time.perf_counter()
             for worker in workers:
@@ -120,7 +126,7 @@ def fetch(given: argparse.Namespace) -> Iterator[Figure]:
             whole = time.perf_counter() - began
         assert codes == [0] * given.workers, codes
         training.delete()
-    sizes = f"{BYTES >> 20} MiB, {package.shown(packed.size)} packed"
+    sizes = f"{given.mib} MiB, {package.shown(packed.size)} packed"
     note = f"{given.workers} processes of one machine, {sizes}, checked and unpacked"
     yield below(f"{given.workers} workers have their code", whole, 10.0, "s", note=note)
     yield below(
@@ -177,8 +183,10 @@ def cluster(given: argparse.Namespace) -> Iterator[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=5, help="packages that are sent, and runs in the cluster (5)")
+    parser.add_argument("--workers", type=int, default=64, help="processes of the part `fetch` (64)")
+    parser.add_argument("--files", type=int, default=10_000, help="files of a package; `fetch` has a twentieth (10000)")
+    parser.add_argument("--mib", type=int, default=50, help="size of a package, in MiB (50)")
 
 
 if __name__ == "__main__":

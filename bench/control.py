@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from tests.simulator.control import SimulatedBackend, SimulatedWorlds
 
 PEERS = Path(sys.executable).parents[1] / "peers"
 WATCHERS = 200
-STORED, RUNNING, PAGE = 10_000, 1_000, 500
+PAGE = 500
 TRIVIAL = """
 import os
 import torch.distributed as dist
@@ -159,22 +158,23 @@ def _at_least(name: str, tally: load.Tally, goal: float, limit: str) -> Figure:
 
 
 def many(given: argparse.Namespace) -> Iterator[Figure]:
-    """10,000 in the store of a real server: a page of 500. Then 1,000 of them run, on a simulated backend."""
+    """Read pages of 500 from a real server, then reconcile a tenth of its trainings on a simulated backend."""
+    stored, running = given.trainings, max(1, given.trainings // 10)
     folder = Path(tempfile.mkdtemp(prefix="muster-bench-"))
     plane = Plane(folder)
     try:
         plane.home.mkdir()
-        asyncio.run(_fill(plane.home / "muster.db", STORED, 0))
+        asyncio.run(_fill(plane.home / "muster.db", stored, 0))
         plane.serve()
         port, token = int(plane.url.rpartition(":")[2]), plane.api_token
         page = load.request("GET", f"/v1/namespaces/default/trainings?limit={PAGE}", token)
         tally = load.drive(port, lambda _: page, connections=1, seconds=given.seconds)
     finally:
         plane.close()
-    yield below(f"a page of {PAGE} of {STORED} trainings, p99", p99(tally.latencies_s) * 1000, 100, "ms")
-    took = asyncio.run(_reconcile_all(folder / "many.db"))
+    yield below(f"a page of {PAGE} of {stored} trainings, p99", p99(tally.latencies_s) * 1000, 100, "ms")
+    took = asyncio.run(_reconcile_all(folder / "many.db", stored, running))
     shutil.rmtree(folder, ignore_errors=True)
-    yield below(f"reconcile {RUNNING} running of {STORED} until all have their target", took, 5, "s")
+    yield below(f"reconcile {running} running of {stored} until all have their target", took, 5, "s")
 
 
 async def _fill(path: Path, ended: int, running: int) -> None:
@@ -195,8 +195,8 @@ def _one(index: int, running: bool) -> Training:
     return Training(metadata, spec, Status(1, "succeeded", rank_exits=(), outcome=done, finished_at=now))
 
 
-async def _reconcile_all(path: Path) -> float:
-    await _fill(path, STORED - RUNNING, RUNNING)
+async def _reconcile_all(path: Path, stored: int, running: int) -> float:
+    await _fill(path, stored - running, running)
     clock = SystemClock()
     store = SqliteStore.open(path)
     loop: Loop
@@ -211,9 +211,8 @@ async def _reconcile_all(path: Path) -> float:
     loop.start()
     await loop.idle()
     took = time.perf_counter() - begun
-    running = store.page(Filter(phase="ready")).items
-    ready = sum(stored.training.status.holds("TargetReached") for stored in running)
-    assert ready == RUNNING, f"only {ready} of {RUNNING} have their target"
+    ready = sum(item.training.status.holds("TargetReached") for item in store.page(Filter(phase="ready")).items)
+    assert ready == running, f"only {ready} of {running} have their target"
     await loop.stop()
     await store.close()
     return took
@@ -272,7 +271,7 @@ def loss(given: argparse.Namespace) -> Iterator[Figure]:
 def size(given: argparse.Namespace) -> Iterator[Figure]:
     def timed(*command: str, **env: str) -> float:
         best = []
-        for _ in range(max(5, given.repeat)):
+        for _ in range(given.repeat):
             begun = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True, env={**os.environ, **env})
             best.append(time.perf_counter() - begun)
@@ -302,13 +301,20 @@ def job(given: argparse.Namespace) -> Iterator[Figure]:
             begun = time.monotonic()
             plane.train(f"t{turn}", script=str(script), world=(1, 1, 1), procs_per_worker=2).result(timeout=120)
             ours.append(time.monotonic() - begun)
-        torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
-        peers["torchrun"] = p50([_timed(*torchrun) for _ in range(given.repeat_torch)])
-        peers["torchx local"] = _torchx(script, given.repeat_torch)
-        peers["Kubeflow local process"] = _kubeflow()
+        if not given.no_peers:
+            peers = _job_of_peers(script, given.repeat_torch)
     yield Figure(
         "submit → finished, trivial two-rank job, p50", p50(ours), "s", "peers", _best(peers) > p50(ours), peers
     )
+
+
+def _job_of_peers(script: Path, repeat: int) -> dict[str, object]:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+    return {
+        "torchrun": p50([_timed(*torchrun) for _ in range(repeat)]),
+        "torchx local": _torchx(script, repeat),
+        "Kubeflow local process": _kubeflow(),
+    }
 
 
 def _best(peers: dict[str, object]) -> float:
@@ -365,6 +371,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat-losses", type=int, default=10, help="workers that are killed")
     parser.add_argument("--repeat-torch", type=int, default=3, help="samples of parts with torch")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each load lasts")
+    parser.add_argument("--trainings", type=int, default=10_000, help="trainings in the store of the part `many`")
+    parser.add_argument("--no-peers", action="store_true", help="run the part `job` without other launchers")
 
 
 PARTS = {
@@ -379,5 +387,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.exit(report.run("bench control", PARTS, _options))

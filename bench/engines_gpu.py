@@ -130,10 +130,19 @@ def main() -> None:
     parser.add_argument("--billions", type=float, default=1.1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     given = parser.parse_args()
     told = asyncio.run(Bench(given).run())
-    print(json.dumps(told) if given.json else json.dumps(told, indent=2))
+    print(json.dumps(told) if given.json else table(told))
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return one line for each value, and a row for each level."""
+    levels = result["levels"]
+    lines = [f"{name:<32} {value}" for name, value in result.items() if name != "levels"]
+    heads = [f"{name:>16}" for name in levels[0]]
+    rows = ["".join(f"{value:>16}" for value in level.values()) for level in levels]
+    return "\n".join([*lines, "", "".join(heads), *rows])
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class ScriptJob(Job):
         return sorted(self._first.values())
 
 
-def series(launcher: Launcher, script: str, how: Strike, repeat: int) -> list[Sample]:
+def series(launcher: Launcher, script: str, how: Strike, repeat: int, leisure_s: float) -> list[Sample]:
     """As many losses, in one job while it heals."""
     samples: list[Sample] = []
     while len(samples) < repeat and len(stories(samples)) < TRIES:
@@ -71,7 +71,7 @@ def series(launcher: Launcher, script: str, how: Strike, repeat: int) -> list[Sa
                 samples.append(f"did not start: {str(problem).splitlines()[0][:80]}")
                 continue
             while len(samples) < repeat:
-                time.sleep(LEISURE_S)
+                time.sleep(leisure_s)
                 job.settle()
                 place = next((place for place in job.training() if place != 0), None)
                 if place is None:
@@ -88,8 +88,9 @@ def series(launcher: Launcher, script: str, how: Strike, repeat: int) -> list[Sa
 def part(script: str) -> report.Part:
     def measure(given: argparse.Namespace) -> Iterator[Figure]:
         for kind, (how, goal) in KINDS.items():
-            ours = series(launchers.muster, script, how, given.samples)
-            peers = {one.name: series(one, script, how, given.samples) for one in _peers(given)}
+            settings = (script, how, given.samples, given.leisure_s)
+            ours = series(launchers.muster, *settings)
+            peers = {peer.name: series(peer, *settings) for peer in _peers(given)}
             yield compared(f"{NAMES[script]}: {kind} → next step", ours, peers, "s", goal)
 
     return measure
@@ -101,6 +102,8 @@ def _peers(given: argparse.Namespace) -> tuple[Launcher, ...]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=20, help="losses of each kind (20)")
+    leisure = "seconds that a new spare has before the next loss (8)"
+    parser.add_argument("--leisure-s", type=float, default=LEISURE_S, help=leisure)
     parser.add_argument("--no-peers", action="store_true", help="without torchrun")
 
 

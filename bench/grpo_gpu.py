@@ -316,7 +316,7 @@ def main() -> None:
         Pipeline(given).run()
         return
     found = Bench(given).run()
-    print(json.dumps(found) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    print(json.dumps(found) if given.json else "\n".join(f"{name:<48} {value}" for name, value in found.items()))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import http.client
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -38,7 +37,6 @@ from tests.mesh.hostile import BEHAVIOURS, hostile
 from tests.mesh.servers import Server, ask
 
 POLL_S = 2.0
-HOSTILE_TIMEOUT_S = 2.0
 MARGIN_S = 0.5
 
 
@@ -151,11 +149,11 @@ def hostility(given: argparse.Namespace) -> Iterator[Figure]:
         with hostile(behaviour) as server, contextlib.redirect_stderr(None):
             os.environ |= {"NODE_NAME": "node-1", "MUSTER_MESH_ENDPOINT": server.address}
             begun = time.perf_counter()
-            muster.mesh_wait(HOSTILE_TIMEOUT_S)
-            off[behaviour.__name__] = abs(time.perf_counter() - begun - HOSTILE_TIMEOUT_S)
+            muster.mesh_wait(given.timeout_s)
+            off[behaviour.__name__] = abs(time.perf_counter() - begun - given.timeout_s)
             assert muster.mesh_status() == "timeout", behaviour.__name__
     worst = max(off, key=lambda name: off[name])
-    note = f"{len(off)} kinds of server, timeout {HOSTILE_TIMEOUT_S:g} s, worst: {worst}"
+    note = f"{len(off)} kinds of server, timeout {given.timeout_s:g} s, worst: {worst}"
     yield below("hostile server: distance from the timeout, worst", off[worst], MARGIN_S, "s", note=note)
 
 
@@ -264,6 +262,7 @@ async def _form(count: int, gate_timeout_s: float | None) -> float:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeat", type=int, default=100, help="waits per server")
     parser.add_argument("--repeat-polls", type=int, default=10, help="waits of the peer per server")
+    parser.add_argument("--timeout-s", type=float, default=2.0, help="of a wait for a hostile server (2)")
     parser.add_argument("--members", type=int, default=64, help="members that probe each other")
     parser.add_argument("--repeat-probes", type=int, default=5, help="how often all pairs are probed")
 
@@ -271,5 +270,4 @@ def _options(parser: argparse.ArgumentParser) -> None:
 PARTS = {"wait": wait, "hostile": hostility, "probe": probing}
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.exit(report.run("bench mesh", PARTS, _options))

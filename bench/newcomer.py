@@ -1,9 +1,10 @@
 """How long does it take from a clone to an own training that was killed and healed? Machine time, nobody reads.
 
-python -m bench.newcomer [--json]
+python -m bench.newcomer [--json] [--venv FOLDER] [--steps N]
 
 Everything as a stranger has it: a fresh clone, a fresh environment, a fresh home, and a small transformer of his own
-that keeps its state with three lines. What pip has in its cache is there already.
+that keeps its state with three lines. What pip has in its cache is there already. With --venv the clone uses that
+environment instead of a fresh one, and the time of its installation is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ model = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
 optimizer = torch.optim.AdamW(model.parameters())
 state = muster.State(model=model, optimizer=optimizer)
 step = state.restore()
-while step < 400:
+while step < STEPS:
     tokens = torch.randn(8, 16, 64)
     loss = (model(tokens) - tokens).square().mean()
     optimizer.zero_grad()
@@ -89,9 +90,12 @@ def newcomer(given: argparse.Namespace) -> Iterator[Figure]:
     someone = _Newcomer(folder)
     try:
         someone.types("clone", "git", "clone", "-q", str(HERE), str(someone.clone))
-        progress("the environment is made")
-        someone.types("install", "make", "venv", f"PYTHON={sys.executable}")
-        (someone.clone / "own.py").write_text(OWN)
+        if given.venv is None:
+            progress("the environment is made")
+            someone.types("install", "make", "venv", f"PYTHON={sys.executable}")
+        else:
+            (someone.clone / ".venv").symlink_to(given.venv.resolve())
+        (someone.clone / "own.py").write_text(OWN.replace("STEPS", str(given.steps)))
         _train(someone)
     finally:
         if (someone.clone / ".venv/bin/muster").exists():
@@ -113,15 +117,16 @@ def newcomer(given: argparse.Namespace) -> Iterator[Figure]:
 def _train(someone: _Newcomer) -> None:
     someone.muster("train", "run", "own.py", "--name", "own", "-d", "--workers", "2", "--spares", "1")
     someone.muster("train", "wait", "own", "--for=target", "--timeout", "2m")
-    kill_all(family(_agent("own-1")))
+    kill_all(family(_agent(someone.clone.parent, "own-1")))
     someone.muster("heal", "wait", "own", "--timeout", "5m")
     told = someone.muster("heal", "events", "own")
     assert re.search(r"own-2 takes rank 1", told), f"nobody took its rank:\n{told}"
 
 
-def _agent(worker: str) -> int:
-    found = subprocess.run(["pgrep", "-f", "--", f"--name {worker} "], capture_output=True, text=True)
-    return int(found.stdout.split()[0])
+def _agent(folder: Path, worker: str) -> int:
+    """Return the pid of a worker of this run. Another run on the machine may have a worker of the same name."""
+    listing = subprocess.run(["pgrep", "-a", "-f", "--", f"--name {worker}( |$)"], capture_output=True, text=True)
+    return next(int(line.split()[0]) for line in listing.stdout.splitlines() if f"{folder}/" in line)
 
 
 def _pip_cache() -> str:
@@ -129,5 +134,10 @@ def _pip_cache() -> str:
     return asked.stdout.strip()
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=400, help="steps of the training (400)")
+    parser.add_argument("--venv", type=Path, metavar="FOLDER", help="use this environment and install nothing")
+
+
 if __name__ == "__main__":
-    raise SystemExit(report.run("From a clone to an own training that was healed", {"newcomer": newcomer}))
+    raise SystemExit(report.run("From a clone to an own training that was healed", {"newcomer": newcomer}, _options))

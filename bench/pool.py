@@ -34,7 +34,7 @@ from muster.types.sharing import (
     mask_of,
 )
 
-SEEDS = {"seeds 1–5": range(1, 6), "seeds 6–25": range(6, 26)}
+SEEDS = (range(1, 6), range(6, 26))
 USEFUL_PERCENT = 92.0
 LATER = 1.02
 SIZES = ((64, 64, 512, 20.0), (64, 64, 2048, 100.0))  # pipelines, trainings, GPUs, ms
@@ -49,10 +49,11 @@ def fill(given: argparse.Namespace) -> Iterator[Figure]:
     """The built-in scenarios on virtual time with the real scheduler, each alone and with one training beside it."""
     note = f"{_CONDITIONS}; {_COULD_BE}"  # said once
     for scenario in scenarios.BUILT_IN.values():
-        for told, seeds in SEEDS.items():
+        for usual in SEEDS:
+            seeds = report.share(usual, given.repeat)
             alone = [simulate(scenario, Policy.MUSTER, seed) for seed in seeds]
             beside = [simulate(scenario, Policy.MUSTER, seed, TrainingLoad()) for seed in seeds]
-            for figure in _filled(f"{scenario.name}, {told}", scenario, alone, beside):
+            for figure in _filled(f"{scenario.name}, seeds {seeds[0]}–{seeds[-1]}", scenario, alone, beside):
                 yield _noted(figure, note)
                 note = ""
 
@@ -133,7 +134,7 @@ def planner(given: argparse.Namespace) -> Iterator[Figure]:
     for pipelines, trainings, gpus, limit in SIZES:
         shares = a_shared_pool(pipelines, trainings, gpus)
         samples = []
-        for _ in range(20 * given.repeat):
+        for _ in range(report.times(20, given.repeat)):
             gc.collect()
             begun = time.perf_counter()
             made = plan(shares, 1000.0)
@@ -199,7 +200,7 @@ def _a_crew(uid: str, at: int, each: int, has: int) -> Crew:
 
 def handover(given: argparse.Namespace) -> Iterator[Figure]:
     """A real training gives one of its GPUs to a pipeline and gets it back, again and again, also between kills."""
-    found = handovers.measure(HANDOVERS * given.repeat)
+    found = handovers.measure(report.times(HANDOVERS, given.repeat))
     stopped: list[Sample] = [found.failed] if found.failed else []
     kept = f"it had kept the GPU for {p50([one.kept_s for one in found.done]):.1f} s (p50)" if found.done else ""
     done = f"{len(found.done)} hand-overs"
@@ -229,7 +230,7 @@ def _noted(figure: Figure, note: str) -> Figure:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeat", type=int, default=1, help="so many times the usual number of samples")
+    parser.add_argument("--repeat", type=float, default=1.0, help=report.REPEAT)
 
 
 PARTS = {"fill": fill, "planner": planner, "handover": handover}

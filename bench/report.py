@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,8 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from muster.errors import MusterError
+
+REPEAT = "multiplies the usual number of samples, for example 0.1 (1)"
+FAILED = "failed: "  # begins the note of the row that stands for a failed part
+T = TypeVar("T")
 Sample = float | str  # seconds, or what came instead
 
 
@@ -39,6 +46,16 @@ Part = Callable[[argparse.Namespace], Iterable[Figure]]
 def below(name: str, value: float | None, limit: float, unit: str, **more: Any) -> Figure:
     """A figure that should be under a limit; no value is a failure."""
     return Figure(name, value, unit, f"< {limit:g} {unit}", value is not None and value < limit, **more)
+
+
+def times(usual: int, factor: float) -> int:
+    """Return the usual number of samples multiplied by --repeat, at least 1."""
+    return max(1, round(usual * factor))
+
+
+def share(seeds: Sequence[T], factor: float) -> Sequence[T]:
+    """Return the first seeds if --repeat is below 1, otherwise all seeds: more seeds would be another measurement."""
+    return seeds[: times(len(seeds), factor)]
 
 
 def p50(samples: Sequence[float]) -> float:
@@ -135,13 +152,19 @@ def progress(text: str) -> None:
 
 
 def run(title: str, parts: Mapping[str, Part], options: Any = None) -> int:
-    """Run the chosen parts and print a table, or one JSON object with --json."""
+    """Run the chosen parts and print a table, or one JSON object with --json.
+
+    Return 1 if a part failed. A missed goal is a result: it is shown, and the exit code stays 0.
+    """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--only", action="append", choices=sorted(parts), help="run only this part")
     if options is not None:
         options(parser)
     given = parser.parse_args()
+    # A terminated benchmark leaves its blocks, which stop the processes of the current part.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    failed = False
     shown: list[dict[str, Any]] = []
     try:
         for name, part in parts.items():
@@ -149,13 +172,14 @@ def run(title: str, parts: Mapping[str, Part], options: Any = None) -> int:
                 continue
             progress(name)
             for figure in _figures(name, part, given):
+                failed = failed or figure.note.startswith(FAILED)
                 shown.append({"part": name, **asdict(figure), "value": _round(figure.value)})
                 if not given.json:
                     print(_line(figure), flush=True)
     finally:  # also of a run that was stopped
         if given.json:
             print(json.dumps({"measured": machine(), "figures": shown}, indent=1, ensure_ascii=False))
-    return 0
+    return 1 if failed else 0
 
 
 def machine() -> dict[str, str]:
@@ -182,8 +206,8 @@ def _figures(name: str, part: Part, given: argparse.Namespace) -> Iterator[Figur
     """A part that fails is said, and the others still run."""
     try:
         yield from part(given)
-    except (AssertionError, OSError) as problem:
-        yield Figure(name, None, "", "it runs", False, note=f"failed: {str(problem)[:300]}")
+    except (AssertionError, OSError, MusterError, subprocess.SubprocessError) as problem:
+        yield Figure(name, None, "", "it runs", False, note=f"{FAILED}{str(problem)[:300]}")
 
 
 def _line(figure: Figure) -> str:

@@ -27,10 +27,7 @@ from tests.control.storm import storm
 from tests.fleet import eventually
 from tests.plane import Plane, reasons
 
-HUGE = 15 << 30
-TRAININGS = 20
-CROWD, DESCRIPTORS = 1_000, 1_024
-KILLS, CLIENTS = 200, 8
+DESCRIPTORS, CLIENTS = 1_024, 8
 
 
 @contextlib.contextmanager
@@ -53,16 +50,17 @@ def place(plane: Plane) -> tuple[str, int]:
 # A reader ----------------------------------------------------------------------------------------
 
 
-def reader(_: argparse.Namespace) -> Iterator[Figure]:
-    """A viewer takes all 15 GB of a log as fast as they come, beside 20 trainings of one worker each."""
+def reader(given: argparse.Namespace) -> Iterator[Figure]:
+    """Let a viewer read a huge log as fast as the server sends it, while trainings of one worker each run."""
+    huge = int(given.gb * (1 << 30))
     with a_plane() as plane:
         viewer = Tokens(plane.home).create("viewer", "viewer")
-        command = [sys.executable, "-c", f"import os; os.write(1, b'first'); os.ftruncate(1, {HUGE})"]
+        command = [sys.executable, "-c", f"import os; os.write(1, b'first'); os.ftruncate(1, {huge})"]
         plane.train("huge", world=(1, 1, 1), command=command, log_bytes=0).result(timeout=60)
-        trainings = [plane.train(f"t{index}", world=(1, 1, 1)) for index in range(TRAININGS)]
+        trainings = [plane.train(f"t{index}", world=(1, 1, 1)) for index in range(given.trainings)]
         for training in trainings:
             training.wait_until_target_world(timeout=120)
-        plane.started(0, TRAININGS)
+        plane.started(0, given.trainings)
         over = threading.Event()
         delays: list[float] = []
         asking = threading.Thread(target=_ask, args=(plane, over, delays))
@@ -76,13 +74,13 @@ def reader(_: argparse.Namespace) -> Iterator[Figure]:
         for training in trainings:
             training.result(timeout=120)
         told = [reason for training in trainings for reason in reasons(training)]
-        silent = told.count("WorkerLost") + told.count("RoundReleased") - TRAININGS
+        silent = told.count("WorkerLost") + told.count("RoundReleased") - given.trainings
     note = f"{taken / 1e9:.1f} GB in {took:.0f} s"
     beside: dict[str, Any] = {"samples": len(delays), "worst": round(max(delays) * 1e3, 1)}
-    name = f"/healthz while a viewer reads {HUGE >> 30} GB and {TRAININGS} trainings run"
-    yield Figure(f"{name}, p50", p50(delays) * 1e3, "ms", "-", taken >= HUGE, note=note, **beside)
+    name = f"/healthz while a viewer reads {given.gb:g} GB and {given.trainings} trainings run"
+    yield Figure(f"{name}, p50", p50(delays) * 1e3, "ms", "-", taken >= huge, note=note, **beside)
     value = p99(delays) * 1e3
-    yield Figure(f"{name}, p99", value, "ms", "≤ 50 ms", value <= 50 and taken >= HUGE, note=note, **beside)
+    yield Figure(f"{name}, p99", value, "ms", "≤ 50 ms", value <= 50 and taken >= huge, note=note, **beside)
     yield Figure("workers silent, and rounds beyond the first, meanwhile", silent, "", "0", silent == 0)
 
 
@@ -111,20 +109,21 @@ def _ask(plane: Plane, over: threading.Event, delays: list[float]) -> None:
 # A crowd -----------------------------------------------------------------------------------------
 
 
-def crowd(_given: argparse.Namespace) -> Iterator[Figure]:
-    """1,000 connections without a token at 1,024 descriptors: half say nothing, half a byte now and then."""
+def crowd(given: argparse.Namespace) -> Iterator[Figure]:
+    """Open connections without a token at 1,024 descriptors: half send nothing, half send a byte now and then."""
+    count = given.connections
     with a_plane(files=f"-n {DESCRIPTORS}") as plane, contextlib.ExitStack() as stack:
         training = plane.train(world=(2, 2, 2), spares=1)
         training.wait_until_target_world(timeout=60)
         plane.started(0, 2)
         assert plane.daemon is not None
         said = len(plane.daemon.text)
-        slow = [stack.enter_context(_came(plane, b"GET /v1/trainings HTTP/1.1\r\nX-Slow: ")) for _ in range(CROWD // 2)]
-        idle = [stack.enter_context(_came(plane, b"")) for _ in range(CROWD - len(slow))]
-        assert len(idle) + len(slow) == CROWD
-        delays, failed, until = [], 0, time.monotonic() + 20
+        slow = [stack.enter_context(_came(plane, b"GET /v1/trainings HTTP/1.1\r\nX-Slow: ")) for _ in range(count // 2)]
+        idle = [stack.enter_context(_came(plane, b"")) for _ in range(count - len(slow))]
+        assert len(idle) + len(slow) == count
+        delays, failed, until = [], 0, time.monotonic() + given.seconds
         while time.monotonic() < until:
-            for one in slow[:: len(slow) // 50]:
+            for one in slow[:: max(1, len(slow) // 50)]:
                 with contextlib.suppress(OSError):
                     one.send(b"x")
             began = time.monotonic()
@@ -139,7 +138,7 @@ def crowd(_given: argparse.Namespace) -> Iterator[Figure]:
         plane.go()
         training.result(timeout=60)
     beside: dict[str, Any] = {"samples": len(delays), "worst": round(max(delays) * 1e3)}
-    name = f"`muster ps` beside {CROWD} idle and slow connections at {DESCRIPTORS} descriptors"
+    name = f"`muster ps` beside {count} idle and slow connections at {DESCRIPTORS} descriptors"
     yield Figure(f"{name}, p50", p50(delays) * 1e3, "ms", "it works", failed == 0, note=f"{failed} failed", **beside)
     yield Figure("its log grew by", grown / 1e3, "kB", "< 100 kB", grown < 100_000)
     yield Figure("rounds, with one worker killed meanwhile", rounds, "", "2", rounds == 2)
@@ -155,15 +154,23 @@ def _came(plane: Plane, words: bytes) -> socket.socket:
 # A storm -----------------------------------------------------------------------------------------
 
 
-def deaths(_: argparse.Namespace) -> Iterator[Figure]:
+def deaths(given: argparse.Namespace) -> Iterator[Figure]:
     """kill -9 of the control plane at random moments while clients submit, scale, cancel, delete and wait."""
     with a_plane() as plane:
-        tally = storm(plane, Random(1), KILLS, CLIENTS)
+        tally = storm(plane, Random(1), given.kills, CLIENTS)
     note = f"{tally.kills} × kill -9, {CLIENTS} clients, {tally.writes} accepted writes"
     for what in ("lost", "duplicates", "orphans", "unknown"):
         count = len(getattr(tally, what))
         yield Figure(f"kill -9 of the control plane in a storm: {what}", count, "", "0", count == 0, note=note)
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gb", type=float, default=15.0, help="size of the log of the part `reader`, in GiB (15)")
+    parser.add_argument("--trainings", type=int, default=20, help="trainings that run during that part (20)")
+    parser.add_argument("--connections", type=int, default=1000, help="connections of the part `crowd` (1000)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of that part (20)")
+    parser.add_argument("--kills", type=int, default=200, help="kills of the part `storm` (200)")
+
+
 if __name__ == "__main__":
-    sys.exit(report.run(__doc__ or "", {"reader": reader, "crowd": crowd, "storm": deaths}))
+    sys.exit(report.run(__doc__ or "", {"reader": reader, "crowd": crowd, "storm": deaths}, _options))

@@ -54,7 +54,8 @@ def at_most(name: str, value: float, limit: float, unit: str, peers: Mapping[str
 
 def makespan(given: argparse.Namespace) -> Iterator[Figure]:
     for scenario in scenarios.BUILT_IN.values():
-        found = {summary.policy: summary for summary in results.compare(scenario, Policy, SEEDS)}
+        seeds = report.share(SEEDS, given.repeat)
+        found = {summary.policy: summary for summary in results.compare(scenario, Policy, seeds)}
         ours = found[Policy.MUSTER]
         goal, published = RATIOS[scenario.name]
         peers = {policy: round(one.ratio, 3) for policy, one in found.items() if policy != Policy.MUSTER}
@@ -62,13 +63,13 @@ def makespan(given: argparse.Namespace) -> Iterator[Figure]:
             f"{scenario.name}: makespan ÷ lower bound", ours.ratio, goal, "", peers, f"published about {published}"
         )
         yield from _calm(scenario.name, ours, found[Policy.GAP_RATIO])
-        yield from _elsewhere(scenario, goal)
+        yield from _elsewhere(scenario, goal, report.share(OTHERS, given.repeat))
 
 
-def _elsewhere(scenario: Scenario, goal: float) -> Iterator[Figure]:
+def _elsewhere(scenario: Scenario, goal: float, seeds: Sequence[int]) -> Iterator[Figure]:
     """With other seeds than those that the goals are about."""
-    ours, theirs = results.compare(scenario, (Policy.MUSTER, Policy.GAP_RATIO), OTHERS)
-    told = f"{scenario.name}, seeds {OTHERS[0]}–{OTHERS[-1]}"
+    ours, theirs = results.compare(scenario, (Policy.MUSTER, Policy.GAP_RATIO), seeds)
+    told = f"{scenario.name}, seeds {seeds[0]}–{seeds[-1]}"
     yield at_most(f"{told}: makespan ÷ lower bound", ours.ratio, goal, "", {"gap-ratio": round(theirs.ratio, 3)})
     yield _resizes(told, ours, theirs)
 
@@ -95,7 +96,7 @@ def planner(given: argparse.Namespace) -> Iterator[Figure]:
     for pipelines, gpus, limit, published in SIZES:
         shares = a_pool(pipelines, gpus)
         samples = []
-        for _ in range(3 + 2 * given.repeat):
+        for _ in range(report.times(5, given.repeat)):
             gc.collect()
             begun = time.perf_counter()
             plan(shares, 1000.0)
@@ -149,7 +150,7 @@ class _Willing:
 def grants(given: argparse.Namespace) -> Iterator[Figure]:
     """From the request to the grant of idle GPUs, with the journal on."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        fixed, generation = asyncio.run(_grants(Path(folder) / "journal.db", 200 * given.repeat))
+        fixed, generation = asyncio.run(_grants(Path(folder) / "journal.db", report.times(200, given.repeat)))
     yield below("request → grant in process, a fixed cluster (p50)", p50(fixed), 1.0, "ms")
     yield below("request → grant in process, generation (p50)", p50(generation), 1.0, "ms")
 
@@ -195,7 +196,7 @@ async def _grants(journal: Path, times: int) -> tuple[list[float], list[float]]:
 def chaos(given: argparse.Namespace) -> Iterator[Figure]:
     """Random operations on virtual time, with hooks that fail, hang and die."""
     history = disorder.Disorder()
-    for seed in range(1, 1 + 10 * given.repeat):
+    for seed in range(1, 1 + report.times(10, given.repeat)):
         history += disorder.run(seed, 1000)
     name = f"{history.operations:,} random operations"
     first = history.broken[0] if history.broken else ""
@@ -204,7 +205,7 @@ def chaos(given: argparse.Namespace) -> Iterator[Figure]:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeat", type=int, default=1, help="so many times the usual number of samples")
+    parser.add_argument("--repeat", type=float, default=1.0, help=report.REPEAT)
 
 
 PARTS = {"makespan": makespan, "planner": planner, "grants": grants, "ray": ray, "disorder": chaos}

@@ -21,13 +21,15 @@ from bench.state_runs import Series
 
 MOST_COPIES = 1.3  # of the same bytes, for one commit
 MOST_SHARE = 0.03
+JOBS = ((1, 0, "1 worker"), (2, 0, "2 workers"), (2, 1, "2 workers, 1 spare"))  # active workers, spares, name
 
 
 def kills(given: argparse.Namespace) -> Iterator[Figure]:
     words = ("--mb", str(given.mb), "--step-s", str(given.step_s))
-    ours = state_runs.series(state_runs.preloading(state_runs.muster, given.preload), given.kills, words, given.seed)
+    muster, settings = state_runs.preloading(state_runs.muster, given.preload), (words, given.seed, given.leisure_s)
+    ours = state_runs.series(muster, given.kills, *settings)
     asked = state_runs.PEERS if given.kills_peers else ()
-    peers = {peer.name: state_runs.series(peer, given.kills_peers, words, given.seed) for peer in asked}
+    peers = {peer.name: state_runs.series(peer, given.kills_peers, *settings) for peer in asked}
     job = f"2 workers, 1 spare, {given.mb:g} MB of Adam state, {given.step_s:g} s steps"
     name = f"{job}; killed: every process of one worker → first all-reduce of the resumed step"
     times = {who: told.times for who, told in peers.items()}
@@ -78,7 +80,7 @@ def weights(name: str, ended: set[tuple[int, str]], alone: set[tuple[int, str]])
 
 
 def copies(given: argparse.Namespace) -> Iterator[Figure]:
-    for workers, spares, who in ((1, 0, "1 worker"), (2, 0, "2 workers"), (2, 1, "2 workers, 1 spare")):
+    for workers, spares, who in JOBS[: given.jobs]:
         words = ("--mb", str(given.mb), "--step-s", str(given.step_s), "--turns", str(given.turns))
         limit_s = 120 + given.turns * 12 * given.step_s * 4
         found = taken(state_runs.by_turns(workers, spares, given.preload, words, limit_s))
@@ -97,7 +99,10 @@ def costs(name: str, found: Taken) -> Iterator[Figure]:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=200, help="samples: workers of ours that are killed (200)")
     parser.add_argument("--kills-peers", type=int, default=5, help="samples: workers of each peer; 0: none (5)")
+    leisure = "seconds that a new spare has before the next kill (8)"
+    parser.add_argument("--leisure-s", type=float, default=state_runs.LEISURE_S, help=leisure)
     parser.add_argument("--turns", type=int, default=10, help="of five steps with commits and five without (10)")
+    parser.add_argument("--jobs", type=int, default=len(JOBS), help="jobs of the part `copies`: the first N (3)")
     parser.add_argument("--mb", type=float, default=100.0, help="of state: weights and two moments (100)")
     parser.add_argument("--step-s", type=float, default=1.0, help="length of a step (1)")
     parser.add_argument("--small-steps", type=int, default=120, help="steps of the part `small` (120)")

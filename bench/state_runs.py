@@ -96,8 +96,11 @@ class Series:
 
 
 class Job:
-    def __init__(self, fleet: Fleet, contestant: Contestant, words: tuple[str, ...]) -> None:
+    def __init__(
+        self, fleet: Fleet, contestant: Contestant, words: tuple[str, ...], leisure_s: float = LEISURE_S
+    ) -> None:
         self.fleet = fleet
+        self._leisure_s = leisure_s
         self.workers: dict[str, Process] = {}
         self._contestant = contestant
         self._program = (str(SCRIPT), str(fleet.notes), "--keep", contestant.keep, *words)
@@ -139,7 +142,7 @@ class Job:
     def settle(self) -> None:
         """The spare stands by, as in any real job, and training has come at least two steps further meanwhile."""
         reached = self.trained()
-        time.sleep(max(0.0, self._spare_from + LEISURE_S - time.monotonic()))
+        time.sleep(max(0.0, self._spare_from + self._leisure_s - time.monotonic()))
         eventually(lambda: rests(self.workers[self._spare].pid), "the spare stands by", losses.START_S)
         eventually(lambda: self.trained() >= reached + 2 or self._ended(), "two more steps", losses.START_S)
 
@@ -192,7 +195,9 @@ def state_of(pid: int) -> str:
         return "X"
 
 
-def series(contestant: Contestant, losses_wanted: int, words: tuple[str, ...], seed: int) -> Series:
+def series(
+    contestant: Contestant, losses_wanted: int, words: tuple[str, ...], seed: int, leisure_s: float = LEISURE_S
+) -> Series:
     """So many losses in one job, of the worker of each rank in turn, at any moment of a step, while it heals."""
     told = Series()
     if contestant.launcher.missing:
@@ -200,7 +205,7 @@ def series(contestant: Contestant, losses_wanted: int, words: tuple[str, ...], s
         return told
     moments = random.Random(seed)
     with a_fleet() as fleet:
-        job = Job(fleet, contestant, words)
+        job = Job(fleet, contestant, words, leisure_s)
         try:
             job.begin()
             for turn in range(losses_wanted):

@@ -34,8 +34,8 @@ NOOP = ("--no-python", "sleep", "100000")
 
 def sixty_four(given: argparse.Namespace) -> Iterator[Figure]:
     for what, doomed in (("every process of one worker", family), ("only one worker's agent", lambda pid: [pid])):
-        seen = _sixty_four(given.repeat, doomed)
-        job = f"64 workers on these cores, 1 spare; killed: {what}"
+        seen = _sixty_four(given.workers, given.repeat, doomed)
+        job = f"{given.workers} workers on these cores, 1 spare; killed: {what}"
         yield report.compared(f"{job} → a survivor is told", seen.told, {}, "ms", Goal(p99=100))
         yield report.compared(f"{job} → next round released", seen.released, {}, "ms", Goal(p50=50))
         yield report.compared(f"{job} → the last agent has it", seen.everyone, {}, "ms", Goal(p50=120))
@@ -48,21 +48,21 @@ class _Struck:
     everyone: list[float] = field(default_factory=list)
 
 
-def _sixty_four(repeat: int, doomed: Callable[[int], list[int]]) -> _Struck:
+def _sixty_four(workers: int, repeat: int, doomed: Callable[[int], list[int]]) -> _Struck:
     seen = _Struck()
     with a_fleet() as fleet:
         trace = fleet.folder / "trace"
         fleet.env["MUSTER_TRACE"] = str(trace)
         fleet.coordinator()
-        options = ("--nnodes", "64", "--spares", "1", "--max-restarts", "0", "--last-call-s", "30")
-        nodes = {f"w{i}": fleet.node(f"w{i}", *options, program=NOOP) for i in range(65)}
-        fleet.until("64 train", lambda v: v["state"] == "training" and v["world"] == 64, 120)
+        options = ("--nnodes", str(workers), "--spares", "1", "--max-restarts", "0", "--last-call-s", "30")
+        nodes = {f"w{i}": fleet.node(f"w{i}", *options, program=NOOP) for i in range(workers + 1)}
+        fleet.until("all train", lambda v: v["state"] == "training" and v["world"] == workers, 120)
         for turn in range(repeat):
-            number = _settled(fleet, trace)
+            number = _settled(fleet, trace, workers)
             pids = doomed(nodes[f"w{turn}"].pid)
             struck = time.monotonic()
             kill_all(pids)
-            eventually(lambda n=number: _count(trace, "release", n + 1) >= 64, "all released again")  # type: ignore[misc]
+            eventually(lambda n=number: _count(trace, "release", n + 1) >= workers, "all released again")  # type: ignore[misc]
             seen.told += [at - struck for at in _times(trace, "recall", number)]
             seen.everyone.append(max(_times(trace, "release", number + 1)) - struck)
             story = fleet.until("it is told", lambda v: v["round"] > number)["story"]  # noqa: B023
@@ -72,11 +72,11 @@ def _sixty_four(repeat: int, doomed: Callable[[int], list[int]]) -> _Struck:
     return seen
 
 
-def _settled(fleet: Fleet, trace: Path) -> int:
+def _settled(fleet: Fleet, trace: Path, workers: int) -> int:
     """The round that trains; everybody has been told, and the spare has come to rest."""
     view = fleet.until("settled", lambda v: v["state"] == "training" and v["spares"] == 1, 60)
     number = int(view["round"])
-    eventually(lambda: _count(trace, "release", number) >= 64, "all released")
+    eventually(lambda: _count(trace, "release", number) >= workers, "all released")
     time.sleep(1.0)
     return number
 
@@ -95,29 +95,31 @@ def _count(trace: Path, kind: str, number: int) -> int:
 
 def thousand(given: argparse.Namespace) -> Iterator[Figure]:
     """Those whose guards tell are known to be gone; for the others a lease is waited."""
-    size = {"members": 1030, "target": 1000, "spares": 30, "lose": 10}
+    target = given.agents
+    lose = max(1, target // 100)
+    size = {"members": target + 3 * lose, "target": target, "spares": 3 * lose, "lose": lose}
     seen, failed = _swarms(given.repeat_swarm, size, swarm.LEASE_S)
     waited = Goal(p50=swarm.LEASE_S + 1.0)
-    yield _formed("1,000", "form", [one.form_s for one in seen], failed, Goal(p50=1.0))
-    yield _formed(
-        "1,000", "1 % is killed, guards tell → re-formed", [one.told_s for one in seen], failed, Goal(p50=1.0)
-    )
-    yield _formed("1,000", "1 % is killed with its guards → re-formed", [one.closed_s for one in seen], failed, waited)
-    yield _formed("1,000", "1 % falls silent → re-formed", [one.silent_s for one in seen], failed, waited)
+    count = f"{target:,}"
+    yield _formed(count, "form", [one.form_s for one in seen], failed, Goal(p50=1.0))
+    yield _formed(count, "1 % is killed, guards tell → re-formed", [one.told_s for one in seen], failed, Goal(p50=1.0))
+    yield _formed(count, "1 % is killed with its guards → re-formed", [one.closed_s for one in seen], failed, waited)
+    yield _formed(count, "1 % falls silent → re-formed", [one.silent_s for one in seen], failed, waited)
     if seen:
         worst = max(max(one.idle_up, one.idle_down) for one in seen)
-        name = "1,000 simulated agents: idle messages per second and agent, each way, worst"
+        name = f"{count} simulated agents: idle messages per second and agent, each way, worst"
         yield Figure(name, worst, "/s", "≤ 2 /s", worst <= 2.0, samples=len(seen))
 
 
 def ten_thousand(given: argparse.Namespace) -> Iterator[Figure]:
     """With a lease that one core can renew for all of them; the process of the agents needs 20,000 descriptors."""
-    size = {"members": 10_100, "target": 10_000, "spares": 100, "lose": 100}
+    target = 10 * given.agents
+    lose = max(1, target // 100)
+    size = {"members": target + lose, "target": target, "spares": lose, "lose": lose}
     seen, failed = _swarms(given.repeat_swarm, size, 30.0)
-    yield _formed("10,000", "form", [one.form_s for one in seen], failed, Goal(p50=5.0))
-    yield _formed(
-        "10,000", "1 % is killed, guards tell → re-formed", [one.told_s for one in seen], failed, Goal(p50=5.0)
-    )
+    count = f"{target:,}"
+    yield _formed(count, "form", [one.form_s for one in seen], failed, Goal(p50=5.0))
+    yield _formed(count, "1 % is killed, guards tell → re-formed", [one.told_s for one in seen], failed, Goal(p50=5.0))
 
 
 def _swarms(repeat: int, size: dict[str, int], lease_s: float) -> tuple[list[swarm.Seen], list[str]]:
@@ -329,6 +331,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--repeat-{name}", type=int, default=default, help=f"samples: {of} ({default})")
     parser.add_argument("--repeat", type=int, default=10, help="samples of what is quick (10)")
+    parser.add_argument("--workers", type=int, default=64, help="workers of the part `sixty-four` (64)")
+    agents = "simulated agents of `thousand`; `ten-thousand` has ten times as many (1000)"
+    parser.add_argument("--agents", type=int, default=1000, help=agents)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
 

@@ -20,3 +20,13 @@ def test_modules_go_and_come_at_both_levels() -> None:
     told = json.loads(done.stdout)
     assert [row["level"] for row in told["levels"]] == [1, 2]
     assert told["the turn"].endswith("queue it again")
+
+
+def test_the_table_has_a_row_for_each_level() -> None:
+    pytest.importorskip("torch")
+    from bench import engines_gpu
+
+    levels = [{"level": level, "shrink p50 s": 0.5 * level} for level in (1, 2)]
+    *values, empty, head, first, second = engines_gpu.table({"device": "CPU", "levels": levels}).splitlines()
+    assert (values[0].split(), empty, head.split()) == (["device", "CPU"], "", ["level", "shrink", "p50", "s"])
+    assert (first.split(), second.split()) == (["1", "0.5"], ["2", "1.0"])

@@ -19,7 +19,7 @@ _MARKED = re.compile(r"-m '([^']+)'(.*)")
 
 @dataclass(frozen=True)
 class Target:
-    """A target of make that runs tests: its expression of marks, and the folders that it is limited to."""
+    """A target of make that runs tests: its expression of marks, and the folders and files that it is limited to."""
 
     name: str
     expression: str
@@ -27,7 +27,7 @@ class Target:
 
     def runs(self, path: str, marks: frozenset[str]) -> bool:
         names = {word: word in marks for word in re.findall(r"\w+", self.expression)}
-        if self.folders and not any(path.startswith(f"{folder}/") for folder in self.folders):
+        if self.folders and not any(path == folder or path.startswith(f"{folder}/") for folder in self.folders):
             return False
         return bool(eval(self.expression, {}, names))  # pytest evaluates it in the same way
 

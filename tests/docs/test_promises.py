@@ -196,8 +196,10 @@ def test_scenarios_are_counted(tmp_path: Path, made_tests: dict[str, MarkedTest]
 
 def test_a_target_that_is_limited_to_a_folder_runs_no_test_of_another() -> None:
     ray = TARGETS["test-ray"]
-    assert ray == Target("test-ray", "ray and not soak", ("tests/contract", "tests/sharing"))
+    folders = ("tests/contract", "tests/sharing", "tests/bench/test_small_runs.py")
+    assert ray == Target("test-ray", "ray and not soak", folders)
     assert ray.runs("tests/sharing/test_ray.py", frozenset({"ray"}))
+    assert ray.runs("tests/bench/test_small_runs.py", frozenset({"ray"}))
     assert not ray.runs("tests/core/test_ray.py", frozenset({"ray"}))
 
 
