@@ -177,7 +177,7 @@ def test_a_command_without_its_argument_names_what_is_missing(
 
 # Commands that go on until somebody ends them.
 _STAYS = {("coordinator",), ("share", "demo"), ("bench", "net"), ("top",)}
-_LONG_S = {("share", "simulate"): 300.0}  # The command takes 14 s of a core.
+_LONG_S: dict[tuple[str, ...], float] = {("share", "simulate"): 300.0}  # The command takes 14 s of a core.
 
 
 def test_no_command_without_arguments_prints_a_traceback(plane: Plane) -> None:
