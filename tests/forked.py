@@ -14,7 +14,6 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
-import importlib
 import io
 import logging
 import os
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = {"muster.coordinator", "muster.daemon", "muster.node.bootstrap", "muster.node.cli"}
-SCRIPTS = {"muster": "muster.cli.entry", "muster-node": "muster.node.cli"}
+SCRIPTS = {"muster", "muster-node"}
 _HARMLESS_VARIABLES = {b"PYTHONUNBUFFERED", b"PYTHONFAULTHANDLER", b"PYTHONDONTWRITEBYTECODE"}
 _FIRST_FREE = 900  # Descriptors are moved here before they get the numbers that the command expects.
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
@@ -69,12 +68,11 @@ class Command:
         return self.program[:1] == ("-m",)
 
     @property
-    def module(self) -> str:
-        """Return the module that runs, or an empty string if the command is no program of muster."""
+    def is_of_muster(self) -> bool:
         if self.runs_module:
-            return self.program[1] if self.program[1] in MODULES else ""
+            return self.program[1] in MODULES
         folder, script = os.path.split(self.argv[0])
-        return SCRIPTS.get(script, "") if folder == os.path.dirname(sys.executable) else ""
+        return script in SCRIPTS and folder == os.path.dirname(sys.executable)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -104,7 +102,7 @@ def read_command(call: tuple[Any, ...]) -> Command | None:
         bool(new_session),
         umask if umask >= 0 else _read_umask(),
     )
-    return command if command.module else None
+    return command if command.is_of_muster else None
 
 
 def _changes_python(variable: bytes) -> bool:
@@ -277,10 +275,10 @@ def _open_stream(number: int, mode: str, is_unbuffered: bool) -> io.TextIOWrappe
 
 
 def _run(command: Command) -> int:
-    """Run the module as a program, and return its exit code."""
+    """Run the program, and return its exit code."""
     code = 1
     try:
-        _run_module(command)
+        _run_program(command)
         code = 0
     except SystemExit as end:
         code = _exit_code(end)
@@ -295,13 +293,13 @@ def _run(command: Command) -> int:
     return code & 0xFF
 
 
-def _run_module(command: Command) -> None:
-    module = command.module
+def _run_program(command: Command) -> None:
+    if not command.runs_module:
+        runpy.run_path(command.argv[0], run_name="__main__")
+        return
+    module = command.program[1]
     sys.modules.pop(module if module != "muster.daemon" else "muster.daemon.__main__", None)
-    if command.runs_module:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        sys.exit(importlib.import_module(module).main())
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _end_as_python_does() -> None:

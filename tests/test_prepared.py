@@ -33,21 +33,21 @@ def calls_of(command: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("command", "module", "words"),
+    ("command", "words"),
     [
-        ([*_AGENT, "--help"], "muster.node.cli", ("--help",)),
-        ([sys.executable, "-m", "muster.daemon", "--home", "/h"], "muster.daemon", ("--home", "/h")),
-        ([str(Path(sys.executable).with_name("muster")), "ps"], "muster.cli.entry", ("ps",)),
-        ([str(Path(sys.executable).with_name("muster-node"))], "muster.node.cli", ()),
+        ([*_AGENT, "--help"], ("--help",)),
+        ([sys.executable, "-m", "muster.daemon", "--home", "/h"], ("--home", "/h")),
+        ([str(Path(sys.executable).with_name("muster")), "ps"], ("ps",)),
+        ([str(Path(sys.executable).with_name("muster-node"))], ()),
     ],
     ids=["agent", "daemon", "muster", "muster-node"],
 )
 def test_a_program_of_muster_is_forked(
-    monkeypatch: pytest.MonkeyPatch, command: list[str], module: str, words: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, command: list[str], words: tuple[str, ...]
 ) -> None:
     [call] = calls_of(command, monkeypatch, env={})
     read = forked.read_command(call)
-    assert read is not None and (read.module, read.words, read.argv) == (module, words, tuple(command))
+    assert read is not None and (read.words, read.argv) == (words, tuple(command))
 
 
 @pytest.mark.usefixtures("processes")
