@@ -88,10 +88,19 @@ _OF_A_ROUND = (StartedFrame, UpFrame, ExitsFrame, FinishedFrame, NoticedFrame, S
 
 class RunProtocol:
     def __init__(
-        self, run_id: RunId, *, epoch: int = 1, settings: Settings | None = None, directed: bool = False
+        self,
+        run_id: RunId,
+        *,
+        epoch: int = 1,
+        settings: Settings | None = None,
+        directed: bool = False,
+        clock: str = "",
     ) -> None:
-        """A `directed` run takes its settings, its outcome's confirmation and its farewell from outside."""
-        self.at = Conversation(run_id, epoch=epoch, settings=settings, directed=directed)
+        """A `directed` run takes its settings, its outcome's confirmation and its farewell from outside.
+
+        `clock` names the clock of every `now`, so that a later process on this machine can use the times in a record.
+        """
+        self.at = Conversation(run_id, epoch=epoch, settings=settings, directed=directed, clock=clock)
         self.orders = Orders(self.at)
         self._returning = Returning(self.at)
         self._joining = Joining(self.at, self._returning)
@@ -107,9 +116,11 @@ class RunProtocol:
         self.show()
 
     @classmethod
-    def from_record(cls, run_id: RunId, record: RunRecord, now: float, *, directed: bool = False) -> RunProtocol:
+    def from_record(
+        cls, run_id: RunId, record: RunRecord, now: float, *, directed: bool = False, clock: str = ""
+    ) -> RunProtocol:
         """For a run whose coordinator died: same round, next epoch."""
-        made = cls(run_id, epoch=record.epoch + 1, directed=directed)
+        made = cls(run_id, epoch=record.epoch + 1, directed=directed, clock=clock)
         made._returning.restore(record, now, certain=True)
         made.show()
         return made
@@ -152,7 +163,7 @@ class RunProtocol:
         """Return the next run under this run id, with the workers that wait for it; None if it refused them all."""
         session = self.at
         assert session.run is not None
-        following = RunProtocol(session.run_id, epoch=session.epoch + 1)
+        following = RunProtocol(session.run_id, epoch=session.epoch + 1, clock=session.clock)
         following.at.electorate = electorate
         following.at.earlier = launches.earlier_runs(session.run)
         following.at.is_settled = session.is_settled
@@ -245,6 +256,9 @@ class RunProtocol:
             at.tell(Kind.MEASURED, str(at.run.bench), now)
         if isinstance(frame, HoldsFrame):
             self._copies.say(at, peer, visitor, member_id, now)
+        if isinstance(frame, UpFrame) and (current_round := at.run.round) is not None:
+            # A later coordinator reports how long the round took.
+            at.unsaved |= current_round.since is not None and current_round.ran_at == now
         at.unsaved |= isinstance(frame, AckFrame) and at.directed  # it may be gone before its exits are kept elsewhere
 
     def _tell_of(self, member_id: MemberId, frame: Frame, now: float) -> None:
@@ -362,6 +376,7 @@ class RunProtocol:
             case runs.TellUnwatched():
                 at.tell(Kind.UNWATCHED, decision.reason, now)
             case runs.ReportHeal(data=data):
+                at.unsaved = True  # a later coordinator must not report it again
                 at.tell(Kind.HEALED, decision.reason, now, data)
             case runs.CheckHealth(members=ids):
                 for member_id in ids:
