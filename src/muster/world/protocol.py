@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from muster.core.world import decisions, heals, last_words, launches, safe_state, transitions
+from muster.core.world import decisions, heals, last_words, launches, pace, safe_state, transitions
 from muster.core.world import run as runs
 from muster.core.world.launches import Belonging
 from muster.types import bench
@@ -80,6 +80,7 @@ from muster.world.peers import PeersTold
 from muster.world.returning import Returning
 
 MOST_REMARKS = 8
+PACE_S = 1.0  # the shortest time between two comparisons of the pace with the record
 Seen = tuple[runs.Run, str, bool]  # the run, the reason, and whether its members were told the outcome
 
 # Reports about a round: what they say of an older one than the current is not entered.
@@ -108,6 +109,8 @@ class RunProtocol:
         self._peers = PeersTold()
         self.on_decision: Callable[[runs.Run, runs.Decision, runs.Run], None] | None = None
         self._copies = CopiesTold()
+        self._kept_limit_s: float | None = None  # the limit for a stall that the record's pace gives
+        self._pace_at = -math.inf  # when the pace was last compared with the record
         self._remarks: set[str] = set()  # of workers about the program, each told once
         self.wake_at = math.inf
         self.released = False  # a round, whose frames are in the outbox
@@ -302,6 +305,7 @@ class RunProtocol:
             known = len(at.run.round.progress) if at.run.round else 0
             at.run = transitions.advanced(at.run, member_id, _number(frame), marks, _first_step(frame, now))
             self.news |= at.run.round is not None and len(at.run.round.progress) > known
+            self._keep_pace(at.run, now)
         before, doing = at.run, frame.doing if frame.doing in DOING else ""
         at.run = transitions.does(before, member_id, doing)
         self.news |= at.run is not before
@@ -314,6 +318,15 @@ class RunProtocol:
         if self._renewed is None or self._renewed[0] != said_in:
             self._renewed = said_in, at.moment.encode(RenewedFrame())
         at.outbox.append((peer, self._renewed[1]))
+
+    def _keep_pace(self, run: runs.Run, now: float) -> None:
+        """Write the record again if the pace changed: after a hang, ranks make no step from which to learn it."""
+        if now < self._pace_at + PACE_S:
+            return
+        self._pace_at = now
+        if pace.has_changed(self._kept_limit_s, run.pace):
+            self._kept_limit_s = pace.limit_s(run.pace)
+            self.at.unsaved = True
 
     def _fail(self, member_id: MemberId, frame: FailedFrame, now: float) -> None:
         """A launcher with a budget of its own (torchrun) has given up."""

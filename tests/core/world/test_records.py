@@ -108,3 +108,11 @@ def test_a_record_of_an_older_version_has_no_times_no_heal_and_no_pace() -> None
 
 def test_the_heal_in_the_record_of_a_member_may_be_over() -> None:
     assert restored(a_healing_run(), certain=False).healing is None
+
+
+def test_the_pace_is_kept_again_when_its_limit_has_changed() -> None:
+    usual = Pace(per_step=(0.1, 0.1, 0.1), longest=1.0)
+    assert not pace.has_changed(None, Pace(per_step=(0.1, 0.1)))
+    assert pace.has_changed(None, usual)
+    assert not pace.has_changed(pace.limit_s(usual), replace(usual, longest=15.0))
+    assert pace.has_changed(pace.limit_s(usual), replace(usual, longest=20.0))

@@ -14,6 +14,7 @@ from muster.types.world import Pace, Progress
 MIN_STALL_S = 40.0
 PAUSES = 3.0  # so many times the longest pause
 STEPS = 100.0  # so many times the usual time per step
+CHANGE = 1.25  # the record is written again if the limit changes by this factor
 SAMPLES = 32
 MIN_SAMPLES = 3  # with fewer nobody knows what is usual
 
@@ -58,6 +59,12 @@ def limit_s(pace: Pace) -> float | None:
 def recordable(pace: Pace) -> Pace:
     """Return the pace without its last step: ranks report that step again to another coordinator, with its age."""
     return replace(pace, round=-1, last_at=0.0)
+
+
+def has_changed(recorded_s: float | None, pace: Pace) -> bool:
+    """Return True if the limit differs so much from `recorded_s` that the record should have the new limit."""
+    new_s = limit_s(pace)
+    return new_s is not None and (recorded_s is None or not recorded_s / CHANGE <= new_s <= recorded_s * CHANGE)
 
 
 def warning(pace: Pace) -> str:
