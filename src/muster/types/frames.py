@@ -128,6 +128,7 @@ class RunRecord:
     ran_at: float | None = None  # when all ranks of its round ran first
     healing: Healing | None = None  # a loss or a crash that was not made good yet
     pace: Pace = Pace()  # the usual time per step
+    durable_step: int | None = None  # the newest step that a worker ever reported to be on disk
 
     @property
     def told_seats(self) -> tuple[Seat, ...]:
@@ -170,7 +171,8 @@ class RunRecord:
         seat = formed.seat_of(member_id) if formed is not None else None
         if formed is None or seat is None:
             return None
-        return Place(formed, seat, self.restarts_used, self.settings.max_restarts, self.outline)
+        restarts = self.restarts_used, self.settings.max_restarts
+        return Place(formed, seat, *restarts, self.outline, self.durable_step)
 
     def outlined(self, member_id: MemberId | None = None) -> RunRecord:
         """The same without what grows with the world, for one of its members, or for any without a seat."""

@@ -565,6 +565,7 @@ class Place:
     restarts_used: int
     max_restarts: int
     outline: Outline | None = None  # of a large world: its round has no other seat than this one
+    durable_step: int | None = None  # the newest step that a worker ever reported to be on disk
 
     @property
     def number(self) -> int:

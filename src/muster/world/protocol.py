@@ -254,8 +254,9 @@ class RunProtocol:
         elif isinstance(frame, FailedFrame):
             self._fail(member_id, frame, now)
         self._tell_of(member_id, frame, now)
-        known, at.run = at.run.bench, _entered(at.run, member_id, frame, now)
-        if at.run.bench is not known:
+        before, at.run = at.run, _entered(at.run, member_id, frame, now)
+        at.unsaved |= at.run.durable_step != before.durable_step  # new workers need it when all others are lost
+        if at.run.bench is not before.bench:
             at.tell(Kind.MEASURED, str(at.run.bench), now)
         if isinstance(frame, HoldsFrame):
             self._copies.say(at, peer, visitor, member_id, now)

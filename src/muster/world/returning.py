@@ -80,6 +80,7 @@ class Returning:
             proven=record.proven,
             taken_back=record.taken_back,
             hopeless=record.hopeless,
+            durable_step=record.durable_step,
             holds_farewell=at.directed if before is None else before.holds_farewell,
             ordered=None if before is None else before.ordered,
             **_ids(record, before, at.incarnation),

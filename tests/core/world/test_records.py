@@ -13,8 +13,9 @@ from muster.core.world import pace, records, transitions
 from muster.core.world.run import Run
 from muster.types.frames import RunRecord
 from muster.types.records import replace
+from muster.types.state import Holding
 from muster.types.world import Healing, MemberId, Pace, RunId
-from tests.core.builders import NOW, a_round, a_run
+from tests.core.builders import NOW, a_round, a_run, an_id
 
 RUN = RunId("run")
 CLOCK = "a boot"
@@ -104,6 +105,18 @@ def test_a_record_of_an_older_version_has_no_times_no_heal_and_no_pace() -> None
         fields.pop(name, None)
     record = records.on_clock(records.read(fields), CLOCK, NOW)
     assert (record.since, record.ran_at, record.healing, record.pace) == (None, None, None, Pace())
+
+
+def test_the_newest_step_on_disk_is_not_forgotten_with_the_workers_that_reported_it() -> None:
+    run = a_run("a b")
+    for step in (5, 9, 7, None):
+        run = transitions.holds(run, an_id("a"), Holding(durable=step), NOW)
+    assert run.durable_step == 9
+    formed = a_round("a b", 1, store_addr="127.0.0.1", store_port=1)
+    record = stored(replace(run, round=formed))
+    place = record.place_of(an_id("b"))
+    assert record.durable_step == 9 and place is not None and place.durable_step == 9
+    assert records.read({**records.write(record), "durable_step": None}).durable_step is None
 
 
 def test_the_heal_in_the_record_of_a_member_may_be_over() -> None:

@@ -37,6 +37,7 @@ def record(run_id: RunId, epoch: int, run: Run, clock: str = "") -> RunRecord:
         launches=run.launches,
         earlier=run.earlier,
         clock=clock,
+        durable_step=run.durable_step,
         healing=run.healing,
         pace=pace.recordable(run.pace),
     )

@@ -92,6 +92,7 @@ class Run:
     incarnations: tuple[str, ...] = ()  # ids of this run, among all runs that had its run id
     launches: tuple[str, ...] = ()  # identities of the launches that had members in it
     earlier: tuple[EndedRun, ...] = ()  # runs that had its run id before
+    durable_step: int | None = None  # the newest step that a worker ever reported to be on disk
 
     @property
     def aim(self) -> int:

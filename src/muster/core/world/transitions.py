@@ -323,7 +323,9 @@ def holds(run: Run, member_id: MemberId, holding: Holding, now: float) -> Run:
     keys = [(one.step, one.round, one.ranks, one.rank) for one in holding.held]
     since = {key: known.get(key, now) for key in keys}
     holdings = changed(run.holdings, member_id, holding)
-    return replace(run, holdings=holdings, held_since=changed(run.held_since, member_id, since))
+    durable = max((step for step in (run.durable_step, holding.durable) if step is not None), default=None)
+    held_since = changed(run.held_since, member_id, since)
+    return replace(run, holdings=holdings, held_since=held_since, durable_step=durable)
 
 
 def does(run: Run, member_id: MemberId, doing: str) -> Run:
