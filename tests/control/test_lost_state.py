@@ -92,9 +92,28 @@ def test_steps_after_the_newest_on_disk_are_reported_as_lost(plane: Plane, tmp_p
     eventually(lambda: any(event.reason == STATE_LOST for event in training.events()), "the loss is reported", 60)
     (loss,) = [event for event in training.events() if event.reason == STATE_LOST]
     said = re.search(
-        r"in memory \(2 of 2 workers lost\); (\d+) steps? (is|are) lost; goes on from step (\d+) on disk", loss.message
+        r"in memory \(2 of 2 workers lost\); at least (\d+) steps? (is|are) lost; step (\d+) was the newest on disk",
+        loss.message,
     )
     assert said, loss.message
     eventually(lambda: (newest(training) or 0) > int(said[3]), "it trains again", 60)
     begins = [line.split() for line in (plane.notes / "kept.log").read_text().splitlines() if line.startswith("begin")]
     assert {int(words[3]) for words in begins if int(words[1]) == loss.round} == {int(said[3])}, "where it really began"
+
+
+def test_a_durable_folder_that_disappeared_is_refused(plane: Plane, tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    training = keeping(plane, f"durable={folder}", "every=1")
+
+    def on_disk() -> int | None:
+        state = fresh(training).training.status.kept_state
+        return state.durable_step if state is not None else None
+
+    eventually(on_disk, "a step is on disk", 60)
+    power_loss(plane, all_of_it=False)
+    folder.rename(tmp_path / "away")  # before new workers look for it
+    finished = eventually(lambda: fresh(training).training.status.outcome, "the training has failed", 120)
+    assert re.search(r"has no steps, but this run has written step \d+", finished.message), finished
+    begins = [line.split() for line in (plane.notes / "kept.log").read_text().splitlines() if line.startswith("begin")]
+    assert {words[1] for words in begins} == {"0"}, "no rank begins at step 0 again"
+    assert on_disk() is None and not folder.exists()

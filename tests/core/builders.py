@@ -45,7 +45,7 @@ def a_seat(rank: int, name: str, **known: Any) -> Seat:
 
 def a_round(names: str, number: int = 0, **known: Any) -> Round:
     seats = tuple(a_seat(rank, name) for rank, name in enumerate(names.split()))
-    known.setdefault("up_at", NOW - 5.0)
+    known.setdefault("ran_at", known.setdefault("up_at", NOW - 5.0))
     return Round(number, seats, **known)
 
 

@@ -121,6 +121,7 @@ class SimulatedCoordinator:
         self.process = host or Process(clock)
         self.saved: RunRecord | None = None
         self.wall = 1.7e9
+        self.clock_name = f"the clock of {machine}"
         self.lives = 0
         self.died_at = -math.inf
         self.on_event: Callable[[RunEvent], None] | None = None
@@ -161,13 +162,13 @@ class SimulatedCoordinator:
         self.leading = self.post = None
         self.process.after(BEAT_S, self._beat)
         if self.saved is None and not self._succession:
-            self._serve(RunProtocol(RUN, settings=self._settings))
+            self._serve(RunProtocol(RUN, settings=self._settings, clock=self.clock_name))
         elif self.saved is not None:
             record = records.read(records.write(self.saved))
             if self._succession:
                 self._return_to(record)
             else:
-                self._serve(RunProtocol.from_record(RUN, record, self._clock.now))
+                self._serve(RunProtocol.from_record(RUN, record, self._clock.now, clock=self.clock_name))
 
     def _serve(self, protocol: RunProtocol) -> None:
         self.leading = protocol
@@ -191,7 +192,7 @@ class SimulatedCoordinator:
         self.post = SimulatedPost(self, Succession(me, lease_s, self._clock.now), self._rng, followed)
 
     def lead(self, record: RunRecord) -> None:
-        protocol = RunProtocol.from_record(RUN, record, self._clock.now)
+        protocol = RunProtocol.from_record(RUN, record, self._clock.now, clock=self.clock_name)
         protocol.at.electorate, protocol.at.unsaved = record.electorate, False
         protocol.take_over(self._lifelines.items(), self._proved, self._clock.now)
         self._keeping -= {id(port) for port in self._lifelines}
@@ -354,7 +355,7 @@ class SimulatedCoordinator:
             return False
         else:
             if self.leading is None:
-                self._serve(RunProtocol(RUN, settings=self._settings))
+                self._serve(RunProtocol(RUN, settings=self._settings, clock=self.clock_name))
             me = self._me()
             self.protocol.at.electorate = Electorate(shown.term + 1, me, ((me,),))
             return True

@@ -15,6 +15,7 @@ from muster.core.world import last_words
 from muster.dcp import Reader, Writer
 from muster.errors import StateUnusable
 from muster.state import alone, disk, layout, leaves
+from muster.state.keeper import Offer
 from muster.state.layout import Manifest
 from tests.state.kept import ALWAYS, commit, keep
 
@@ -176,8 +177,32 @@ def test_a_rank_without_the_folder_does_not_begin_where_others_go_on_from_disk(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        muster.State(value=0)._from_disk(5)
+        muster.State(value=0)._from_disk(Offer(5))
     assert "goes on from step 5 on disk, but this rank has no durable folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["an empty folder", "no folder"])
+def test_a_folder_without_the_steps_that_the_run_wrote_is_refused_until_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    folder = tmp_path / "kept"
+    if is_there:
+        folder.mkdir()
+    offer = Offer(None, durable_step=73)
+    with pytest.raises(StateUnusable, match=r"kept has no steps, but this run has written step 73") as refused:
+        muster.State(durable=folder, value=0)._from_disk(offer)
+    assert alone.START_OVER in str(refused.value)[: last_words.LONGEST - 40]
+    assert folder.exists() == is_there
+    with pytest.warns(UserWarning, match="training begins at step 0"):
+        assert muster.State(durable=folder, start_over=True, value=0)._from_disk(offer) == 0
+    monkeypatch.setenv(alone.START_OVER, "1")
+    with pytest.warns(UserWarning, match="training begins at step 0"):
+        assert muster.State(durable=folder, value=0)._from_disk(offer) == 0
+
+
+def test_an_older_step_is_used_although_the_run_has_written_a_newer_step(tmp_path: Path) -> None:
+    kept(tmp_path, 1)
+    assert muster.State(durable=tmp_path, value=0)._from_disk(Offer(None, durable_step=73)) == 1
 
 
 # What is removed ---------------------------------------------------------------------------------

@@ -71,6 +71,62 @@ def test_a_new_coordinator_tells_no_time_that_it_did_not_see() -> None:
     assert re.fullmatch(r"b lost; c has rank 1(; back at step \d+, (no|\d+) steps? redone)?", str(text)), text
 
 
+def crashed_while_healing(*, other_machine: bool = False) -> SimulatedFleet:
+    """Return a fleet whose coordinator died and came back when the ranks of a heal's round ran without a step."""
+    fleet = a_counting("a b c", 2, min=2, max=2, spares=1)
+    fleet.agent("b").kill_worker()
+    fleet.until("round 1 runs", lambda: is_out(fleet) and ran(fleet))
+    fleet.advance(0.05)  # the coordinator writes the record
+    assert not told(fleet, "healed")
+    if other_machine:
+        fleet.first.clock_name = "the clock of another machine"
+    fleet.crash(back_after_s=0.3)
+    fleet.until("the coordinator died", lambda: not fleet.coordinator.alive)
+    fleet.until("the coordinator is back", lambda: fleet.coordinator.alive and fleet.coordinator.leading is not None)
+    return fleet
+
+
+def is_out(fleet: SimulatedFleet) -> bool:
+    return fleet.run.round is not None and fleet.run.round.number == 1
+
+
+def ran(fleet: SimulatedFleet) -> bool:
+    current = fleet.run.round
+    return current is not None and current.ran_at is not None
+
+
+def test_a_heal_outlives_its_coordinator() -> None:
+    fleet = crashed_while_healing()
+    assert re.fullmatch(rf"b lost; c has rank 1; {BOTH}", heal(fleet))
+    current = fleet.run.round
+    assert current is not None and current.ranks_run_s is not None and current.next_step_s is not None
+    assert current.number == 1 and 0 < current.ranks_run_s < current.next_step_s < fleet.clock.now
+
+
+def test_a_heal_that_was_reported_is_not_reported_again() -> None:
+    fleet = crashed_while_healing()
+    heal(fleet)
+    fleet.crash(back_after_s=0.3)
+    fleet.advance(20.0)
+    assert fleet.coordinator.lives == 3 and fleet.trains(1, 2) and not told(fleet, "healed")
+
+
+def test_a_coordinator_on_another_machine_reports_the_heal_without_times() -> None:
+    fleet = crashed_while_healing(other_machine=True)
+    assert re.fullmatch(r"b lost; c has rank 1(; back at step \d+, (no|\d+) steps? redone)?", heal(fleet))
+
+
+def test_ranks_that_began_to_run_while_there_was_no_coordinator_have_no_time() -> None:
+    fleet = a_counting("a b c", 2, min=2, max=2, spares=1)
+    fleet.agent("b").kill_worker()
+    fleet.until("round 1", lambda: is_out(fleet))
+    assert not ran(fleet)
+    fleet.coordinator.crash()
+    fleet.clock.after(0.8, fleet.first.start)
+    fleet.advance(0.9)
+    assert re.fullmatch(r"b lost; c has rank 1(; back at step \d+, (no|\d+) steps? redone)?", heal(fleet))
+
+
 def test_what_programs_need_of_a_heal_is_in_the_journal() -> None:
     assert JOURNAL[Kind.HEALED] == ("Healed", "Normal")
     entry = RunEvent(1.0, Kind.HEALED, "a lost", 3, {"step": 7}).journaled()

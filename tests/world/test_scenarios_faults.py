@@ -446,3 +446,29 @@ def test_steps_that_stop_coming_are_told_once_without_any_setting() -> None:
     fleet.until("steps again", lambda: told(fleet, "steps-again"))
     fleet.advance(60.0)
     assert len(told(fleet, "stalled")) == len(told(fleet, "steps-again")) == 1
+
+
+def test_a_stall_is_reported_again_by_a_coordinator_that_came_back() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, no_progress_rounds=9)
+    fleet.advance(10.0)
+    fleet.hang("a")
+    fleet.hang("b")
+    fleet.until("the warning", lambda: told(fleet, "stalled"), 60.0)
+    fleet.crash(back_after_s=0.3)
+    fleet.until("the coordinator died", lambda: not fleet.coordinator.alive)
+    fleet.until("the coordinator is back", lambda: fleet.coordinator.alive and fleet.coordinator.leading is not None)
+    fleet.until("the warning again", lambda: told(fleet, "stalled"), 10.0)
+    fleet.advance(200.0)
+    assert len(told(fleet, "stalled")) == 1 and fleet.trains(0, 2)
+
+
+def test_a_hang_just_before_the_coordinator_dies_is_reported_by_the_next_coordinator() -> None:
+    fleet = a_training("a b", size=2, min=2, max=2, no_progress_rounds=9)
+    fleet.advance(10.0)
+    fleet.hang("a")
+    fleet.hang("b")
+    fleet.crash(back_after_s=5.0)
+    fleet.advance(10.0)
+    assert told(fleet, "stalled") == []
+    took = fleet.until("the warning", lambda: told(fleet, "stalled"), 60.0)
+    assert took == pytest.approx(40.0, abs=2.0), "50 s after the last step"

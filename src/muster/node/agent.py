@@ -260,7 +260,7 @@ class Agent:
     def _start(self, place: Place) -> None:
         mine = self._config.identity
         try:
-            self._keeping.begin(place.number, place.round.resume)
+            self._keeping.begin(place.number, place.round.resume, place.durable_step)
             settings = self._state.at.settings
             where = self._config.log_dir, self._scratch, self._echo, self._times, self._keeping.path
             lease, limit_s = self._lease_file.path, settings.store_timeout_s

@@ -61,6 +61,8 @@ class Keeper:
         self.tasks = Tasks()
         self.resume: Resume | None = None
         self._number = -1
+        self._durable_step: int | None = None  # the newest step that the run had on disk when the round began
+        self._restored: set[int] = set()  # ranks that have restored their state in this round
         self._every = 1
         self._paces: dict[int, tuple[int, float, float]] = {}  # of each rank: every, seconds of a commit, of a step
         self._refused = self._damage = ""
@@ -77,8 +79,10 @@ class Keeper:
 
     # What the agent says
 
-    def begin(self, number: int, resume: Resume | None) -> None:
+    def begin(self, number: int, resume: Resume | None, durable_step: int | None = None) -> None:
         self._number, self.resume = number, resume
+        self._durable_step = durable_step
+        self._restored.clear()
         self._paces.clear()
         if resume is not None and resume.sources:
             self.shelf.tell_safe((resume.round, resume.step))
@@ -139,6 +143,13 @@ class Keeper:
     def sealed(self, copy: Copy) -> None:
         self._durable.sealed(copy, self._step_s)
         self.changed()
+
+    def restored(self, rank: int) -> None:
+        self._restored.add(rank)
+
+    def durable_step_for(self, rank: int) -> int | None:
+        """Return the step that the folder of this rank must have. A second `State` may have another folder."""
+        return None if rank in self._restored else self._durable_step
 
     def use_folder(self, folder: str | None, every_s: float) -> None:
         self._durable.use(folder, every_s)
@@ -222,7 +233,7 @@ class Keeping:
         self._loop = asyncio.get_running_loop()
         self._thread: LoopThread | None = None
         self._keeper: Keeper | None = None
-        self._begun: tuple[int, Resume | None] | None = None
+        self._begun: tuple[int, Resume | None, int | None] | None = None
         self.path = os.path.join(scratch, "state")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with talk.short(self.path) as name:
@@ -239,10 +250,10 @@ class Keeping:
         keeper = self._hire()
         self._call(RankLine, keeper, near)
 
-    def begin(self, number: int, resume: Resume | None) -> None:
-        self._begun = number, resume
+    def begin(self, number: int, resume: Resume | None, durable_step: int | None = None) -> None:
+        self._begun = number, resume, durable_step
         if resume is not None or self._keeper is not None:
-            self._call(self._hire().begin, number, resume)
+            self._call(self._hire().begin, number, resume, durable_step)
 
     def order(self, frame: CopiesFrame) -> None:
         self._call(self._hire().order, frame)

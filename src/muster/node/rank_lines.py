@@ -94,10 +94,12 @@ class RankLine:
                 keeper.use_folder(str(folder) if folder else None, _seconds(told["every_s"]))
                 resume = keeper.resume
                 step, ranks, why = (resume.step, resume.ranks, resume.why) if resume is not None else (None, 0, "")
-                self._answer({"step": step, "ranks": ranks, "where": why})
+                durable_step = keeper.durable_step_for(self._rank)
+                self._answer({"step": step, "ranks": ranks, "where": why, "durable_step": durable_step})
             case "part":
                 keeper.tasks.start(self._part(int(told["rank"])))
             case "restored":
+                keeper.restored(self._rank)
                 self._answer(keeper.news())
             case "damaged":
                 again = keeper.found_damage(str(told["why"])[:MOST_TEXT], str(told["hash"]), int(told["length"]))

@@ -120,10 +120,19 @@ def unreadable(folder: Path, error: OSError) -> StateUnusable:
     )
 
 
-def check_beginning(folder: Path, unusable: Mapping[Path, str], start_over: bool) -> None:
-    """Refuse to begin at step 0 in a folder whose steps are all unusable, unless the user allows it."""
-    if not unusable or start_over or os.environ.get(START_OVER, "") not in ("", "0"):
+def check_beginning(folder: Path, unusable: Mapping[Path, str], start_over: bool, durable_step: int = 0) -> None:
+    """Refuse to begin at step 0 where steps were kept, unless the user allows it.
+
+    The folder may have steps that are all unusable, or no step although the run has written `durable_step`.
+    """
+    if not (unusable or durable_step) or start_over or os.environ.get(START_OVER, "") not in ("", "0"):
         return
+    if not unusable:
+        raise StateUnusable(
+            f"{folder} has no steps, but this run has written step {durable_step}. Is its disk mounted? Bring the "
+            f"folder back and start again, or set {START_OVER}=1 to begin at step 0",
+            retryable=True,
+        )
     steps = [f"{where.name}: {why}" for where, why in list(unusable.items())[:_SHOWN]]
     more = f"; {len(unusable) - _SHOWN} more" if len(unusable) > _SHOWN else ""
     raise StateUnusable(

@@ -88,6 +88,7 @@ class Offer:
     step: int | None
     ranks: int = 0
     where: str = ""
+    durable_step: int | None = None  # the newest step that the run ever had on disk
 
 
 @dataclass
@@ -161,7 +162,7 @@ class Line:
     def offer(self, durable: Path | None, every_s: float) -> Offer:
         """Where this round goes on."""
         answer, _ = self.ask(do="restore", durable=str(durable) if durable is not None else None, every_s=every_s)
-        return Offer(answer["step"], answer["ranks"], answer["where"])
+        return Offer(answer["step"], answer["ranks"], answer["where"], answer.get("durable_step"))
 
     def part(self, rank: int) -> Part:
         """What one rank of the world of that step has kept; ConnectionError if it cannot be had any more."""

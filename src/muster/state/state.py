@@ -119,7 +119,7 @@ class State:
         offer = self._line.offer(self._durable, self._durable_every) if self._line is not None else None
         if offer is not None and offer.step is not None and offer.ranks:
             return self._from_memory(offer)
-        return self._from_disk(offer.step if offer is not None else None)
+        return self._from_disk(offer or Offer(None))
 
     def _from_memory(self, offer: Offer) -> int:
         assert self._line is not None and offer.step is not None
@@ -137,19 +137,21 @@ class State:
                 break
         self._give_up(why)
 
-    def _from_disk(self, wanted: int | None) -> int:
-        """Restore the step `wanted`, or the newest step if it is None. Step 0 is the beginning."""
+    def _from_disk(self, offer: Offer) -> int:
+        """Restore the step of the offer, or the newest step if the offer has none. Step 0 is the beginning."""
+        wanted = offer.step
         if wanted == 0 or (wanted is None and self._durable is None):
             return self._restored(0, "")
         if self._durable is None:
             self._give_up(f"this round goes on from step {wanted} on disk, but this rank has no durable folder")
         folder = self._durable
-        step = alone.read_patiently(folder, lambda: self._read_folder(folder, wanted), self._tell)
+        step = alone.read_patiently(folder, lambda: self._read_folder(folder, offer), self._tell)
         if self._line is not None and wanted is None and self._ranks > 1:
             alone.check_same_step(step, self._ranks, folder, self._tell)
         return self._restored(step, f"disk, {folder}" if step else "")
 
-    def _read_folder(self, folder: Path, required: int | None) -> int:
+    def _read_folder(self, folder: Path, offer: Offer) -> int:
+        required = offer.step
         listing = disk.look(folder)
         unusable = dict(listing.unusable)
         for step, paths in listing.usable.items():
@@ -174,8 +176,8 @@ class State:
             raise FileNotFoundError(
                 errno.ENOENT, f"Step {required} is missing, or its files are not complete", str(folder)
             )
-        alone.check_beginning(folder, unusable, self._start_over)
-        if unusable:
+        alone.check_beginning(folder, unusable, self._start_over, offer.durable_step or 0)
+        if unusable or offer.durable_step:
             self._tell(f"no step in {folder} can be used, and starting over is allowed: training begins at step 0")
         return 0
 

@@ -23,9 +23,11 @@ from muster.types.world import (
     Electorate,
     EndedRun,
     Gate,
+    Healing,
     Member,
     MemberId,
     Outline,
+    Pace,
     Path,
     Place,
     RankEnd,
@@ -121,6 +123,12 @@ class RunRecord:
     incarnations: tuple[str, ...] = ()  # ids of this run, among all runs that had its run id
     launches: tuple[str, ...] = ()  # identities of the launches that had members in it
     earlier: tuple[EndedRun, ...] = ()  # runs that had its run id before
+    clock: str = limited(default="", max_length=MAX_TEXT)  # the clock of its times; empty: not known
+    since: float | None = None  # the loss or the request that its round follows
+    ran_at: float | None = None  # when all ranks of its round ran first
+    healing: Healing | None = None  # a loss or a crash that was not made good yet
+    pace: Pace = Pace()  # the usual time per step
+    durable_step: int | None = None  # the newest step that a worker ever reported to be on disk
 
     @property
     def told_seats(self) -> tuple[Seat, ...]:
@@ -143,13 +151,16 @@ class RunRecord:
         if self.outline is not None and self.store is not None:
             known = {seat.rank: seat for seat in self.told_seats}
             seats = tuple(known.get(rank) or unknown_seat(rank) for rank in range(self.outline.workers))
-            return Round(self.round, seats, *self.store, why=self.why, resume=self.resume)
+            return self._timed(Round(self.round, seats, *self.store, why=self.why, resume=self.resume))
         if not self.seats or self.store is None:
             return None
         ends, finished = {end.rank: end for end in self.exits}, frozenset(self.finished)
-        return Round(
-            self.round, self.seats, *self.store, why=self.why, resume=self.resume, exits=ends, finished=finished
+        return self._timed(
+            Round(self.round, self.seats, *self.store, why=self.why, resume=self.resume, exits=ends, finished=finished)
         )
+
+    def _timed(self, formed: Round) -> Round:
+        return replace(formed, since=self.since, ran_at=self.ran_at)
 
     def place_of(self, member_id: MemberId) -> Place | None:
         """The place that a release gives to a member, if any."""
@@ -160,7 +171,8 @@ class RunRecord:
         seat = formed.seat_of(member_id) if formed is not None else None
         if formed is None or seat is None:
             return None
-        return Place(formed, seat, self.restarts_used, self.settings.max_restarts, self.outline)
+        restarts = self.restarts_used, self.settings.max_restarts
+        return Place(formed, seat, *restarts, self.outline, self.durable_step)
 
     def outlined(self, member_id: MemberId | None = None) -> RunRecord:
         """The same without what grows with the world, for one of its members, or for any without a seat."""
@@ -173,7 +185,7 @@ class RunRecord:
         resume = self.resume
         if resume is not None:
             resume = resume.of_ranks(range(first, first + seat.procs) if seat is not None else range(0))
-        return replace(self, seats=(), exits=(), finished=(), resume=resume, outline=outline)
+        return replace(self, seats=(), exits=(), finished=(), resume=resume, outline=outline, healing=None, pace=Pace())
 
 
 @record()

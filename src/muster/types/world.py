@@ -421,9 +421,33 @@ class TakenBack:
 
 
 @record()
+class Healing:
+    """A round broke, and no step of the round that replaces it has been seen yet."""
+
+    why: str = ""  # the reason if the round lost no worker
+    size: int = 0  # workers in the world before
+    since: float | None = None  # when the loss or the crash was detected; None: unknown
+    top: int | None = None  # the highest step that ranks reported before; None: ranks report no steps
+    lost: tuple[str, ...] = ()
+    heirs: frozenset[MemberId] = frozenset()
+    crashed: bool = False  # ranks ended the round themselves, so they may do so again at the same step
+    settle_s: float = 0.0  # how long ranks that report no steps have to run
+
+
+@record()
 class Progress:
     step: int
     at: float
+
+
+@record()
+class Pace:
+    """When any rank advanced last, and how long steps and pauses took before."""
+
+    round: int = -1
+    last_at: float = 0.0  # when a rank reported the last step
+    per_step: tuple[float, ...] = ()  # the last gaps between steps, in seconds
+    longest: float = 0.0  # the longest gap between two reports of steps, in seconds
 
 
 class SeatIndex:
@@ -456,7 +480,8 @@ class Round:
     finished: Set[MemberId] = frozenset()  # all their ranks exited 0
     started: Set[MemberId] = frozenset()  # they have taken up their place
     up: Set[MemberId] = frozenset()  # all their ranks are running
-    up_at: float | None = None  # since when everyone's are
+    up_at: float | None = None  # since when everyone's are, as far as this coordinator knows
+    ran_at: float | None = None  # when the last worker's began to run; None: unknown
     since: float | None = None  # the loss or the request that it follows; None: the first round, or nobody saw it
     fences: Mapping[MemberId, float] = field(default_factory=dict)  # lost: when they count as gone anyway
     losses: tuple[Loss, ...] = ()
@@ -479,7 +504,7 @@ class Round:
     @property
     def ranks_run_s(self) -> float | None:
         """Seconds from the loss or the request that the round follows until all its ranks ran; None: not known."""
-        return None if self.since is None or self.up_at is None else max(0.0, self.up_at - self.since)
+        return None if self.since is None or self.ran_at is None else max(0.0, self.ran_at - self.since)
 
     @property
     def next_step_s(self) -> float | None:
@@ -540,6 +565,7 @@ class Place:
     restarts_used: int
     max_restarts: int
     outline: Outline | None = None  # of a large world: its round has no other seat than this one
+    durable_step: int | None = None  # the newest step that a worker ever reported to be on disk
 
     @property
     def number(self) -> int:

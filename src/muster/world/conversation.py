@@ -36,8 +36,9 @@ class Visitor:
 
 
 class Conversation:
-    def __init__(self, run_id: RunId, *, epoch: int, settings: Settings | None, directed: bool) -> None:
+    def __init__(self, run_id: RunId, *, epoch: int, settings: Settings | None, directed: bool, clock: str) -> None:
         self.run_id = run_id
+        self.clock = clock  # the name of the clock: a record's times are of use on the same clock only
         self.epoch = epoch
         self.directed = directed
         self.incarnation = secrets.token_hex(8)  # the id of a run that is opened here
@@ -87,7 +88,7 @@ class Conversation:
 
     @property
     def moment(self) -> Moment:
-        return Moment(self.run_id, self.epoch, self.run)
+        return Moment(self.run_id, self.epoch, self.run, self.clock)
 
     def send(self, peer: Peer, frame: Frame) -> None:
         self.outbox.append((peer, self.moment.encode(frame)))

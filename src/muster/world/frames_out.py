@@ -54,6 +54,7 @@ class Moment:
     run_id: RunId
     epoch: int
     run: Run | None
+    clock: str = ""  # the name of the run's clock
 
     @property
     def number(self) -> int | None:
@@ -65,7 +66,7 @@ class Moment:
     @property
     def record(self) -> RunRecord:
         assert self.run is not None
-        return records.record(self.run_id, self.epoch, self.run)
+        return records.record(self.run_id, self.epoch, self.run, self.clock)
 
     def recall(self, current: Round, grace_s: float) -> bytes:
         recall = current.recall

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from muster.core.world import decisions, heals, last_words, launches, safe_state, transitions
+from muster.core.world import decisions, heals, last_words, launches, pace, safe_state, transitions
 from muster.core.world import run as runs
 from muster.core.world.launches import Belonging
 from muster.types import bench
@@ -80,6 +80,7 @@ from muster.world.peers import PeersTold
 from muster.world.returning import Returning
 
 MOST_REMARKS = 8
+PACE_S = 1.0  # the shortest time between two comparisons of the pace with the record
 Seen = tuple[runs.Run, str, bool]  # the run, the reason, and whether its members were told the outcome
 
 # Reports about a round: what they say of an older one than the current is not entered.
@@ -88,10 +89,19 @@ _OF_A_ROUND = (StartedFrame, UpFrame, ExitsFrame, FinishedFrame, NoticedFrame, S
 
 class RunProtocol:
     def __init__(
-        self, run_id: RunId, *, epoch: int = 1, settings: Settings | None = None, directed: bool = False
+        self,
+        run_id: RunId,
+        *,
+        epoch: int = 1,
+        settings: Settings | None = None,
+        directed: bool = False,
+        clock: str = "",
     ) -> None:
-        """A `directed` run takes its settings, its outcome's confirmation and its farewell from outside."""
-        self.at = Conversation(run_id, epoch=epoch, settings=settings, directed=directed)
+        """A `directed` run takes its settings, its outcome's confirmation and its farewell from outside.
+
+        `clock` names the clock of every `now`, so that a later process on this machine can use the times in a record.
+        """
+        self.at = Conversation(run_id, epoch=epoch, settings=settings, directed=directed, clock=clock)
         self.orders = Orders(self.at)
         self._returning = Returning(self.at)
         self._joining = Joining(self.at, self._returning)
@@ -99,6 +109,8 @@ class RunProtocol:
         self._peers = PeersTold()
         self.on_decision: Callable[[runs.Run, runs.Decision, runs.Run], None] | None = None
         self._copies = CopiesTold()
+        self._kept_limit_s: float | None = None  # the limit for a stall that the record's pace gives
+        self._pace_at = -math.inf  # when the pace was last compared with the record
         self._remarks: set[str] = set()  # of workers about the program, each told once
         self.wake_at = math.inf
         self.released = False  # a round, whose frames are in the outbox
@@ -107,9 +119,11 @@ class RunProtocol:
         self.show()
 
     @classmethod
-    def from_record(cls, run_id: RunId, record: RunRecord, now: float, *, directed: bool = False) -> RunProtocol:
+    def from_record(
+        cls, run_id: RunId, record: RunRecord, now: float, *, directed: bool = False, clock: str = ""
+    ) -> RunProtocol:
         """For a run whose coordinator died: same round, next epoch."""
-        made = cls(run_id, epoch=record.epoch + 1, directed=directed)
+        made = cls(run_id, epoch=record.epoch + 1, directed=directed, clock=clock)
         made._returning.restore(record, now, certain=True)
         made.show()
         return made
@@ -152,7 +166,7 @@ class RunProtocol:
         """Return the next run under this run id, with the workers that wait for it; None if it refused them all."""
         session = self.at
         assert session.run is not None
-        following = RunProtocol(session.run_id, epoch=session.epoch + 1)
+        following = RunProtocol(session.run_id, epoch=session.epoch + 1, clock=session.clock)
         following.at.electorate = electorate
         following.at.earlier = launches.earlier_runs(session.run)
         following.at.is_settled = session.is_settled
@@ -240,11 +254,15 @@ class RunProtocol:
         elif isinstance(frame, FailedFrame):
             self._fail(member_id, frame, now)
         self._tell_of(member_id, frame, now)
-        known, at.run = at.run.bench, _entered(at.run, member_id, frame, now)
-        if at.run.bench is not known:
+        before, at.run = at.run, _entered(at.run, member_id, frame, now)
+        at.unsaved |= at.run.durable_step != before.durable_step  # new workers need it when all others are lost
+        if at.run.bench is not before.bench:
             at.tell(Kind.MEASURED, str(at.run.bench), now)
         if isinstance(frame, HoldsFrame):
             self._copies.say(at, peer, visitor, member_id, now)
+        if isinstance(frame, UpFrame) and (current_round := at.run.round) is not None:
+            # A later coordinator reports how long the round took.
+            at.unsaved |= current_round.since is not None and current_round.ran_at == now
         at.unsaved |= isinstance(frame, AckFrame) and at.directed  # it may be gone before its exits are kept elsewhere
 
     def _tell_of(self, member_id: MemberId, frame: Frame, now: float) -> None:
@@ -288,6 +306,7 @@ class RunProtocol:
             known = len(at.run.round.progress) if at.run.round else 0
             at.run = transitions.advanced(at.run, member_id, _number(frame), marks, _first_step(frame, now))
             self.news |= at.run.round is not None and len(at.run.round.progress) > known
+            self._keep_pace(at.run, now)
         before, doing = at.run, frame.doing if frame.doing in DOING else ""
         at.run = transitions.does(before, member_id, doing)
         self.news |= at.run is not before
@@ -300,6 +319,15 @@ class RunProtocol:
         if self._renewed is None or self._renewed[0] != said_in:
             self._renewed = said_in, at.moment.encode(RenewedFrame())
         at.outbox.append((peer, self._renewed[1]))
+
+    def _keep_pace(self, run: runs.Run, now: float) -> None:
+        """Write the record again if the pace changed: after a hang, ranks make no step from which to learn it."""
+        if now < self._pace_at + PACE_S:
+            return
+        self._pace_at = now
+        if pace.has_changed(self._kept_limit_s, run.pace):
+            self._kept_limit_s = pace.limit_s(run.pace)
+            self.at.unsaved = True
 
     def _fail(self, member_id: MemberId, frame: FailedFrame, now: float) -> None:
         """A launcher with a budget of its own (torchrun) has given up."""
@@ -362,6 +390,7 @@ class RunProtocol:
             case runs.TellUnwatched():
                 at.tell(Kind.UNWATCHED, decision.reason, now)
             case runs.ReportHeal(data=data):
+                at.unsaved = True  # a later coordinator must not report it again
                 at.tell(Kind.HEALED, decision.reason, now, data)
             case runs.CheckHealth(members=ids):
                 for member_id in ids:

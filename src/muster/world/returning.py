@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster.core.succession import electorate
-from muster.core.world import launches, transitions
+from muster.core.world import launches, records, transitions
 from muster.core.world.run import Run, kept_lease
 from muster.types.frames import Presented, RecallFrame, RunRecord, reported
 from muster.types.run_event import Kind
@@ -50,6 +50,7 @@ class Returning:
     def restore(self, record: RunRecord, now: float, *, certain: bool) -> None:
         """Take over the round that a record shows; members that are already here enter it again."""
         at = self._at
+        record = records.on_clock(record, at.clock, now)
         before, last = at.run, record.as_round()
         settings, target = record.settings, record.target
         lent = {**({} if at.knows_lent else record.lent), **(before.lent if before is not None else {})}
@@ -66,6 +67,8 @@ class Returning:
             now,
             gate=record.gate,
             lent=lent,
+            healing=record.healing,
+            usual=record.pace,
             certain=certain,
             soon=soon,
         )
@@ -77,6 +80,7 @@ class Returning:
             proven=record.proven,
             taken_back=record.taken_back,
             hopeless=record.hopeless,
+            durable_step=record.durable_step,
             holds_farewell=at.directed if before is None else before.holds_farewell,
             ordered=None if before is None else before.ordered,
             **_ids(record, before, at.incarnation),
@@ -114,7 +118,7 @@ class Returning:
             if present.running:
                 run = transitions.started(run, member_id, number)
                 if present.up:
-                    run = transitions.up(run, member_id, number, now)
+                    run = transitions.up(run, member_id, number, now, seen=False)
             else:
                 run = transitions.stopped(run, member_id, number, present.store_port, now, present.why)
         self._at.run = run

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from muster import descriptors, listening
+from muster.clock import boot_id
 from muster.core import crowding
 from muster.core.world import records
 from muster.listening import Door
@@ -66,6 +67,7 @@ class Coordinator:
         self._on_metrics = on_metrics
         self._director = director
         self._opens_runs = opens_runs
+        self._clock = boot_id()  # the loop's clock counts from the boot of this machine
         self._protocols: dict[RunId, RunProtocol] = {}
         self._protocol_of: dict[Channel, RunProtocol] = {}
         self._strangers = Strangers(self._token_of, open_to_all=director is None and not token)
@@ -108,7 +110,8 @@ class Coordinator:
         if self._director is None:
             self.posts.return_to(run_id, record)
             return
-        restored = RunProtocol.from_record(run_id, record, asyncio.get_running_loop().time(), directed=True)
+        now = asyncio.get_running_loop().time()
+        restored = RunProtocol.from_record(run_id, record, now, directed=True, clock=self._clock)
         self._protocols[run_id] = self._listened(restored)
 
     async def stop(self) -> None:
@@ -132,7 +135,8 @@ class Coordinator:
         """A run that is directed from outside; agents carry no settings."""
         protocol = self._protocols.get(run_id)
         if protocol is None:
-            protocol = self._protocols[run_id] = self._listened(RunProtocol(run_id, settings=settings, directed=True))
+            opened = RunProtocol(run_id, settings=settings, directed=True, clock=self._clock)
+            protocol = self._protocols[run_id] = self._listened(opened)
             protocol.at.unsaved = True
         self.touch(protocol)
         return protocol
@@ -229,7 +233,7 @@ class Coordinator:
         """Perhaps by a guard, before its agent has said what the run is."""
         if hello.kind == "control" or not self._opens_runs:
             raise wire.no_run(run_id)
-        protocol = self._protocols.get(run_id) or self._listened(RunProtocol(run_id))
+        protocol = self._protocols.get(run_id) or self._listened(RunProtocol(run_id, clock=self._clock))
         protocol.at.electorate = self.posts.first(hello.present.electorate.term + 1)
         return protocol
 
@@ -342,7 +346,8 @@ class Coordinator:
     # Leading, and no longer
 
     def _lead(self, run_id: RunId, record: RunRecord) -> None:
-        protocol = self._listened(RunProtocol.from_record(run_id, record, asyncio.get_running_loop().time()))
+        now = asyncio.get_running_loop().time()
+        protocol = self._listened(RunProtocol.from_record(run_id, record, now, clock=self._clock))
         protocol.at.electorate = record.electorate
         protocol.at.unsaved = False  # it was written before
         self._protocols[run_id] = protocol

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from muster.core.training import state_loss
 from muster.types.state import KeptState, Resume, Source
 from muster.types.training import RankStatus, Status
@@ -27,8 +25,17 @@ def test_without_any_copy_it_begins_at_step_0_and_says_how_to_keep_steps() -> No
     assert loss.data == {"steps": 400, "step": 0, "workers": 2, "of": 2}
 
 
-@pytest.mark.parametrize("resume", [None, Resume(360, why="from step 360 on disk")])
-def test_an_older_step_on_disk_costs_the_steps_after_it(resume: Resume | None) -> None:
+def test_a_step_on_disk_is_not_promised_before_a_rank_has_it() -> None:
+    loss = state_loss.found(a_status(durable_step=360), a_round("c d", number=4))
+    assert loss is not None and loss.text == (
+        "no copy of the state survived in memory (2 of 2 workers lost); at least 40 steps are lost; "
+        "step 360 was the newest on disk"
+    )
+    assert loss.data == {"steps": 40, "workers": 2, "of": 2}
+
+
+def test_an_older_step_on_disk_costs_the_steps_after_it() -> None:
+    resume = Resume(360, why="from step 360 on disk")
     loss = state_loss.found(a_status(durable_step=360), a_round("c d", number=4, resume=resume))
     assert loss is not None and loss.text == (
         "no copy of the state survived in memory (2 of 2 workers lost); 40 steps are lost; "
@@ -50,8 +57,15 @@ def test_nothing_is_lost_where_memory_has_it_or_nothing_was_finished() -> None:
     assert state_loss.found(a_status(durable_step=400), a_round("c d", number=4)) is None
 
 
-def test_the_step_on_disk_is_not_forgotten_while_new_workers_do_not_know_it() -> None:
+def test_the_step_on_disk_counts_until_new_workers_begin_a_round_and_look_for_it() -> None:
     old = a_status(durable_step=360)
+    state = state_loss.followed(KeptState(), old, a_round("c d", number=4))
+    assert (state.durable_step, state.reached) == (None, None), "their folder may be gone"
+    later = replace(old, round=4, kept_state=state)
+    assert state_loss.followed(KeptState(), later, a_round("c d", number=4)).durable_step is None
+    assert state_loss.followed(KeptState(durable_step=360), later, a_round("c d", number=4)).durable_step == 360
+    survivor = a_round("a d", number=4, resume=Resume(360))
+    assert state_loss.followed(KeptState(), old, survivor).durable_step == 360
     assert state_loss.followed(KeptState(), old, a_round("a b", number=3)).durable_step == 360
     assert state_loss.followed(KeptState(durable_step=380), old, a_round("a b", number=3)).durable_step == 380
 

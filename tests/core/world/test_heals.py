@@ -57,7 +57,7 @@ def heals_top(before: Run) -> int | None:
 
 def up(run: Run, at: float = UP_AT, **story: Any) -> Run:
     assert run.round is not None
-    return replace(run, round=replace(run.round, up_at=at, **story))
+    return replace(run, round=replace(run.round, up_at=at, ran_at=at, **story))
 
 
 def stepped(run: Run, first: int, highest: int | None = None, at: float = STEP_AT) -> Run:
@@ -178,7 +178,7 @@ def test_ranks_of_a_worker_with_several_are_told_as_they_are_numbered() -> None:
     heirs = tuple(a_seat(rank, name, procs=4) for rank, name in enumerate(("a", "c")))
     before = recalled(a_run("a b", last=Round(0, seats, losses=(a_loss("b"),))))
     known = heals.begun(before, Round(1, heirs))
-    run = replace(a_run("a c"), round=Round(1, heirs, up_at=UP_AT, since=NOW), healing=known)
+    run = replace(a_run("a c"), round=Round(1, heirs, up_at=UP_AT, ran_at=UP_AT, since=NOW), healing=known)
     assert sentence(run, LATER) == "b lost; c has ranks 4-7; ranks run after 54 ms"
 
 
@@ -248,5 +248,5 @@ def test_the_next_step_is_the_first_of_any_rank_and_never_before_ranks_run() -> 
     run = transitions.advanced(run, an_id("b"), 0, [(1, Progress(8, NOW))], Progress(6, NOW - 0.2))
     run = transitions.advanced(run, an_id("a"), 0, [(0, Progress(11, NOW))])
     assert run.round is not None and (run.round.first_step, run.round.first_step_at) == (6, NOW - 0.5)
-    early = replace(run.round, since=NOW - 2.0, up_at=NOW)
+    early = replace(run.round, since=NOW - 2.0, ran_at=NOW)
     assert (early.ranks_run_s, early.next_step_s) == (2.0, 2.0), "a worker may tell any age"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from muster.core.world import pace
-from muster.types.world import Progress
+from muster.types.world import Pace, Progress
 
 
-def paced(*marks: tuple[int, float], number: int = 0, known: pace.Pace | None = None) -> pace.Pace:
-    known = known or pace.Pace()
+def paced(*marks: tuple[int, float], number: int = 0, known: Pace | None = None) -> Pace:
+    known = known or Pace()
     last: Progress | None = None
     for step, at in marks:
         known = pace.advanced(known, number, [(last, mark := Progress(step, at))])
@@ -47,7 +47,7 @@ def test_an_old_report_changes_nothing() -> None:
 
 
 def test_ranks_that_are_not_in_step_do_not_change_what_is_usual() -> None:
-    known, last = pace.Pace(), [Progress(0, 0.0), Progress(40, 0.0)]
+    known, last = Pace(), [Progress(0, 0.0), Progress(40, 0.0)]
     for report in range(1, 20):
         new = Progress(last[report % 2].step + 10, report * 0.5)
         known, last[report % 2] = pace.advanced(known, 0, [(last[report % 2], new)]), new

@@ -30,6 +30,7 @@ def found(old: Status, current: Round | None) -> StateLoss | None:
     if current.resume is not None and current.resume.sources:
         return None
     begin = _begin(known, current)
+    is_certain = current.resume is not None or not begin  # otherwise the ranks may find a folder without steps
     steps = _reached(known, old) - begin
     if steps <= 0:
         return None
@@ -37,24 +38,32 @@ def found(old: Status, current: Round | None) -> StateLoss | None:
     workers = {rank.worker for rank in old.ranks}
     lost = len(workers - seated)
     copies = "no copy" if lost == len(workers) else "no whole copy"
-    where = "goes on from step {} on disk" if begin else "begins at step {}. `durable=` keeps steps on disk"
+    where = f"goes on from step {begin} on disk" if begin else "begins at step 0. `durable=` keeps steps on disk"
+    if not is_certain:
+        where = f"step {begin} was the newest on disk"
+    qualifier = "" if is_certain else "at least "
     tells = f"{copies} of the state survived{' in memory' if begin else ''} ({lost} of {len(workers)} workers lost)"
-    text = f"{tells}; {steps} {'step is' if steps == 1 else 'steps are'} lost; {where.format(begin)}"
-    return StateLoss(steps, text, {"steps": steps, "step": begin, "workers": lost, "of": len(workers)})
+    text = f"{tells}; {qualifier}{steps} {'step is' if steps == 1 else 'steps are'} lost; {where}"
+    data = {"steps": steps, "workers": lost, "of": len(workers)}
+    return StateLoss(steps, text, data | ({"step": begin} if is_certain else {}))
 
 
 def followed(state: KeptState, old: Status, current: Round | None) -> KeptState:
     """Return the state with what the round that is out lost, and with how far its ranks are.
 
-    New workers do not know which step is on disk before one of their ranks tells them: what was known before counts.
+    The step on disk that was known before counts until a round begins. Then its workers look for the step themselves,
+    and it is unknown until one of them reports it: the folder may be gone.
     """
     known = old.kept_state
-    if known is not None and state.durable_step is None:
+    is_new = current is not None and current.number != old.round
+    is_unknown = is_new and current is not None and current.resume is None
+    if known is not None and state.durable_step is None and not is_unknown:
         state = replace(state, durable_step=known.durable_step)
-    if known is not None and current is not None and current.number != old.round:
+    if known is not None and current is not None and is_new:
         loss = found(old, current)
         lost, steps = ("", None) if loss is None else (loss.text, loss.steps)
-        return replace(state, reached=_begin(known, current), lost=lost, lost_steps=steps)
+        begin = None if is_unknown and known.durable_step else _begin(known, current)
+        return replace(state, reached=begin, lost=lost, lost_steps=steps)
     marks = [mark.step for mark in current.progress.values()] if current is not None else []
     before = [known.reached] if known is not None and known.reached is not None else []
     newest = [state.newest_step] if state.newest_step is not None else []

@@ -16,9 +16,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from muster.core.world.run import NAMED, UNSEEN, Healing, Run, listed, told
+from muster.core.world.run import NAMED, UNSEEN, Run, listed, told
 from muster.types.records import record, replace
-from muster.types.world import Cause, Loss, Round, Seat, show_round_times
+from muster.types.world import Cause, Healing, Loss, Round, Seat, show_round_times
 
 SETTLE_S = 10.0  # for how long ranks that tell no steps have to run
 MOST_SETTLE_S = 60.0  # the same, however long the round that crashed had run

@@ -123,16 +123,16 @@ def _stalled_at(run: Run, current: Round) -> float:
     limit = pace.limit_s(run.pace)
     if limit is None or run.stall is not None or run.pace.round != current.number or current.up_at is None:
         return math.inf
-    return run.pace.at + limit
+    return run.pace.last_at + limit
 
 
 def _stalled(run: Run, current: Round, now: float) -> Decision | None:
     stall, last = run.stall, run.pace
-    if stall is not None and last.round == current.number and last.at > stall.since:
-        return Decision(TellStall(None), f"steps come again, after {last.at - stall.since:.0f} s without")
+    if stall is not None and last.round == current.number and last.last_at > stall.since:
+        return Decision(TellStall(None), f"steps come again, after {last.last_at - stall.since:.0f} s without")
     if now < _stalled_at(run, current):
         return None
-    found = Stall(current.number, last.at, pace.warning(last))
+    found = Stall(current.number, last.last_at, pace.warning(last))
     return Decision(TellStall(found), found.warning)
 
 

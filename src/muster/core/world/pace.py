@@ -9,23 +9,14 @@ import statistics
 from collections.abc import Iterable
 
 from muster.types.records import record, replace
-from muster.types.world import Progress
+from muster.types.world import Pace, Progress
 
 MIN_STALL_S = 40.0
 PAUSES = 3.0  # so many times the longest pause
 STEPS = 100.0  # so many times the usual time per step
+CHANGE = 1.25  # the record is written again if the limit changes by this factor
 SAMPLES = 32
 MIN_SAMPLES = 3  # with fewer nobody knows what is usual
-
-
-@record()
-class Pace:
-    """When any rank advanced last, and how long steps and pauses took before."""
-
-    round: int = -1
-    at: float = 0.0  # when a rank told its last step
-    per_step: tuple[float, ...] = ()  # seconds, of the last gaps between steps
-    longest: float = 0.0  # the longest gap between two reports of steps, in seconds
 
 
 @record()
@@ -47,10 +38,10 @@ def advanced(pace: Pace, number: int, marks: Iterable[tuple[Progress | None, Pro
     if at is None:
         return pace
     if pace.round != number:
-        return replace(pace, round=number, at=at)
+        return replace(pace, round=number, last_at=at)
     moved = [(new.at - old.at) / (new.step - old.step) for old, new in marks if old is not None and new.step > old.step]
     per_step = (*pace.per_step, *(gap for gap in moved[:1] if gap > 0.0))[-SAMPLES:]
-    return replace(pace, at=max(at, pace.at), per_step=per_step, longest=max(pace.longest, at - pace.at))
+    return replace(pace, last_at=max(at, pace.last_at), per_step=per_step, longest=max(pace.longest, at - pace.last_at))
 
 
 def usual_s(pace: Pace) -> float:
@@ -63,6 +54,17 @@ def limit_s(pace: Pace) -> float | None:
     if len(pace.per_step) < MIN_SAMPLES:
         return None
     return max(MIN_STALL_S, PAUSES * pace.longest, STEPS * usual_s(pace))
+
+
+def recordable(pace: Pace) -> Pace:
+    """Return the pace without its last step: ranks report that step again to another coordinator, with its age."""
+    return replace(pace, round=-1, last_at=0.0)
+
+
+def has_changed(recorded_s: float | None, pace: Pace) -> bool:
+    """Return True if the limit differs so much from `recorded_s` that the record should have the new limit."""
+    new_s = limit_s(pace)
+    return new_s is not None and (recorded_s is None or not recorded_s / CHANGE <= new_s <= recorded_s * CHANGE)
 
 
 def warning(pace: Pace) -> str:

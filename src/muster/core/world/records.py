@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from muster.core.world import pace
 from muster.core.world.run import Run
 from muster.types import codec
 from muster.types.frames import RunRecord
 from muster.types.world import RankEnd, Round, RunId
 
 
-def record(run_id: RunId, epoch: int, run: Run) -> RunRecord:
-    """All that another coordinator needs to go on with this run."""
+def record(run_id: RunId, epoch: int, run: Run, clock: str = "") -> RunRecord:
+    """Return all that another coordinator needs to go on with this run. `clock` names the clock of the run's times."""
     current = run.round
     kept = RunRecord(
         run_id=run_id,
@@ -35,6 +36,10 @@ def record(run_id: RunId, epoch: int, run: Run) -> RunRecord:
         incarnations=run.incarnations,
         launches=run.launches,
         earlier=run.earlier,
+        clock=clock,
+        durable_step=run.durable_step,
+        healing=run.healing,
+        pace=pace.recordable(run.pace),
     )
     if current is None:
         return kept
@@ -47,7 +52,25 @@ def record(run_id: RunId, epoch: int, run: Run) -> RunRecord:
         resume=current.resume,
         exits=tuple(_settled_exits(run, current)),
         finished=tuple(sorted(current.finished)),
+        since=current.since,
+        ran_at=current.ran_at,
     )
+
+
+def on_clock(record: RunRecord, clock: str, now: float) -> RunRecord:
+    """Return the record with the times that are true on this clock. The other times become unknown.
+
+    The clock of a machine counts from its boot, so it survives the process, but not the machine.
+    """
+    is_same = bool(clock) and record.clock == clock
+
+    def valid(moment: float | None) -> float | None:
+        return moment if is_same and moment is not None and moment <= now else None
+
+    healing = record.healing
+    if healing is not None:
+        healing = replace(healing, since=valid(healing.since))
+    return replace(record, clock=clock, since=valid(record.since), ran_at=valid(record.ran_at), healing=healing)
 
 
 def _settled_exits(run: Run, current: Round) -> list[RankEnd]:

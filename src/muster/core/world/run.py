@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import Any
 
 from muster.core.world import seating
-from muster.core.world.pace import Pace, Stall
+from muster.core.world.pace import Stall
 from muster.types.bench import Bench
 from muster.types.many import changed
 from muster.types.records import record, replace
@@ -21,9 +21,11 @@ from muster.types.state import Holding
 from muster.types.world import (
     EndedRun,
     Gate,
+    Healing,
     Loss,
     Member,
     MemberId,
+    Pace,
     Reach,
     Recall,
     Round,
@@ -35,20 +37,6 @@ from muster.types.world import (
 )
 
 HeldKey = tuple[int, int, int, int]  # step, round, ranks, rank
-
-
-@record()
-class Healing:
-    """A round broke, and no step of the round that replaces it has been seen yet."""
-
-    why: str  # of a round that lost nobody
-    size: int  # of the world before
-    since: float | None  # when it was noticed; None: nobody watched
-    top: int | None  # the highest step that was told before; None: no rank tells steps
-    lost: tuple[str, ...] = ()
-    heirs: frozenset[MemberId] = frozenset()
-    crashed: bool = False  # ranks ended the round themselves, so they may do so again at the same step
-    settle_s: float = 0.0  # how long ranks that tell no steps have to run
 
 
 @record()
@@ -104,6 +92,7 @@ class Run:
     incarnations: tuple[str, ...] = ()  # ids of this run, among all runs that had its run id
     launches: tuple[str, ...] = ()  # identities of the launches that had members in it
     earlier: tuple[EndedRun, ...] = ()  # runs that had its run id before
+    durable_step: int | None = None  # the newest step that a worker ever reported to be on disk
 
     @property
     def aim(self) -> int:

@@ -21,10 +21,12 @@ from muster.types.world import (
     COORDINATOR_SILENT,
     NEVER_S,
     Gate,
+    Healing,
     Loss,
     Member,
     MemberId,
     OutcomeState,
+    Pace,
     Path,
     Progress,
     RankEnd,
@@ -69,6 +71,8 @@ def restored(
     *,
     gate: Gate | None = None,
     lent: Mapping[str, str] | None = None,
+    healing: Healing | None = None,
+    usual: Pace | None = None,
     certain: bool = True,
     soon: bool = False,
 ) -> Run:
@@ -76,6 +80,7 @@ def restored(
 
     One that is not `certain` came from a member, which may not know of the last round. Whoever does comes back within
     a lease, or has ended its ranks by then. The same if they are awaited only so `soon`.
+    A member's record was made when the round began, so the heal that it shows may be over: this heal is dropped.
     """
     fence = settings.lease_s + settings.kill_margin_s
     wait = fence if soon else max(settings.recovery_s, fence)
@@ -89,6 +94,8 @@ def restored(
         not_before=-math.inf if certain else now + fence,
         gate=gate,
         lent=lent or {},
+        healing=healing if certain else None,
+        pace=usual or Pace(),
     )
 
 
@@ -227,7 +234,7 @@ def extend_leases(run: Run, by_s: float) -> Run:
     """The coordinator itself stood still for that long: nobody's silence in it counts."""
     members = {key: replace(member, lease_until=member.lease_until + by_s) for key, member in run.members.items()}
     stall = replace(run.stall, since=run.stall.since + by_s) if run.stall is not None else None
-    return replace(run, members=members, pace=replace(run.pace, at=run.pace.at + by_s), stall=stall)
+    return replace(run, members=members, pace=replace(run.pace, last_at=run.pace.last_at + by_s), stall=stall)
 
 
 def disconnected(run: Run, member_id: MemberId, now: float) -> Run:
@@ -316,7 +323,9 @@ def holds(run: Run, member_id: MemberId, holding: Holding, now: float) -> Run:
     keys = [(one.step, one.round, one.ranks, one.rank) for one in holding.held]
     since = {key: known.get(key, now) for key in keys}
     holdings = changed(run.holdings, member_id, holding)
-    return replace(run, holdings=holdings, held_since=changed(run.held_since, member_id, since))
+    durable = max((step for step in (run.durable_step, holding.durable) if step is not None), default=None)
+    held_since = changed(run.held_since, member_id, since)
+    return replace(run, holdings=holdings, held_since=held_since, durable_step=durable)
 
 
 def does(run: Run, member_id: MemberId, doing: str) -> Run:
@@ -335,15 +344,19 @@ def started(run: Run, member_id: MemberId, number: int) -> Run:
     return replace(run, round=replace(current, started=joined(current.started, member_id)))
 
 
-def up(run: Run, member_id: MemberId, number: int, now: float) -> Run:
-    """All its ranks run. Until everyone's do, none of them can be expected to advance."""
+def up(run: Run, member_id: MemberId, number: int, now: float, *, seen: bool = True) -> Run:
+    """Enter that all ranks of a worker run. Until everyone's do, none of them can be expected to advance.
+
+    `seen`: they run since now; otherwise they have run for some time.
+    """
     current = _current(run, member_id, number)
     if current is None:
         return run
     run = does(run, member_id, "")
     current = replace(current, up=joined(current.up, member_id))
     if current.up_at is None and len(current.up) == current.world_size:
-        current = replace(current, up_at=now)
+        ran_at = now if seen and current.ran_at is None else current.ran_at
+        current = replace(current, up_at=now, ran_at=ran_at)
     return replace(run, round=current)
 
 
