@@ -29,8 +29,9 @@ def trained(fleet: Fleet) -> int:
     return len(fleet.told("start"))
 
 
-def slurm(restart: int) -> dict[str, Any]:
-    return {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restart)}
+def slurm(restart: int, step: int = 0) -> dict[str, Any]:
+    """Return the variables that `srun` sets in a task."""
+    return {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restart), "SLURM_STEP_ID": str(step)}
 
 
 def test_a_second_launch_trains_and_gets_its_own_settings(fleet: Fleet) -> None:
@@ -81,6 +82,25 @@ def test_a_requeued_slurm_job_trains_and_its_late_task_does_not(fleet: Fleet) ->
     [late] = nodes_of(fleet, "n3", "--nnodes", "2", **slurm(2))
     assert late.wait() == 0 and LATE in late.text
     assert trained(fleet) == 6
+
+
+def test_each_srun_of_a_job_is_a_launch_and_its_late_task_does_not_train(fleet: Fleet) -> None:
+    fleet.coordinator()
+    assert codes(nodes_of(fleet, "n1", "--max-restarts", "0", program=fleet.probe("exit=3"), **slurm(0, 0))) == [1]
+    for step in (1, 2):
+        assert codes(nodes_of(fleet, "n1", **slurm(0, step))) == [0]
+        assert trained(fleet) == step + 1, "neither the failure nor the success of an earlier step is this step's"
+    [late] = nodes_of(fleet, "n2", **slurm(0, 2))
+    assert late.wait() == 0 and LATE in late.text and trained(fleet) == 3
+
+
+def test_each_start_in_the_shell_of_an_allocation_trains(fleet: Fleet) -> None:
+    """Expect no launch without a step: the shell of salloc and a batch script have only the job's id."""
+    fleet.port = free_port()
+    for count in (1, 2):
+        node = standalone(fleet, "n1", fleet.run_id, "--nnodes", "1", SLURM_JOB_ID="80")
+        assert node.wait() == 0 and LATE not in node.text
+        assert trained(fleet) == count
 
 
 def test_a_variable_names_the_launch_and_outranks_slurm(fleet: Fleet) -> None:

@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--launch-id",
         metavar="ID",
-        help="identity shared by the workers of one launch only (default in Slurm: job id and restart count)",
+        help="identity shared by the workers of one launch only (default under srun: job, restart count and step)",
     )
     where.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="how long to try to reach it (60)")
     world = parser.add_argument_group("the world (fixed by the first member of a run)")
