@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,7 @@ def test_a_second_launch_trains_and_a_late_node_of_a_launch_does_not(fleet: Flee
         node = launcher(fleet, "w0", *fleet.probe(), nnodes="1")
         assert node.wait() == 0 and len(fleet.told("start")) == count, "without an id each start is a launch"
     for count, restart, step in ((3, "1", "0"), (4, "2", "0"), (5, "2", "1")):
-        task = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restart, "SLURM_STEP_ID": step}
+        task: dict[str, Any] = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restart, "SLURM_STEP_ID": step}
         node = launcher(fleet, "w0", *fleet.probe(), nnodes="1", **task)
         assert node.wait() == 0 and len(fleet.told("start")) == count, "a requeued job and a step are launches"
     late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", **task)
