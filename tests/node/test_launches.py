@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import sys
 from typing import Any
 
 import pytest
 
+from muster import listening
 from tests.fleet import Fleet, Process, eventually, family, free_port, gone, kill_all
 
 FAST = ("--preload", "none", "--lease-s", "20")
@@ -232,6 +235,34 @@ def test_a_coordinator_that_stays_keeps_nobody_waiting_who_reads_the_output(flee
     eventually(lambda: first.ended_at, "the end of the output", 15)
     second = standalone(fleet, "a", "job", "--nnodes", "1")
     assert second.wait() == 0 and "which was running already" in second.text, "the coordinator is still there"
+
+
+def test_a_launch_on_every_address_waits_for_a_coordinator_on_the_loopback_address(fleet: Fleet) -> None:
+    fleet.port = free_port()
+    first = standalone(fleet, "a", "job", "--nnodes", "1", MUSTER_IDLE_S="4")
+    assert first.wait() == 0
+    everywhere = ("--standalone", "--listen", f"0.0.0.0:{fleet.port}", "--run-id", "job", "--nnodes", "1")
+    second = fleet.node("a", *FAST, *everywhere, program=fleet.probe(), join=False)
+    assert second.wait() == 0 and "cannot listen" not in second.text
+    assert trained(fleet) == 2
+
+
+@pytest.mark.parametrize("program", ["a program", "a coordinator"])
+def test_a_launch_on_every_address_names_the_process_on_the_loopback_address(fleet: Fleet, program: str) -> None:
+    if listening.reachable("0.0.0.0") == "127.0.0.1":
+        pytest.skip("this machine has the loopback address only")
+    with contextlib.ExitStack() as stack:
+        if program == "a program":
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            fleet.port = listener.getsockname()[1]
+        else:
+            fleet.coordinator()
+        everywhere = ("--standalone", "--listen", f"0.0.0.0:{fleet.port}", "--run-id", "job", "--nnodes", "1")
+        other_token = {} if program == "a program" else {"MUSTER_RUN_TOKEN": "ours"}
+        node = fleet.node("a", *FAST, *everywhere, program=fleet.probe(), join=False, **other_token)
+        assert node.wait() == 1
+    assert f"cannot listen on 0.0.0.0:{fleet.port}: 127.0.0.1:{fleet.port} is in use: " in node.text
+    assert "no coordinator" in node.text if program == "a program" else "run token" in node.text
 
 
 def test_requeued_jobs_follow_each_other_on_one_address(fleet: Fleet) -> None:
