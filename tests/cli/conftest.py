@@ -27,7 +27,15 @@ Muster = Callable[..., Said]
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variable of whoever runs the tests takes part, and no home but an empty one."""
-    for name in ("MUSTER_URL", "MUSTER_TOKEN", "MUSTER_NAMESPACE", "MUSTER_DEBUG", "MUSTER_GPUS"):
+    for name in (
+        "MUSTER_URL",
+        "MUSTER_TOKEN",
+        "MUSTER_NAMESPACE",
+        "MUSTER_DEBUG",
+        "MUSTER_GPUS",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name in [name for name in os.environ if name.startswith(("WANDB_", "HF_", "MLFLOW_", "AWS_"))]:
         monkeypatch.delenv(name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,49 @@ def test_what_is_imported_ahead_can_be_chosen(
     muster("run", "train.py", "-d", *options)
     spec = the_spec(control)
     assert (spec.warm, spec.preload) == asked
+
+
+def an_environment(folder: Path) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    return folder
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_active_environment_that_is_not_used_is_named(
+    muster: Muster, control: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    active = an_environment(tmp_path / "vc")
+    monkeypatch.setenv(variable, str(active))
+    [line] = [line for line in muster("run", "train.py", "-d").err.splitlines() if str(active) in line]
+    assert sys.executable in line and f"--interpreter {active}/bin/python" in line
+    for words in (("--interpreter", "none"), ("--interpreter", sys.executable)):
+        assert str(active) not in muster("run", "train.py", "-d", *words).err
+    monkeypatch.setattr(control, "is_far", lambda: True)
+    assert str(active) not in muster("run", "train.py", "-d").err, "the workers of another machine have their own"
+
+
+def test_an_active_environment_that_is_used_or_gone_is_not_named(
+    muster: Muster, control: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = str(an_environment(tmp_path / "vc"))
+    link, empty = tmp_path / "link", tmp_path / "empty"
+    link.symlink_to(sys.prefix)
+    empty.mkdir()
+    quiet: list[dict[str, str]] = [
+        {"VIRTUAL_ENV": sys.prefix},
+        {"VIRTUAL_ENV": str(link)},
+        {"VIRTUAL_ENV": str(tmp_path / "gone")},
+        {"VIRTUAL_ENV": ""},
+        {"CONDA_PREFIX": str(empty)},
+        {"VIRTUAL_ENV": sys.prefix, "CONDA_PREFIX": other},
+        {"CONDA_PREFIX": sys.base_prefix},
+    ]
+    for variables in quiet:
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert "active environment" not in muster("run", "train.py", "-d").err, variables
 
 
 def test_the_mesh_is_asked_for_with_its_options(muster: Muster, control: StandIn) -> None:

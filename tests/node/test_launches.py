@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import sys
 from typing import Any
 
 import pytest
 
+from muster import listening
 from tests.fleet import Fleet, Process, eventually, family, free_port, gone, kill_all
 
 FAST = ("--preload", "none", "--lease-s", "20")
@@ -29,8 +32,9 @@ def trained(fleet: Fleet) -> int:
     return len(fleet.told("start"))
 
 
-def slurm(restart: int) -> dict[str, Any]:
-    return {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restart)}
+def slurm(restart: int, step: int = 0) -> dict[str, Any]:
+    """Return the variables that `srun` sets in a task."""
+    return {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restart), "SLURM_STEP_ID": str(step)}
 
 
 def test_a_second_launch_trains_and_gets_its_own_settings(fleet: Fleet) -> None:
@@ -81,6 +85,25 @@ def test_a_requeued_slurm_job_trains_and_its_late_task_does_not(fleet: Fleet) ->
     [late] = nodes_of(fleet, "n3", "--nnodes", "2", **slurm(2))
     assert late.wait() == 0 and LATE in late.text
     assert trained(fleet) == 6
+
+
+def test_each_srun_of_a_job_is_a_launch_and_its_late_task_does_not_train(fleet: Fleet) -> None:
+    fleet.coordinator()
+    assert codes(nodes_of(fleet, "n1", "--max-restarts", "0", program=fleet.probe("exit=3"), **slurm(0, 0))) == [1]
+    for step in (1, 2):
+        assert codes(nodes_of(fleet, "n1", **slurm(0, step))) == [0]
+        assert trained(fleet) == step + 1, "neither the failure nor the success of an earlier step is this step's"
+    [late] = nodes_of(fleet, "n2", **slurm(0, 2))
+    assert late.wait() == 0 and LATE in late.text and trained(fleet) == 3
+
+
+def test_each_start_in_the_shell_of_an_allocation_trains(fleet: Fleet) -> None:
+    """Expect no launch without a step: the shell of salloc and a batch script have only the job's id."""
+    fleet.port = free_port()
+    for count in (1, 2):
+        node = standalone(fleet, "n1", fleet.run_id, "--nnodes", "1", SLURM_JOB_ID="80")
+        assert node.wait() == 0 and LATE not in node.text
+        assert trained(fleet) == count
 
 
 def test_a_variable_names_the_launch_and_outranks_slurm(fleet: Fleet) -> None:
@@ -212,6 +235,34 @@ def test_a_coordinator_that_stays_keeps_nobody_waiting_who_reads_the_output(flee
     eventually(lambda: first.ended_at, "the end of the output", 15)
     second = standalone(fleet, "a", "job", "--nnodes", "1")
     assert second.wait() == 0 and "which was running already" in second.text, "the coordinator is still there"
+
+
+def test_a_launch_on_every_address_waits_for_a_coordinator_on_the_loopback_address(fleet: Fleet) -> None:
+    fleet.port = free_port()
+    first = standalone(fleet, "a", "job", "--nnodes", "1", MUSTER_IDLE_S="4")
+    assert first.wait() == 0
+    everywhere = ("--standalone", "--listen", f"0.0.0.0:{fleet.port}", "--run-id", "job", "--nnodes", "1")
+    second = fleet.node("a", *FAST, *everywhere, program=fleet.probe(), join=False)
+    assert second.wait() == 0 and "cannot listen" not in second.text
+    assert trained(fleet) == 2
+
+
+@pytest.mark.parametrize("program", ["a program", "a coordinator"])
+def test_a_launch_on_every_address_names_the_process_on_the_loopback_address(fleet: Fleet, program: str) -> None:
+    if listening.reachable("0.0.0.0") == "127.0.0.1":
+        pytest.skip("this machine has the loopback address only")
+    with contextlib.ExitStack() as stack:
+        if program == "a program":
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            fleet.port = listener.getsockname()[1]
+        else:
+            fleet.coordinator()
+        everywhere = ("--standalone", "--listen", f"0.0.0.0:{fleet.port}", "--run-id", "job", "--nnodes", "1")
+        other_token = {} if program == "a program" else {"MUSTER_RUN_TOKEN": "ours"}
+        node = fleet.node("a", *FAST, *everywhere, program=fleet.probe(), join=False, **other_token)
+        assert node.wait() == 1
+    assert f"cannot listen on 0.0.0.0:{fleet.port}: 127.0.0.1:{fleet.port} is in use: " in node.text
+    assert "no coordinator" in node.text if program == "a program" else "run token" in node.text
 
 
 def test_requeued_jobs_follow_each_other_on_one_address(fleet: Fleet) -> None:

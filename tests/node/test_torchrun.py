@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Any
 
 import pytest
 
@@ -115,15 +116,16 @@ def test_a_second_launch_trains_and_a_late_node_of_a_launch_does_not(fleet: Flee
     for count in (1, 2):
         node = launcher(fleet, "w0", *fleet.probe(), nnodes="1")
         assert node.wait() == 0 and len(fleet.told("start")) == count, "without an id each start is a launch"
-    for count, restart in ((3, "1"), (4, "2")):
-        node = launcher(fleet, "w0", *fleet.probe(), nnodes="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT=restart)
-        assert node.wait() == 0 and len(fleet.told("start")) == count, "a requeued job is a launch of its own"
-    late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", SLURM_JOB_ID="7", SLURM_RESTART_COUNT="2")
-    assert late.wait() == 0 and LATE in late.text and len(fleet.told("start")) == 4
-    named = launcher(fleet, "w0", *fleet.probe(), nnodes="1", launch="monday")
-    assert named.wait() == 0 and len(fleet.told("start")) == 5
-    late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", launch="monday")
+    for count, restart, step in ((3, "1", "0"), (4, "2", "0"), (5, "2", "1")):
+        task: dict[str, Any] = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restart, "SLURM_STEP_ID": step}
+        node = launcher(fleet, "w0", *fleet.probe(), nnodes="1", **task)
+        assert node.wait() == 0 and len(fleet.told("start")) == count, "a requeued job and a step are launches"
+    late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", **task)
     assert late.wait() == 0 and LATE in late.text and len(fleet.told("start")) == 5
+    named = launcher(fleet, "w0", *fleet.probe(), nnodes="1", launch="monday")
+    assert named.wait() == 0 and len(fleet.told("start")) == 6
+    late = launcher(fleet, "w1", *fleet.probe(), nnodes="1", launch="monday")
+    assert late.wait() == 0 and LATE in late.text and len(fleet.told("start")) == 6
 
 
 def test_a_late_node_of_a_failed_launch_fails_and_says_why(fleet: Fleet) -> None:

@@ -265,6 +265,30 @@ SECRETS = [
     "cookies.txt",
     "wg0.conf",
     "pip.conf",
+    "rootkey.csv",
+    "accessKeys.csv",
+    "me_accessKeys.csv",
+    "gha-creds-1a2b3c.json",
+    "private.asc",
+    "privatekey.txt",
+    "server.pem.2024",
+    "key.pem.1",
+    "server.key.enc",
+    "my_password.txt",
+    "db_password",
+    "token.yaml",
+    "tokens.yaml",
+    "bearer.txt",
+    "admin.conf",
+    "kubeconfig-prod",
+    "env.production",
+    ".envs/prod.txt",
+    ".clearml.conf",
+    ".cdsapirc",
+    ".oci/config",
+    ".dvc/config.local",
+    ".snowsql/config",
+    ".wandb/settings",
 ]
 NO_SECRETS = [
     ".env.example",
@@ -297,7 +321,26 @@ NO_SECRETS = [
     "key_value_cache.py",
     ".gitignore.swp",
     "token_dataset.json",
+    "tokens.py",
+    "password.py",
+    "db_password.py",
+    "keys.py",
+    "private_key.py",
+    "bearer.py",
+    "kubeconfig_test.go",
+    "env.py",
+    "environment.prod.ts",
+    "reset-password/page.html",
+    "public.asc",
+    "admin.py",
+    "nginx.conf",
+    "attention.key.0.npy",
+    "tokenizer.yaml",
+    ".dvc/config",
+    "wandb/run-1/config.yaml",
+    "access.csv",
 ]
+PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQ\n-----END PRIVATE KEY-----\n"
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -311,6 +354,44 @@ def test_code_templates_and_models_travel(folder: Path) -> None:
     write(folder, tuple(NO_SECRETS))
     parcel = collect(folder)
     assert set(NO_SECRETS) <= set(names(parcel)) and parcel.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("myproj-1a2b3c4d5e6f.json", '{"type": "x", "private_key": "abc"}', 'contains a "private_key"'),
+        ("notes.txt", f"the key:\n{PRIVATE_KEY}", "contains a private key"),
+        ("deploy/prod", PRIVATE_KEY.replace("BEGIN", "BEGIN RSA"), "contains a private key"),
+        ("mine", "-----BEGIN PGP PRIVATE KEY BLOCK-----\n", "contains a private key"),
+    ],
+)
+def test_a_small_text_with_a_private_key_stays_whatever_its_name_is(
+    folder: Path, name: str, text: str, reason: str
+) -> None:
+    write(folder, {name: text})
+    parcel = collect(folder)
+    explanation = f"left out: {name} (looks like a secret: {reason}); to send it, add the line !{name} to .musterignore"
+    assert name not in names(parcel) and list(parcel.explanations()) == [explanation]
+    write(folder, {".musterignore": f"!{name}\n"})
+    assert name in names(collect(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("keys.py", PRIVATE_KEY),
+        ("keys.md", PRIVATE_KEY),
+        ("account.example.json", '{"private_key": "YOURS"}'),
+        ("schema.json", '{"properties": {"private_key": {"type": "string"}}}'),
+        ("empty.json", '{"private_key": ""}'),
+        ("public.txt", PRIVATE_KEY.replace("PRIVATE", "PUBLIC")),
+        ("large.txt", "x" * 2**16 + PRIVATE_KEY),
+        ("weights.bin", f"\0{PRIVATE_KEY}"),
+    ],
+)
+def test_sources_templates_and_data_travel_whatever_they_contain(folder: Path, name: str, text: str) -> None:
+    write(folder, {name: text})
+    assert name in names(collect(folder))
 
 
 def test_a_dry_run_says_of_each_file_why_it_stays_and_how_it_would_travel(folder: Path) -> None:

@@ -180,6 +180,7 @@ def run(
     }
     fields["resources"] = {key: value for key, value in fields["resources"].items() if value is not None}
     client = session.open_client(url, token, namespace)
+    _warn_of_environment(client, fields)
     if dry_run:
         _show_plan(client, fields)
         return
@@ -194,6 +195,19 @@ def run(
         print(shown(handle.name))
         return
     _follow(client, handle, namespace, remove=remove)
+
+
+def _warn_of_environment(client: Client, fields: Mapping[str, Any]) -> None:
+    """Print one line if the ranks get another Python than that of the active environment."""
+    active = submission.active_environment(os.environ)
+    if active is None or not submission.sends_interpreter(fields, far=client.is_far()):
+        return
+    python = shlex.quote(os.path.join(active, "bin", "python"))
+    text = (
+        f"muster: the active environment {active} is not used: the ranks run the Python of muster, {sys.executable}; "
+        f"install muster in {active}, or type --interpreter {python}"
+    )
+    typer.echo(shown(text), err=True)
 
 
 def _tell_of_code() -> None:

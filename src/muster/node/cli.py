@@ -24,14 +24,13 @@ from muster import __version__, files, run_token, trimming
 from muster.core.member.state import EXIT_COORDINATOR_LOST, EXIT_FAILED
 from muster.node import launch
 from muster.node.program import Program
-from muster.node.standalone import Standalone
+from muster.node.standalone import IDLE_S, Standalone
 from muster.types import address
 from muster.types.world import HELD_VARIABLE, MemberId, RunId, Settings
 from muster.world import wire
 from muster.world.connection import Address
 from muster.world.membership import MemberIdentity
 
-IDLE_S = 30.0
 PRIVATE_IDLE_S = 2.0
 EXIT_USAGE = 2
 PREPARING_NICE = 10
@@ -77,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--launch-id",
         metavar="ID",
-        help="identity shared by the workers of one launch only (default in Slurm: job id and restart count)",
+        help="identity shared by the workers of one launch only (default under srun: job, restart count and step)",
     )
     where.add_argument("--join-timeout", type=float, default=60.0, metavar="S", help="how long to try to reach it (60)")
     world = parser.add_argument_group("the world (fixed by the first member of a run)")

@@ -31,6 +31,13 @@ from muster.world.connection import Address, CoordinatorRefused, ask
 READY_TIMEOUT_S = 60.0  # on a machine that is very busy; one that ends is noticed at once
 REVIVE_PAUSE_S = 1.0
 REVIVE_LOOK_S = 0.05
+IDLE_S = 30.0  # a coordinator stays for so long after the end of its last run
+RELEASE_TIMEOUT_S = IDLE_S + 10
+RELEASE_LOOK_S = 0.1
+LOOPBACK = {
+    "0.0.0.0": ("127.0.0.1",),
+    "::": ("::1", "127.0.0.1"),
+}  # a listener on these blocks a listener on every address
 
 
 class CannotStart(Exception):
@@ -109,10 +116,12 @@ class Standalone:
             await asyncio.to_thread(self.await_ready)
         except CannotStart:
             return False
+        if self.shares and (holder := self._holder_elsewhere()) and not await self._replace(holder, say):
+            return False
         shown = wire.show_address(*self.addresses[0])
         others = f"others join with --coordinator {shown} --run-id {run_id}"
         if self.shares:
-            if refusal := await self._refusal(run_id):
+            if refusal := await self._refusal(RunId(run_id), self.addresses[0]):
                 say(f"cannot listen on {shown}: it is in use: {refusal}; choose another --listen")
                 return False
             say(f"coordinator on {shown}, which was running already; {others}")
@@ -120,14 +129,44 @@ class Standalone:
         say(f"coordinator on {shown}; {others}")
         return True
 
-    async def _refusal(self, run_id: str) -> str:
+    def _holder_elsewhere(self) -> Address | None:
+        """Return the loopback address of a process that keeps us from listening on every address, or None.
+
+        That process does not listen on our own address, so this run cannot use it.
+        """
+        if run_token.may_listen(self.addresses[0]):
+            return None
+        loopback = [(host, self.port) for host in LOOPBACK.get(self.host, ())]
+        return next((address for address in loopback if run_token.may_listen(address)), None)
+
+    async def _replace(self, holder: Address, say: Callable[[str], None]) -> bool:
+        """Wait until a coordinator of ours has left that address, and start our own; False if that is not possible."""
+        listen, occupied = wire.show_address(self.host, self.port), wire.show_address(*holder)
+        if refusal := await self._refusal(RunId("none"), holder):
+            say(f"cannot listen on {listen}: {occupied} is in use: {refusal}; choose another --listen")
+            return False
+        say(f"waiting: your coordinator on {occupied} keeps this port until it ends, {IDLE_S:g} s after its last run")
+        deadline = time.monotonic() + RELEASE_TIMEOUT_S
+        while run_token.may_listen(holder):
+            if time.monotonic() > deadline:
+                problem = f"your coordinator on {occupied} is still running"
+                say(f"cannot listen on {listen}: {problem}; choose another --listen")
+                return False
+            await asyncio.sleep(RELEASE_LOOK_S)
+        try:
+            await asyncio.to_thread(self.start)
+        except CannotStart:
+            return False
+        return True
+
+    async def _refusal(self, run_id: RunId, address: Address) -> str:
         """Return why the process at that address cannot serve this run; "" for a coordinator with our run token."""
         try:
-            await ask(self.addresses, RunId(run_id), AskFrame(ask="show"), token=self.token or run_token.given())
+            await ask([address], run_id, AskFrame(ask="show"), token=self.token or run_token.given())
         except CoordinatorRefused as refused:
             if refused.code == "not_found":
                 return ""
-            whose = "another user's coordinator" if run_token.is_others(self.addresses[0]) else "another coordinator"
+            whose = "another user's coordinator" if run_token.is_others(address) else "another coordinator"
             return f"{whose} is there: {refused}"
         except TimeoutError:
             return "a program that is no coordinator listens there"
@@ -204,7 +243,8 @@ def _new_token(host: str, port: int) -> KeptToken | str | None:
     try:
         if not port:
             return run_token.new()
-        earlier_token = run_token.find(files.home(), [(listening.reachable(host), port)])
+        places = [(name, port) for name in (listening.reachable(host), *LOOPBACK.get(host, ()))]
+        earlier_token = run_token.find(files.home(), places)
         return KeptToken(files.home(), host, port, earlier_token)
     except OSError:
         return run_token.new()  # the coordinator will say that nobody can find it

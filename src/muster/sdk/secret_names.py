@@ -1,8 +1,11 @@
-"""Names of files that usually hold secrets, in small and in large letters. Such files do not travel with code.
+"""Names and contents of files that usually hold secrets, in small and in large letters. They do not travel.
 
 A copy that an editor or a person left beside such a file (`prod.env~`, `.server.key.swp`) holds the same secrets.
 Templates without values, such as `.env.example`, are no secrets. Source files are none by a word in their name alone:
 `credentials.py` is a module.
+
+Names cannot show every private key: Google names the key of a service account after the project. So the text of a small
+file is searched, too, unless the file is a template or source.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ NAMES = (
         "*.kdb",
         "*.kdbx",
     ),
+    *(f"*.{kind}.{version}" for kind in ("key", "pem") for version in ("enc", "[0-9]", "[0-9][0-9]", "[0-9]" * 4)),
     *("secring.*", "*.keychain", "*.keychain-db", "wg[0-9]*.conf", "*.pgp"),
+    *("private.asc", "private[_-]*.asc", "*[_-]private.asc", "secret[_-]*.asc", "*[_-]secret.asc"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*_rsa", "*_dsa", "*_ecdsa", "*_ed25519", "*.ovpn"),
     *(
         ".netrc",
@@ -82,6 +87,8 @@ NAMES = (
     *("huggingface/token", "huggingface/stored_tokens", "rclone.conf", ".rclone.conf"),
     *("kubeconfig", "kubeconfig.*", "*.kubeconfig", "kube.config", ".smbcredentials", "smbcredentials", ".modal.toml"),
     *("azureauth.json", "accesstokens.json", "msal_token_cache.*", "wallet.dat", ".doppler.yaml"),
+    *("rootkey.csv", "*accesskeys.csv", "gha-creds-*.json", "admin.conf", "clearml.conf", ".clearml.conf", ".cdsapirc"),
+    *(".oci", ".snowsql", ".dvc/config.local", ".wandb/settings"),
     *("pip.conf", "wandb/settings", "cookies.txt", "cookies.sqlite", ".kaggle", ".ngrok2", "ngrok.yml"),
     *("*.tfstate", "*.tfstate.*", "*.tfvars", "*.tfvars.json", ".vault-token", ".vault_pass*", "*.vault", ".*_history"),
     *(
@@ -127,12 +134,20 @@ WORDS = (
     ),
     *("keyfile*", "key.json", "keys.json", "keys.txt", "*[_-]keys.json", "*[_-]keys.txt", "vault.*", "*vault-pass*"),
     *("*[_-]credentials", "*[_-]credentials.*", "*[_-]key", "*[_-]key.txt", "*[_-]key.json"),
+    *("token.y*ml", "tokens.y*ml", "bearer.txt", "privatekey", "privatekey.*", "private[_-]key", "private[_-]key.*"),
+    *("kubeconfig[_-]*", ".envs", *(f"env.{kind}" for kind in ("production", "prod", "staging", "development", "dev"))),
+    *("*password.txt", *(f"*{kind}[_-]password" for kind in ("admin", "database", "db", "mysql", "postgres", "root"))),
     *("*api[_-]key*", "apikey*", "*.apikey", ".passwd*", "password*", "*passwords.*", "*passwords"),
 )
 _SOURCE = re.compile(r"\.(py|pyi|pyx|ipynb|c|cc|cpp|cu|cuh|h|hpp|rs|go|java|js|ts|md|rst)$")
 _COPY = re.compile(
     r"^#(?P<autosaved>.+)#$|^\.(?P<swapped>.+)\.sw[a-p]$|^(?P<kept>.+?)(~|\.(bak|backup|old|orig|save|tmp))$"
 )
+SEARCHED_BYTES = 64 * 1024  # larger files are data
+_CONTENTS = {
+    "contains a private key": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY"),
+    'contains a "private_key"': re.compile(rb'"private_key"\s*:\s*"[^"]'),
+}
 _TEMPLATE = re.compile(r"(^|[._-])(example|sample|template|tmpl|dist)([._-]|$)")
 
 
@@ -154,6 +169,20 @@ def secret_pattern(name: str) -> str | None:
         if not _TEMPLATE.search(file) and (pattern := _match(folder, file, is_source)) is not None:
             return pattern
     return None
+
+
+def may_contain_secret(name: str, size: int) -> bool:
+    """Return whether the text of a file needs a search: the file is small, and neither source nor a template."""
+    return size < SEARCHED_BYTES and not any(
+        _SOURCE.search(file) or _TEMPLATE.search(file) for file in _originals(name.lower().rpartition("/")[2])
+    )
+
+
+def secret_content(content: bytes) -> str | None:
+    """Return a description of the secret in a file, such as a private key. Binary files are not searched."""
+    if b"\0" in content:
+        return None
+    return next((label for label, pattern in _CONTENTS.items() if pattern.search(content)), None)
 
 
 def _originals(file: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ from typing import Any
 from muster import files, package
 from muster.errors import InvalidRequest
 from muster.package import BadPackage, Entry, Tree
-from muster.sdk.secret_names import secret_pattern
+from muster.sdk.secret_names import SEARCHED_BYTES, may_contain_secret, secret_content, secret_pattern
 from muster.types.codec import Problem
 
 IGNORE = ".musterignore"
@@ -52,7 +52,7 @@ class LeftOut:
 
     name: str
     why: Why
-    pattern: str = ""  # by which it looks like a secret
+    pattern: str = ""  # the pattern of its name, or a description of the secret in its text
 
     def explanation(self) -> str:
         if self.why is not Why.SECRET:
@@ -128,10 +128,14 @@ def collect(folder: Path) -> Parcel:
             try:
                 about = tree.stat(name)
                 entry = _entry(name, about, tree, problems)
+                content = _secret_in(name, entry, tree) if name not in wanted else None
             except OSError:
                 continue  # it is gone, or a folder above it is a link now
             if entry is None:
                 left_out.append(LeftOut(name, Why.ODD))
+                continue
+            if content is not None:
+                left_out.append(LeftOut(name, Why.SECRET, content))
                 continue
             entries.append(entry)
             seen = (name, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino, entry.link)
@@ -223,6 +227,17 @@ def _entry(name: str, about: os.stat_result, tree: Tree, problems: list[Problem]
     if not stat.S_ISREG(about.st_mode):
         return None
     return Entry(name, about.st_size, bool(about.st_mode & 0o100), inode=(about.st_dev, about.st_ino))
+
+
+def _secret_in(name: str, entry: Entry | None, tree: Tree) -> str | None:
+    """Return a description of the secret in the text of a small file, or None. Packing reports an unreadable file."""
+    if entry is None or entry.link is not None or not may_contain_secret(name, entry.size):
+        return None
+    try:
+        with open(tree.open(name), "rb") as file:
+            return secret_content(file.read(SEARCHED_BYTES))
+    except OSError:
+        return None
 
 
 def _is_plain(text: str) -> bool:

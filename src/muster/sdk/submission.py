@@ -95,10 +95,26 @@ def with_callers_own(given: Mapping[str, Any], *, far: bool) -> dict[str, Any]:
     env = given.get("env")
     if env is None or isinstance(env, Mapping):
         values["env"] = travelling.variables(os.environ, far=far or bool(given.get("image"))) | dict(env or {})
-    own = far or given.get("image") or given.get("requirements") or not sys.executable
-    if not own and "interpreter" not in given:
+    if sends_interpreter(given, far=far):
         values["interpreter"] = os.path.abspath(sys.executable)
     return values
+
+
+def sends_interpreter(fields: Mapping[str, Any], *, far: bool) -> bool:
+    """Return whether the ranks get the Python of this process, because no other Python was given."""
+    has_environment = fields.get("image") or fields.get("requirements")
+    return bool(sys.executable) and not far and not has_environment and "interpreter" not in fields
+
+
+def active_environment(environ: Mapping[str, str]) -> str | None:
+    """Return the folder of the active Python environment, if this process runs in another environment."""
+    folder = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    if not folder or not os.path.exists(os.path.join(folder, "bin", "python")):
+        return None
+    prefixes = {os.path.realpath(sys.prefix)}
+    if not environ.get("VIRTUAL_ENV"):
+        prefixes.add(os.path.realpath(sys.base_prefix))  # a virtual environment of this conda environment runs muster
+    return None if os.path.realpath(folder) in prefixes else os.path.abspath(folder)
 
 
 def missing_script(given: Mapping[str, Any]) -> InvalidRequest | None:
