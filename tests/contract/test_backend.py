@@ -64,16 +64,15 @@ def on(cluster: Cluster, namespace: str) -> Callable[[Path], AbstractAsyncContex
     return a_kube
 
 
-LOCAL = pytest.param("local", marks=pytest.mark.process)
-
-
-@pytest.fixture(params=[LOCAL, "simulated"])
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.process), "simulated"])
 def run_with_gpus(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Where workers are placed by muster itself."""
     return _run({"local": a_local, "simulated": a_simulated}[request.param], tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=[LOCAL, "simulated", pytest.param("kube", marks=pytest.mark.kube)])
+@pytest.fixture(
+    params=[pytest.param("local", marks=pytest.mark.process), "simulated", pytest.param("kube", marks=pytest.mark.kube)]
+)
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     if request.param == "kube":
         request.getfixturevalue("kubelet")

@@ -219,7 +219,9 @@ def test_the_marks_that_are_read_are_those_that_pytest_sees(tmp_path: Path) -> N
     for line in done.stdout.splitlines():
         if line.startswith("NOTED "):
             _, name, *marks = line.split()
-            run_by = {target.name for target in TARGETS.values() if target.runs(name, frozenset(marks))}
+            run_by = {
+                target.name for target in TARGETS.values() if target.runs(name.partition("::")[0], frozenset(marks))
+            }
             run_by_pytest.setdefault(name, set()).update(run_by)
     read = {
         f"{test.path}::{test.name}": {target.name for target in TARGETS.values() if test.runs_in(target)}
