@@ -200,14 +200,13 @@ class LocalBackend:
             raise ValueError(f"its working directory {order.cwd} does not exist")
         storage.provide(self._home, training)
         order.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        child = self._spawn_holding(worker, order)
         if order.memory_bytes is not None:
             group = processes.MemoryGroup(f"{worker.uid}-{worker.name}")
             if group.limit(order.memory_bytes):
-                group.add(child.pid)
+                order = replace(order, argv=group.entering(order.argv))
             else:
                 log.warning("%s: no memory limit can be set on this machine", worker.name)
-        return child
+        return self._spawn_holding(worker, order)
 
     def _spawn_holding(self, worker: Worker, order: render.Order) -> subprocess.Popen[bytes]:
         """With its end of the pipe that tells when nothing of it is left."""

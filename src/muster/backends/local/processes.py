@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from muster import background, descriptors, files
@@ -162,9 +162,10 @@ class MemoryGroup:
                 root = cls._V1 if cls._V1.is_dir() else cls._V2
                 (root / "cgroup.procs").write_text(str(os.getpid()))
 
-    def add(self, pid: int) -> None:
-        with contextlib.suppress(OSError):
-            (self.path / "cgroup.procs").write_text(str(pid))
+    def entering(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return a command that joins the group and then becomes `argv`, so that no child of it can stay outside."""
+        join = 'echo $$ > "$0" 2>/dev/null; exec "$@"'
+        return ("/bin/sh", "-c", join, str(self.path / "cgroup.procs"), *argv)
 
     def remove(self) -> bool:
         """False while something is still in it."""
