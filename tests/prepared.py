@@ -24,7 +24,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,10 @@ _OTHER_MODULES = (
 )
 _MAX_REQUEST = 1 << 18
 _MAX_DESCRIPTORS = 250
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_CLONE_PARENT = 0x8000
+_CLONE_NUMBERS = {"x86_64": 56, "aarch64": 220}  # The number of the system call, by machine.
+_python = ctypes.PyDLL(None)  # A fork needs the lock of the interpreter, which these calls keep.
 _exec: Callable[..., int] = forked.exec_command
 
 
@@ -61,7 +62,8 @@ class PreparedProcess:
 
     def start_command(self, *call: Any) -> int:
         """Take a call of `_fork_exec`, and return the process id of the child."""
-        command = read_command(call) if self.forks else None
+        is_possible = self.forks and os.uname().machine in _CLONE_NUMBERS
+        command = read_command(call) if is_possible else None
         if command is None:
             return _exec(*call)
         with self._lock:
@@ -73,13 +75,8 @@ class PreparedProcess:
         numbers = list(command.descriptors)
         request = json.dumps([command.argv, command.env, command.cwd, numbers, command.new_session, command.umask])
         descriptors = array.array("i", [command.descriptors[number] for number in numbers])
-        # The forked process becomes a child of this process when the process between them ends.
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        try:
-            self._socket.sendmsg([request.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-            answer = self._socket.recv(64)
-        finally:
-            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        self._socket.sendmsg([request.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        answer = self._socket.recv(64)
         if not answer:
             raise RuntimeError("the prepared process has ended")
         return int(answer)
@@ -110,7 +107,7 @@ def install() -> None:
 def main() -> None:
     """Fork on request until pytest has ended. The command is `python -m tests.prepared SOCKET PARENT`."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _python.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(sys.argv[2]):
         return
     import_programs()
@@ -118,7 +115,10 @@ def main() -> None:
     gc.freeze()
     while request := _receive(control):
         command, descriptors = request
-        pid = _fork_grandchild(command, control)
+        pid = _fork_sibling()
+        if pid == 0:
+            control.close()
+            forked.become(command)
         for descriptor in descriptors:
             os.close(descriptor)
         control.send(str(pid).encode())
@@ -147,25 +147,15 @@ def _receive(control: socket.socket) -> tuple[Command, list[int]] | None:
     return Command(tuple(argv), tuple(env), cwd, by_number, new_session, umask), descriptors
 
 
-def _fork_grandchild(command: Command, control: socket.socket) -> int:
-    """Fork a process that pytest adopts, and return its process id."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        child = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            while os.getppid() == child:
-                time.sleep(0.0002)
-            forked.become(command)
-        os.write(writer, str(pid).encode())
-        os._exit(0)
-    os.close(writer)
-    answer = os.read(reader, 64)
-    os.close(reader)
-    os.waitpid(child, 0)
-    return int(answer)
+def _fork_sibling() -> int:
+    """Fork as `os.fork` does, but give the new process to pytest as a child, and return its process id."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid: int = _python.syscall(_CLONE_NUMBERS[os.uname().machine], _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    return pid
 
 
 if __name__ == "__main__":
