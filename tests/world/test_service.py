@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -87,9 +88,20 @@ def test_an_agent_meets_a_coordinator_of_another_major(fleet: Fleet) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     fleet.port = server.getsockname()[1]
     node = fleet.node("a")
-    connection, _ = server.accept()
-    connection.sendall(wire.pack({"v": "9.0", "type": "challenge", "nonce": "x", "low": "9.0", "high": "9.2"}))
+    challenge = wire.pack({"v": "9.0", "type": "challenge", "nonce": "x", "low": "9.0", "high": "9.2"})
+    connections: list[socket.socket] = []  # The agent and its guard each open one.
+
+    def challenge_all() -> None:
+        with contextlib.suppress(OSError):  # The end of the test shuts the server down.
+            while True:
+                connection, _ = server.accept()
+                connections.append(connection)
+                connection.sendall(challenge)
+
+    threading.Thread(target=challenge_all, daemon=True).start()
     assert node.wait() == 1
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
     assert "the peer speaks protocol 9.0 to 9.2, this side speaks 1.0" in node.text
 
 

@@ -255,7 +255,9 @@ class RunProtocol:
             self._fail(member_id, frame, now)
         self._tell_of(member_id, frame, now)
         before, at.run = at.run, _entered(at.run, member_id, frame, now)
-        at.unsaved |= at.run.durable_step != before.durable_step  # new workers need it when all others are lost
+        # New workers need the step when all others are lost. Electors get it with the next record of another reason:
+        # a run whose electors are lost while a record is under way stands still.
+        at.unsaved |= at.directed and at.run.durable_step != before.durable_step
         if at.run.bench is not before.bench:
             at.tell(Kind.MEASURED, str(at.run.bench), now)
         if isinstance(frame, HoldsFrame):
