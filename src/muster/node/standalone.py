@@ -34,6 +34,7 @@ REVIVE_LOOK_S = 0.05
 IDLE_S = 30.0  # a coordinator stays for so long after the end of its last run
 RELEASE_TIMEOUT_S = IDLE_S + 10
 RELEASE_LOOK_S = 0.1
+ANSWER_TIMEOUT_S = 10.0  # a coordinator whose run has just ended may close connections
 LOOPBACK = {
     "0.0.0.0": ("127.0.0.1",),
     "::": ("::1", "127.0.0.1"),
@@ -161,16 +162,21 @@ class Standalone:
 
     async def _refusal(self, run_id: RunId, address: Address) -> str:
         """Return why the process at that address cannot serve this run; "" for a coordinator with our run token."""
-        try:
-            await ask([address], run_id, AskFrame(ask="show"), token=self.token or run_token.given())
-        except CoordinatorRefused as refused:
-            if refused.code == "not_found":
+        token, deadline = self.token or run_token.given(), time.monotonic() + ANSWER_TIMEOUT_S
+        while True:
+            try:
+                await ask([address], run_id, AskFrame(ask="show"), token=token)
+            except CoordinatorRefused as refused:
+                if refused.code == "not_found":
+                    return ""
+                whose = "another user's coordinator" if run_token.is_others(address) else "another coordinator"
+                return f"{whose} is there: {refused}"
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    return "a program that is no coordinator listens there"
+                await asyncio.sleep(RELEASE_LOOK_S)
+            else:
                 return ""
-            whose = "another user's coordinator" if run_token.is_others(address) else "another coordinator"
-            return f"{whose} is there: {refused}"
-        except TimeoutError:
-            return "a program that is no coordinator listens there"
-        return ""
 
     def await_ready(self) -> None:
         """Wait until the coordinator listens, or until it reports that its address is in use."""
