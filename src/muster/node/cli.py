@@ -24,14 +24,13 @@ from muster import __version__, files, run_token, trimming
 from muster.core.member.state import EXIT_COORDINATOR_LOST, EXIT_FAILED
 from muster.node import launch
 from muster.node.program import Program
-from muster.node.standalone import IDLE_S, Standalone
+from muster.node.standalone import IDLE_S, PRIVATE_IDLE_S, Standalone
 from muster.types import address
 from muster.types.world import HELD_VARIABLE, MemberId, RunId, Settings
 from muster.world import wire
 from muster.world.connection import Address
 from muster.world.membership import MemberIdentity
 
-PRIVATE_IDLE_S = 2.0
 EXIT_USAGE = 2
 PREPARING_NICE = 10
 T = TypeVar("T")

@@ -32,9 +32,10 @@ READY_TIMEOUT_S = 60.0  # on a machine that is very busy; one that ends is notic
 REVIVE_PAUSE_S = 1.0
 REVIVE_LOOK_S = 0.05
 IDLE_S = 30.0  # a coordinator stays for so long after the end of its last run
+PRIVATE_IDLE_S = 2.0  # the same for a coordinator that serves one launch
 RELEASE_TIMEOUT_S = IDLE_S + 10
 RELEASE_LOOK_S = 0.1
-ANSWER_TIMEOUT_S = 10.0  # a coordinator whose run has just ended may close connections
+ANSWER_TIMEOUT_S = 10.0  # a coordinator whose run has just ended may leave the first question unanswered
 LOOPBACK = {
     "0.0.0.0": ("127.0.0.1",),
     "::": ("::1", "127.0.0.1"),

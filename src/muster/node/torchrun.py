@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous import (
 from muster import files, run_token
 from muster.core.member.state import ended_late
 from muster.node import launch, torch_version
-from muster.node.standalone import CannotStart, Standalone
+from muster.node.standalone import IDLE_S, PRIVATE_IDLE_S, CannotStart, Standalone
 from muster.node.torchrun_guard import MARK
 from muster.node.torchrun_member import TorchrunMember
 from muster.types.frames import FailedFrame, report
@@ -276,7 +276,7 @@ def _addresses(params: RendezvousParameters, me: MemberId, *, brings: bool) -> l
 
 def _start_coordinator(host: str, port: int, beside: MemberId, *, private: bool) -> list[Address]:
     """Nothing if there is one already; joining will tell whether it is a coordinator."""
-    started = Standalone.here(host, port, idle_s=2.0 if private else 30.0, private=private)
+    started = Standalone.here(host, port, idle_s=PRIVATE_IDLE_S if private else IDLE_S, private=private)
     started.beside = beside
     try:
         started.start()
