@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from muster.node.rank_env import tracking
+from tests.fleet import eventually
 from tests.plane import Plane
 
 TRAINING = {"MUSTER_TRAINING": "demo"}
@@ -38,6 +39,7 @@ def test_the_run_is_the_same_after_a_loss(plane: Plane) -> None:
     words = ["sh", "-c", 'echo "$RANK:$WANDB_RUN_ID:$WANDB_RESUME"; sleep 600']
     training = plane.train("demo", world=(2, 2, 2), command=words)
     training.wait_until_target_world(timeout=60)
+    eventually(lambda: ":allow" in "".join(training.logs()), "rank 0 has printed its line")
     training.refresh()
     training.kill(0, worker=True)
     follow = plane.muster("logs", "-f", "demo", "--round", "1")
