@@ -111,12 +111,13 @@ class TorchEngine:
         if weights is None and self._without_contents():
             raise InvalidRequest(f"the parameters were dropped: {version} needs weights to be loaded from")
         with self._lock:
+            if weights is not None and self._gate.open:
+                # The gate closes first: between both statements another thread could begin a turn with the old weights.
+                self._gate.close(f"weights {version} were published and are not loaded yet")
             self._published = _Published(str(version), weights, self._published.serial + 1)
             if weights is None:
                 self._loaded = self._published.serial
                 self._gate.renew(str(version))
-            elif self._gate.open:
-                self._gate.close(f"weights {version} were published and are not loaded yet")
 
     async def refresh(self) -> None:
         """Load what was published while awake, probe it, and let turns in again."""
